@@ -1,0 +1,226 @@
+"""A hierarchical timing wheel: many deadlines, nearly all of which are cancelled.
+
+The problem. Every produce request with acks=all, every long-polling fetch and every group member's
+heartbeat carries a timeout, and nearly all of them are answered long before it. So insert and cancel
+are what must be cheap, with a million timers pending as with ten, and a cancelled timer must give its
+memory back at once: its deadline may be half a minute away.
+
+The choice, after Kafka's TimingWheel. Time is cut into ticks. The finest wheel has one bucket for each
+of the next 20 ticks; what lies further ahead goes to an overflow wheel, of which one bucket is as wide
+as the whole wheel below, and so on, each wheel created when something first needs it. A deadline up
+to 20 ms ahead is in the first wheel, 0.4 s in the second, 8 s in the third, 160 s in the fourth.
+A bucket is a circular doubly linked list whose sentinel is the bucket itself, so linking and unlinking
+move a few references and nothing else. When the clock reaches the start of a coarse bucket, its
+entries are placed again, now in finer wheels, so an entry is moved at most once per wheel. That is
+also what it costs: the entries of one coarse bucket are placed again in one go.
+
+The buckets in use are in a heap by the time at which they expire (Kafka's DelayQueue). There are at
+most 20 of them per wheel, so the heap stays tiny whatever the number of entries, and whoever drives the
+wheel can sleep until `next_expiry_ms` in place of waking at every tick.
+
+How exact. The tick is the resolution of the clock that we are told, one millisecond: an entry is never
+handed out before its deadline, and the first `advance` to its deadline or later hands it out. It is
+therefore as late as its driver, no more; a driver that advances every n ms is up to n ms late. Entries
+come in the order of their deadlines, those inserted with a deadline already past first of all; within
+one millisecond the order is deterministic, but no promise.
+
+Rejected: one binary heap with lazy deletion (asyncio's own way, measured in
+tests/benchmarks/bench_timing_wheel.py), since insert costs O(log n) and what was cancelled stays,
+with all that it refers to, until its time comes or a sweep over everything is due. A dict per bucket in
+place of links: an entry would need a key of its own and its bucket's address in order to leave.
+Buckets of fixed size: no bound is known.
+
+This module is pure: it never asks what time it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, TypeVar
+
+TICK_MS = 1
+BUCKETS_PER_WHEEL = 20
+
+Value = TypeVar("Value")
+
+
+class _Link(Generic[Value]):
+    """A place in a circular doubly linked list; one that is in no list has no neighbours."""
+
+    __slots__ = ("following", "preceding")
+
+    def __init__(self) -> None:
+        self.following: _Link[Value] | None = None
+        self.preceding: _Link[Value] | None = None
+
+    def unlink(self) -> bool:
+        """Leave the list, in O(1). False if it was in none."""
+        following, preceding = self.following, self.preceding
+        if following is None or preceding is None:
+            return False
+        preceding.following = following
+        following.preceding = preceding
+        self.following = self.preceding = None
+        return True
+
+
+class TimerEntry(_Link[Value]):
+    """One deadline in a `TimingWheel`: the receipt for `insert`, needed to cancel."""
+
+    __slots__ = ("deadline_ms", "value")
+
+    def __init__(self, deadline_ms: int, value: Value) -> None:
+        super().__init__()
+        self.deadline_ms = deadline_ms
+        self.value = value
+
+
+class _Bucket(_Link[Value]):
+    """A list of entries, and its own sentinel. `queued`: it is in the heap of buckets in use."""
+
+    __slots__ = ("queued",)
+
+    def __init__(self) -> None:
+        self.following: _Link[Value] = self
+        self.preceding: _Link[Value] = self
+        self.queued = False
+
+    def is_empty(self) -> bool:
+        return self.following is self
+
+    def append(self, entry: TimerEntry[Value]) -> None:
+        last = self.preceding
+        entry.preceding = last
+        entry.following = self
+        last.following = entry
+        self.preceding = entry
+
+    def pop_first(self) -> TimerEntry[Value] | None:
+        first = self.following
+        if isinstance(first, TimerEntry):
+            first.unlink()
+            return first
+        return None  # the sentinel itself: the bucket is empty
+
+    def take_all(self, other: _Bucket[Value]) -> None:
+        """Move all entries of `other` to the end of this bucket, in O(1)."""
+        if other.is_empty():
+            return
+        first, last = other.following, other.preceding
+        other.following = other.preceding = other
+        self.preceding.following = first
+        first.preceding = self.preceding
+        last.following = self
+        self.preceding = last
+
+
+class _Wheel(Generic[Value]):
+    """The buckets for the next `BUCKETS_PER_WHEEL` intervals of `tick_ms` each."""
+
+    __slots__ = ("buckets", "tick_ms")
+
+    def __init__(self, tick_ms: int) -> None:
+        self.tick_ms = tick_ms
+        self.buckets: list[_Bucket[Value]] = [_Bucket() for _ in range(BUCKETS_PER_WHEEL)]
+
+
+class TimingWheel(Generic[Value]):
+    """Deadlines in whole milliseconds of any one clock, told by `advance` (Kafka's TimingWheel, with
+    the DelayQueue of its SystemTimer).
+
+    Guaranteed: every entry is handed out by `advance` exactly once or cancelled, never before its
+    deadline, in the order of the deadlines (one already past counts as now). `insert` and `cancel` are
+    O(1). The wheel may be changed between any two calls, so also by whoever handles an entry that was
+    just handed out.
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._wheels: list[_Wheel[Value]] = [_Wheel(TICK_MS)]
+        # Buckets in use: (when it expires, minus its width so that coarse ones come first, the bucket).
+        # No two of them are alike in the first two, as a wheel never holds two rounds at once.
+        self._in_use: list[tuple[int, int, _Bucket[Value]]] = []
+        # What is to be looked at now: entries whose bucket has expired, and those inserted too late.
+        self._due: _Bucket[Value] = _Bucket()
+        self._pending = 0
+
+    def __len__(self) -> int:
+        """Entries neither handed out nor cancelled."""
+        return self._pending
+
+    def insert(self, deadline_ms: int, value: Value) -> TimerEntry[Value]:
+        """Add an entry that expires when the clock reaches `deadline_ms`, on the next `advance` if that
+        is not in the future."""
+        entry = TimerEntry(deadline_ms, value)
+        self._place(entry)
+        self._pending += 1
+        return entry
+
+    def cancel(self, entry: TimerEntry[Value]) -> bool:
+        """Remove an entry of this wheel. False if it was handed out or cancelled before."""
+        if entry.unlink():
+            self._pending -= 1
+            return True
+        return False
+
+    def advance(self, now_ms: int) -> TimerEntry[Value] | None:
+        """Move the clock towards `now_ms` and hand out the next entry that has expired by then.
+
+        None says that there is none left and that the clock is at `now_ms`: call until then. Entries
+        come one at a time, so that one can still be cancelled while those before it are handled, and so
+        that a driver may stop halfway; the clock then waits where it is, and the rest is due.
+        Raises ValueError if `now_ms` lies before the clock: time does not go back.
+        """
+        if now_ms < self._now_ms:
+            raise ValueError(f"the clock is at {self._now_ms} ms and cannot go back to {now_ms} ms")
+        while True:
+            entry = self._due.pop_first()
+            if entry is not None:
+                if entry.deadline_ms <= self._now_ms:
+                    self._pending -= 1
+                    return entry
+                self._place(entry)  # out of a coarse bucket, into a finer wheel
+            elif self._in_use and self._in_use[0][0] <= now_ms:
+                self._now_ms, _, bucket = heapq.heappop(self._in_use)
+                bucket.queued = False
+                self._due.take_all(bucket)
+            else:
+                self._now_ms = now_ms
+                return None
+
+    def next_expiry_ms(self) -> int | None:
+        """The time to which the wheel should be advanced next, never later than the earliest deadline;
+        None if it is empty.
+
+        It is when the next bucket expires, which for a coarse one means that its entries move to finer
+        wheels: an `advance` to then may hand out nothing. O(1) but for buckets emptied by `cancel`,
+        each of which is dropped here once.
+        """
+        if not self._due.is_empty():
+            return self._now_ms
+        while self._in_use:
+            expiry_ms, _, bucket = self._in_use[0]
+            if not bucket.is_empty():
+                return expiry_ms
+            heapq.heappop(self._in_use)
+            bucket.queued = False
+        return None
+
+    def _place(self, entry: TimerEntry[Value]) -> None:
+        deadline_ms, now_ms = entry.deadline_ms, self._now_ms
+        if deadline_ms <= now_ms:
+            self._due.append(entry)
+            return
+        for wheel in self._wheels:
+            tick_ms = wheel.tick_ms
+            interval = deadline_ms // tick_ms
+            # Never 0 here: what the finer wheel could not hold is at least one of its rounds away.
+            if interval - now_ms // tick_ms < BUCKETS_PER_WHEEL:
+                bucket = wheel.buckets[interval % BUCKETS_PER_WHEEL]
+                bucket.append(entry)
+                if not bucket.queued:
+                    bucket.queued = True
+                    heapq.heappush(self._in_use, (interval * tick_ms, -tick_ms, bucket))
+                return
+        self._wheels.append(_Wheel(self._wheels[-1].tick_ms * BUCKETS_PER_WHEEL))
+        self._place(entry)

@@ -1,0 +1,167 @@
+"""The table of APIs: key, request, response, versions, plane, and who may call it.
+
+Also the envelope: a request or response struct to the bytes of a frame, and back. The body is decoded in two
+steps, so that a correlation id can be answered even where the body is nonsense.
+"""
+
+import struct
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from protocol import messages as m
+from protocol.errors import BrokerError, ErrorCode, InvalidMessage, error_of
+
+Request = TypeVar("Request", bound=m.Message)
+Response = TypeVar("Response", bound=m.Message)
+
+
+class Plane(Enum):
+    DATA = "data"
+    CONTROL = "control"
+    """Only through the control listener, and before any data request (KIP-291)."""
+
+
+class Caller(Enum):
+    ANYBODY = "anybody"
+    BROKER = "broker"
+    """Only brokers of the cluster (Kafka's ClusterAction)."""
+
+
+class Api(Generic[Request, Response]):
+    """One row of the table. Typed: `connection.request(FETCH, FetchRequest(...))` is a FetchResponse."""
+
+    def __init__(
+        self,
+        key: int,
+        name: str,
+        request: type[Request],
+        response: type[Response],
+        *,
+        plane: Plane = Plane.DATA,
+        caller: Caller = Caller.ANYBODY,
+        max_version: int = 0,
+    ) -> None:
+        self.key = key
+        self.name = name
+        self.request = request
+        self.response = response
+        self.plane = plane
+        self.caller = caller
+        self.min_version = 0
+        self.max_version = max_version
+        self.request_decoder = msgspec.msgpack.Decoder(request)
+        self.response_decoder = msgspec.msgpack.Decoder(response)
+
+    def __repr__(self) -> str:
+        return f"Api({self.name})"
+
+
+PRODUCE = Api(0, "Produce", m.ProduceRequest, m.ProduceResponse)
+FETCH = Api(1, "Fetch", m.FetchRequest, m.FetchResponse)
+LIST_OFFSETS = Api(2, "ListOffsets", m.ListOffsetsRequest, m.ListOffsetsResponse)
+METADATA = Api(3, "Metadata", m.MetadataRequest, m.MetadataResponse)
+LEADER_AND_ISR = Api(
+    4,
+    "LeaderAndIsr",
+    m.LeaderAndIsrRequest,
+    m.LeaderAndIsrResponse,
+    plane=Plane.CONTROL,
+    caller=Caller.BROKER,
+)
+STOP_REPLICA = Api(
+    5, "StopReplica", m.StopReplicaRequest, m.StopReplicaResponse, plane=Plane.CONTROL, caller=Caller.BROKER
+)
+UPDATE_METADATA = Api(
+    6,
+    "UpdateMetadata",
+    m.UpdateMetadataRequest,
+    m.UpdateMetadataResponse,
+    plane=Plane.CONTROL,
+    caller=Caller.BROKER,
+)
+API_VERSIONS = Api(18, "ApiVersions", m.ApiVersionsRequest, m.ApiVersionsResponse)
+CREATE_TOPICS = Api(19, "CreateTopics", m.CreateTopicsRequest, m.CreateTopicsResponse)
+DELETE_TOPICS = Api(20, "DeleteTopics", m.DeleteTopicsRequest, m.DeleteTopicsResponse)
+INIT_PRODUCER_ID = Api(22, "InitProducerId", m.InitProducerIdRequest, m.InitProducerIdResponse)
+OFFSET_FOR_LEADER_EPOCH = Api(23, "OffsetForLeaderEpoch", m.OffsetForLeaderEpochRequest, m.OffsetForLeaderEpochResponse)
+
+APIS: dict[int, Api[Any, Any]] = {
+    api.key: api
+    for api in (
+        PRODUCE,
+        FETCH,
+        LIST_OFFSETS,
+        METADATA,
+        LEADER_AND_ISR,
+        STOP_REPLICA,
+        UPDATE_METADATA,
+        API_VERSIONS,
+        CREATE_TOPICS,
+        DELETE_TOPICS,
+        INIT_PRODUCER_ID,
+        OFFSET_FOR_LEADER_EPOCH,
+    )
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_request_envelope = msgspec.msgpack.Decoder(m.RequestEnvelope)
+_response_envelope = msgspec.msgpack.Decoder(m.ResponseEnvelope)
+_LENGTH = struct.Struct(">i")
+
+
+def _frame(envelope: list[Any]) -> bytearray:
+    frame = bytearray(4)
+    _encoder.encode_into(envelope, frame, 4)
+    _LENGTH.pack_into(frame, 0, len(frame) - 4)
+    return frame
+
+
+def encode_request(api: Api[Request, Any], correlation_id: int, client_id: str | None, body: Request) -> bytearray:
+    """The frame (length prefix included) of a request in the API's newest version."""
+    return _frame([api.key, api.max_version, correlation_id, client_id, body])
+
+
+def encode_response(correlation_id: int, body: m.Message) -> bytearray:
+    """The frame (length prefix included) of a response."""
+    return _frame([correlation_id, body])
+
+
+def encode_error(correlation_id: int, code: ErrorCode, message: str) -> bytearray:
+    """The frame of the answer to a request that could not be understood: no body, an error code, a sentence."""
+    return _frame([correlation_id, None, code, message[:1_000]])
+
+
+def decode_request_envelope(frame: m.Buffer) -> m.RequestEnvelope:
+    """Raises InvalidMessage where the frame is not a request envelope."""
+    try:
+        return _request_envelope.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise InvalidMessage(f"not a request envelope: {error}") from error
+
+
+def decode_request(api: Api[Request, Any], envelope: m.RequestEnvelope) -> Request:
+    """The typed body. Raises InvalidMessage naming the field that is wrong."""
+    try:
+        return api.request_decoder.decode(envelope.body)
+    except msgspec.MsgspecError as error:
+        raise InvalidMessage(f"not a {api.name} request: {error}") from error
+
+
+def decode_response_envelope(frame: m.Buffer) -> m.ResponseEnvelope:
+    """Raises InvalidMessage where the frame is not a response envelope."""
+    try:
+        return _response_envelope.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise InvalidMessage(f"not a response envelope: {error}") from error
+
+
+def decode_response(api: Api[Any, Response], envelope: m.ResponseEnvelope) -> Response:
+    """The typed body. Raises BrokerError where the broker refused the request, InvalidMessage for nonsense."""
+    if envelope.error_code:
+        raise BrokerError(error_of(envelope.error_code), f"{api.name}: {envelope.error_message}")
+    try:
+        return api.response_decoder.decode(envelope.body)
+    except msgspec.MsgspecError as error:
+        raise InvalidMessage(f"not a {api.name} response: {error}") from error

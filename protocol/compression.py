@@ -1,0 +1,176 @@
+"""The codecs of a record batch, each with a hard limit on what comes out.
+
+A few kilobytes can announce, and decompress to, gigabytes. Whoever reads a batch did not write it,
+so `decompress` never hands the codec a buffer that can grow: it allocates one, lets the codec fill
+it, and tries again with a larger one only up to the caller's limit. The first size is what the
+compressed data says about itself where the format says anything (exact for gzip, snappy and our own
+zstd), and a guess otherwise; what the data says is a hint, never trusted beyond the limit. Rejected:
+cramjam's `decompress`, whose output grows without bound, and a buffer of the limit at once, whose
+clearing costs more than most decompressions.
+
+The formats are the ones Kafka puts into its batches, so that one implementation serves both of our
+magics: gzip members, LZ4 frames, zstd frames, and for snappy the framing of snappy-java (xerial): a
+16-byte header, then blocks, each a big-endian length and raw snappy. A body without that header is
+one raw snappy block: librdkafka writes those.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import cramjam
+
+
+class DecompressionFailed(ValueError):
+    """The data is not what its codec writes."""
+
+
+class DecompressionTooLarge(DecompressionFailed):
+    """The data would be larger than the limit once decompressed."""
+
+
+class Compression(IntEnum):
+    """A codec, numbered as in bits 0-2 of a batch's attributes (Kafka's CompressionType)."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @classmethod
+    def from_name(cls, name: str) -> Compression:
+        """The codec that `compression.type` calls `name`. Raises ValueError, naming the choices."""
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            choices = ", ".join(codec.name.lower() for codec in cls)
+            raise ValueError(f"unknown compression {name!r}: use one of {choices}") from None
+
+
+# Kafka's ranges for compression.gzip.level, compression.lz4.level and compression.zstd.level (KIP-390).
+LEVELS = {Compression.GZIP: (1, 9), Compression.LZ4: (1, 17), Compression.ZSTD: (-131072, 22)}
+
+_MODULES = {
+    Compression.GZIP: cramjam.gzip,
+    Compression.LZ4: cramjam.lz4,
+    Compression.ZSTD: cramjam.zstd,
+}
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, oldest compatible version
+_XERIAL_BLOCK = struct.Struct(">I")
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+_SMALLEST_GUESS = 4096
+_GROWTH = 4
+
+
+def compress(codec: Compression, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
+    """`data` in the format of `codec`; `level` None is the codec's default.
+
+    Raises ValueError for a level that the codec does not have (snappy and none have no levels).
+    """
+    if level is not None:
+        lowest, highest = LEVELS.get(codec, (0, -1))
+        if not lowest <= level <= highest:
+            allowed = f"{lowest}..{highest}" if codec in LEVELS else "none"
+            raise ValueError(f"{codec.name.lower()} has no level {level} (levels: {allowed})")
+    if codec is Compression.NONE:
+        return bytes(data)
+    if codec is Compression.SNAPPY:
+        block = cramjam.snappy.compress_raw(data)
+        return b"".join((_XERIAL_HEADER, _XERIAL_BLOCK.pack(len(block)), block))
+    return bytes(_MODULES[codec].compress(data, level=level))
+
+
+def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: int) -> bytes | bytearray | memoryview:
+    """What `compress` was given, in at most `limit` bytes; `data` itself for `Compression.NONE`.
+
+    Memory stays near the limit whatever the data says (zstd keeps a window beside the output, so
+    "near" is up to twice). Raises DecompressionTooLarge past the limit, DecompressionFailed for data
+    that is cut short, corrupt or followed by anything that is not a further frame.
+    """
+    if codec is Compression.NONE:
+        if len(data) > limit:
+            raise DecompressionTooLarge(f"{len(data)} bytes, more than the limit of {limit}")
+        return data
+    view = memoryview(data)
+    if codec is Compression.SNAPPY:
+        return _decompress_snappy(view, limit)
+    announced = _announced_gzip(view) if codec is Compression.GZIP else None
+    if codec is Compression.ZSTD:
+        announced = _announced_zstd(view)
+    if announced is not None and announced > limit:
+        raise DecompressionTooLarge(
+            f"{codec.name.lower()}: announces {announced} bytes, more than the limit of {limit}"
+        )
+    size = min(limit, max(_SMALLEST_GUESS, len(view) * _GROWTH) if announced is None else announced)
+    decompress_into = _MODULES[codec].decompress_into
+    while True:
+        output = bytearray(size)
+        try:
+            return memoryview(output)[: decompress_into(view, output)]
+        except cramjam.DecompressionError as error:
+            # Any failure below the limit is worth another try: were the codec's words for "does not
+            # fit" to change, taking them for corruption would make good batches unreadable.
+            if size == limit:
+                if "failed to write whole buffer" in str(error):
+                    raise DecompressionTooLarge(
+                        f"{codec.name.lower()}: more than the limit of {limit} bytes"
+                    ) from error
+                raise DecompressionFailed(f"{codec.name.lower()}: {error}") from error
+        size = min(limit, max(_SMALLEST_GUESS, size * _GROWTH))
+
+
+def _announced_gzip(data: memoryview) -> int | None:
+    """The length in the trailer: of the last member, modulo 2**32."""
+    return int.from_bytes(data[-4:], "little") if len(data) >= 18 else None
+
+
+def _announced_zstd(data: memoryview) -> int | None:
+    """The content size in the first frame's header (RFC 8878, 3.1.1.1), if it is there."""
+    if len(data) < 5 or data[:4] != _ZSTD_MAGIC:
+        return None
+    descriptor = data[4]
+    single_segment = descriptor >> 5 & 1
+    size_flag = descriptor >> 6
+    length = (single_segment, 2, 4, 8)[size_flag]
+    start = 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if length == 0 or len(data) < start + length:
+        return None
+    return int.from_bytes(data[start : start + length], "little") + (256 if size_flag == 1 else 0)
+
+
+def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
+    """One pass to add up what the blocks announce, one to decompress them into a buffer of that size."""
+    blocks: list[memoryview] = []
+    if data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
+        position = len(_XERIAL_HEADER)
+        if position > len(data):
+            raise DecompressionFailed("snappy: cut short within the header")
+        while position < len(data):
+            start = position + _XERIAL_BLOCK.size
+            if start > len(data):
+                raise DecompressionFailed("snappy: cut short within a block's length")
+            position = start + _XERIAL_BLOCK.unpack_from(data, position)[0]
+            if position > len(data):
+                raise DecompressionFailed("snappy: cut short within a block")
+            blocks.append(data[start:position])
+    else:
+        blocks.append(data)
+    try:
+        lengths = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
+        if sum(lengths) > limit:
+            raise DecompressionTooLarge(f"snappy: announces {sum(lengths)} bytes, more than the limit of {limit}")
+        output = memoryview(bytearray(sum(lengths)))
+        position = 0
+        for block, length in zip(blocks, lengths, strict=True):
+            written = cramjam.snappy.decompress_raw_into(block, output[position : position + length])
+            if written != length:
+                raise DecompressionFailed(f"snappy: a block of {length} bytes held {written}")
+            position += length
+    except cramjam.DecompressionError as error:
+        raise DecompressionFailed(f"snappy: {error}") from error
+    return output

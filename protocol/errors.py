@@ -1,0 +1,198 @@
+"""Kafka's error codes, one row each: name, code, what a client does about it, and the remedy for a person.
+
+The table is the only place that says whether an error is retriable or means stale metadata. Brokers put the
+code on the wire; clients raise `BrokerError` (or a subclass by category) for the codes they cannot mend.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class ErrorCode(IntEnum):
+    """Kafka 3.9's codes (org.apache.kafka.common.protocol.Errors)."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    INVALID_FETCH_SIZE = 4
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9
+    MESSAGE_TOO_LARGE = 10
+    STALE_CONTROLLER_EPOCH = 11
+    NETWORK_EXCEPTION = 13
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
+    UNKNOWN_PRODUCER_ID = 59
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    STALE_BROKER_EPOCH = 77
+    OFFSET_NOT_AVAILABLE = 78
+    INVALID_RECORD = 87
+    PRODUCER_FENCED = 90
+    THROTTLING_QUOTA_EXCEEDED = 89
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
+
+
+class ErrorInfo(NamedTuple):
+    retriable: bool
+    """The same request may succeed later without anybody's help."""
+    refresh_metadata: bool
+    """The sender's picture of the cluster is stale: it must ask for metadata before it tries again."""
+    remedy: str
+    """What a person can do, as a sentence."""
+
+
+_E = ErrorCode
+ERRORS: dict[ErrorCode, ErrorInfo] = {
+    _E.UNKNOWN_SERVER_ERROR: ErrorInfo(False, False, "Read the broker's log (`minibroker logs ID`): it met a bug."),
+    _E.NONE: ErrorInfo(False, False, ""),
+    _E.OFFSET_OUT_OF_RANGE: ErrorInfo(
+        False, False, "Ask for an offset between the log's start and end (--from beginning, or end)."
+    ),
+    _E.CORRUPT_MESSAGE: ErrorInfo(
+        True, False, "The batch failed its checksum or has an impossible header; check the producer."
+    ),
+    _E.UNKNOWN_TOPIC_OR_PARTITION: ErrorInfo(
+        True,
+        True,
+        "Check the name with `minibroker topics list`, or create it with `minibroker topics create`.",
+    ),
+    _E.INVALID_FETCH_SIZE: ErrorInfo(False, False, "Ask for at least one byte."),
+    _E.LEADER_NOT_AVAILABLE: ErrorInfo(
+        True,
+        True,
+        "The partition has no leader now: see `minibroker status`, restart the brokers of its ISR.",
+    ),
+    _E.NOT_LEADER_OR_FOLLOWER: ErrorInfo(True, True, "Leadership moved: the client retries at the new leader."),
+    _E.REQUEST_TIMED_OUT: ErrorInfo(
+        True,
+        False,
+        "The replicas did not answer in time: see under-replicated partitions in `minibroker status`.",
+    ),
+    _E.BROKER_NOT_AVAILABLE: ErrorInfo(False, False, "Start the broker, or name one that lives."),
+    _E.REPLICA_NOT_AVAILABLE: ErrorInfo(True, True, "The replica is starting; the client retries."),
+    _E.MESSAGE_TOO_LARGE: ErrorInfo(False, False, "Send smaller records or raise the topic's max.message.bytes."),
+    _E.STALE_CONTROLLER_EPOCH: ErrorInfo(False, False, "A newer controller was elected; the sender must resign."),
+    _E.NETWORK_EXCEPTION: ErrorInfo(True, True, "The connection broke; the client reconnects."),
+    _E.INVALID_TOPIC_EXCEPTION: ErrorInfo(
+        False, False, "Use 1 to 249 characters out of a-z A-Z 0-9 . _ - for a topic name."
+    ),
+    _E.RECORD_LIST_TOO_LARGE: ErrorInfo(False, False, "Send fewer records in one batch."),
+    _E.NOT_ENOUGH_REPLICAS: ErrorInfo(
+        True,
+        False,
+        "Fewer replicas are in sync than min.insync.replicas: restart brokers or lower the setting.",
+    ),
+    _E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorInfo(
+        True,
+        False,
+        "The ISR shrank below min.insync.replicas while the record was replicated: restart brokers.",
+    ),
+    _E.INVALID_REQUIRED_ACKS: ErrorInfo(False, False, "Use acks 0, 1 or all (-1)."),
+    _E.INVALID_TIMESTAMP: ErrorInfo(False, False, "Give a time in milliseconds since 1970 that is not negative."),
+    _E.UNSUPPORTED_VERSION: ErrorInfo(False, False, "Client and broker are too far apart: upgrade the older one."),
+    _E.TOPIC_ALREADY_EXISTS: ErrorInfo(False, False, "Choose another name, or delete the topic first."),
+    _E.INVALID_PARTITIONS: ErrorInfo(False, False, "Give a number of partitions between 1 and 10000."),
+    _E.INVALID_REPLICATION_FACTOR: ErrorInfo(
+        False,
+        False,
+        "Use a replication factor between 1 and the number of live brokers, or start more brokers.",
+    ),
+    _E.INVALID_REPLICA_ASSIGNMENT: ErrorInfo(
+        False, False, "Assign every partition from 0 on to distinct live brokers, all with the same count."
+    ),
+    _E.INVALID_CONFIG: ErrorInfo(False, False, "See the README's list of topic settings for names and ranges."),
+    _E.NOT_CONTROLLER: ErrorInfo(True, True, "The controller moved: the client retries at the new one."),
+    _E.INVALID_REQUEST: ErrorInfo(False, False, "The request breaks the protocol; the message says where."),
+    _E.UNSUPPORTED_FOR_MESSAGE_FORMAT: ErrorInfo(False, False, "The batch's format does not allow this."),
+    _E.OUT_OF_ORDER_SEQUENCE_NUMBER: ErrorInfo(
+        False,
+        False,
+        "A batch before this one is missing from the log; close the producer and begin with a new one.",
+    ),
+    _E.DUPLICATE_SEQUENCE_NUMBER: ErrorInfo(False, False, "The batch is in the log already; nothing is to be done."),
+    _E.INVALID_PRODUCER_EPOCH: ErrorInfo(False, False, "A newer producer with the same id is at work."),
+    _E.KAFKA_STORAGE_ERROR: ErrorInfo(
+        True, True, "The broker's disk failed: see its log, and whether the directory is full or unreadable."
+    ),
+    _E.LOG_DIR_NOT_FOUND: ErrorInfo(False, False, "Name a log directory that the broker has."),
+    _E.UNKNOWN_PRODUCER_ID: ErrorInfo(
+        False, False, "The log no longer knows the producer; close it and begin with a new one."
+    ),
+    _E.FENCED_LEADER_EPOCH: ErrorInfo(True, True, "The leader changed since; the client asks for metadata."),
+    _E.UNKNOWN_LEADER_EPOCH: ErrorInfo(True, False, "The broker has not heard of the new leader yet; retry."),
+    _E.UNSUPPORTED_COMPRESSION_TYPE: ErrorInfo(False, False, "Use none, gzip, snappy, lz4 or zstd."),
+    _E.STALE_BROKER_EPOCH: ErrorInfo(False, False, "The request was meant for an earlier run of the broker."),
+    _E.OFFSET_NOT_AVAILABLE: ErrorInfo(True, False, "The new leader's high watermark is not settled yet; retry."),
+    _E.INVALID_RECORD: ErrorInfo(False, False, "A record breaks a rule of its topic; the message says which."),
+    _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is at work."),
+    _E.THROTTLING_QUOTA_EXCEEDED: ErrorInfo(True, False, "Slow down; the limit is in the broker's settings."),
+    _E.UNKNOWN_TOPIC_ID: ErrorInfo(True, True, "The topic was deleted, or created again under the same name."),
+    _E.INCONSISTENT_TOPIC_ID: ErrorInfo(
+        True,
+        True,
+        "The broker holds another incarnation of the topic; it is deleted when the controller says so.",
+    ),
+}
+
+
+def error_of(code: int) -> ErrorCode:
+    """The error of a code from the wire; a code that this version does not know is UNKNOWN_SERVER_ERROR."""
+    try:
+        return ErrorCode(code)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+class MinibrokerError(Exception):
+    """Everything that this project raises at its users. The text names the value, the rule and the remedy."""
+
+
+class BrokerError(MinibrokerError):
+    """A broker answered with an error code. `code` is Kafka's; the text ends with the remedy."""
+
+    def __init__(self, code: ErrorCode, detail: str = "") -> None:
+        self.code = code
+        self.detail = detail
+        text = f"{code.name}: {detail}" if detail else code.name
+        super().__init__(f"{text}. {ERRORS[code].remedy}" if ERRORS[code].remedy else text)
+
+    @property
+    def retriable(self) -> bool:
+        return ERRORS[self.code].retriable
+
+    def __reduce__(self) -> tuple[type["BrokerError"], tuple[ErrorCode, str]]:
+        return type(self), (self.code, self.detail)
+
+
+class NetworkError(MinibrokerError, OSError):
+    """A broker could not be reached or the connection to it broke. Names the address and the stage."""
+
+
+class InvalidMessage(MinibrokerError, ValueError):
+    """Bytes from the wire that are no message of the protocol. Names what was expected and what was found."""

@@ -1,0 +1,127 @@
+"""Bytes in, frames out. Sans-I/O: no socket, no clock, no asyncio.
+
+The problem: a frame announces its length, and whoever believes it pays. A 4-byte header must not make the
+broker take 2 GB, a slow sender must not hold a buffer that was sized by his promise, and a 1 MiB produce
+request must not be copied twice on its way to the log.
+
+The choice: small frames are gathered in one buffer that is reused, and leave it as `bytes` copies (a
+memoryview into a buffer that is reused would change under its reader). A frame that does not fit there gets a
+buffer of its own, filled directly by the transport (`get_buffer`), which starts at no more than 1 MiB and
+doubles only once it is full: memory follows the bytes that arrived. The limit depends on the API, which
+stands in the frame's first bytes (array of five, then the key), so those are looked at before anything large
+is allocated.
+
+Rejected: asyncio streams (`readexactly` copies twice and wakes a task per frame); decoding incrementally
+with msgpack's Unpacker (it grows by the announced length of nested values).
+"""
+
+from collections.abc import Callable
+from struct import Struct
+
+_LENGTH = Struct(">i")
+_SMALL = 64 * 1024
+_FIRST_PIECE = 1024 * 1024
+
+MAX_SMALL_REQUEST_BYTES = 1024 * 1024
+"""The largest frame of any request but those that carry records."""
+
+
+class FrameTooLarge(ValueError):
+    """A frame announced a length that is negative or over the limit. The connection cannot be read further."""
+
+
+class FrameReader:
+    """Cuts a byte stream into frames of a 4-byte big-endian length and that many bytes.
+
+    `limit_of(prefix)` is asked for the maximum length of a frame that does not fit the small buffer; the prefix
+    is the frame's first bytes (at least 8). Use: `get_buffer`, fill some of it, `buffer_updated(n)`, which
+    returns the frames completed, in order, without their length prefix.
+    """
+
+    def __init__(self, limit_of: Callable[[bytes], int]) -> None:
+        self._limit_of = limit_of
+        self._small = bytearray(_SMALL)
+        self._view = memoryview(self._small)
+        self._end = 0
+        self._large: bytearray | None = None
+        self._large_length = 0
+        self._large_filled = 0
+
+    @property
+    def in_frame(self) -> bool:
+        """Some bytes of a frame have arrived, but not all: a deadline for its completion should be running."""
+        return self._large is not None or self._end > 0
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go. Never empty; valid until `buffer_updated`."""
+        if self._large is None:
+            return self._view[self._end :]
+        if self._large_filled == len(self._large):
+            grown = bytearray(min(self._large_length, 2 * len(self._large)))
+            grown[: self._large_filled] = self._large
+            self._large = grown
+        return memoryview(self._large)[self._large_filled :]
+
+    def buffer_updated(self, received: int) -> list[bytes | memoryview]:
+        """`received` bytes were put into the buffer. Raises FrameTooLarge."""
+        if self._large is not None:
+            self._large_filled += received
+            if self._large_filled < self._large_length:
+                return []
+            frame = memoryview(self._large)
+            self._large = None
+            return [frame]
+        self._end += received
+        view, end, start = self._view, self._end, 0
+        frames: list[bytes | memoryview] = []
+        while end - start >= 4:
+            (length,) = _LENGTH.unpack_from(view, start)
+            if length < 0:
+                raise FrameTooLarge(f"a frame announced a length of {length}; lengths are not negative")
+            if length <= _SMALL - 4:
+                if end - start - 4 < length:
+                    break
+                frames.append(bytes(view[start + 4 : start + 4 + length]))
+                start += 4 + length
+                continue
+            if end - start < 12:
+                break
+            self._begin_large(length, start + 4, end)
+            self._end = 0
+            return frames
+        if start:
+            self._small[: end - start] = self._small[start:end]
+            self._end = end - start
+        return frames
+
+    def _begin_large(self, length: int, start: int, end: int) -> None:
+        limit = self._limit_of(bytes(self._view[start : start + 8]))
+        if length > limit:
+            raise FrameTooLarge(f"a frame announced {length} bytes; the limit for it is {limit}")
+        self._large = bytearray(min(length, _FIRST_PIECE))
+        self._large_length = length
+        self._large_filled = end - start
+        self._large[: end - start] = self._view[start:end]
+
+
+def api_key_of(prefix: bytes) -> int | None:
+    """The API key in the first bytes of a request frame, or None where they do not begin a request envelope."""
+    if len(prefix) >= 2 and prefix[0] == 0x95 and prefix[1] < 0x80:
+        return prefix[1]
+    return None
+
+
+def request_limit(max_request_bytes: int, large_api_keys: frozenset[int]) -> Callable[[bytes], int]:
+    """A broker's `limit_of`: `max_request_bytes` for requests that carry records, 1 MiB for all others."""
+
+    def limit_of(prefix: bytes) -> int:
+        if api_key_of(prefix) in large_api_keys:
+            return max_request_bytes
+        return min(MAX_SMALL_REQUEST_BYTES, max_request_bytes)
+
+    return limit_of
+
+
+def response_limit(max_response_bytes: int) -> Callable[[bytes], int]:
+    """A client's `limit_of`: one limit for everything."""
+    return lambda prefix: max_response_bytes

@@ -1,0 +1,489 @@
+"""Every request and response, one typed schema per API. Data only.
+
+Fields have Kafka 3.9's names in snake_case, in positional arrays (`array_like`): unknown trailing fields are
+ignored and missing ones take their default, so a message grows at its tail. Every integer has the bounds of
+its Kafka type and every list and string a maximum length: msgspec checks a list's announced length before it
+takes memory for it. `records` stays a view of the received frame (no copy), so whoever keeps one longer than
+the request keeps the whole frame.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Int8 = Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]
+Int16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+String = Annotated[str, Meta(max_length=32_767)]
+Name = Annotated[str, Meta(max_length=249)]
+TopicId = Annotated[str, Meta(max_length=22)]
+"""URL-safe base64 of 16 random bytes, 22 characters (Kafka's Uuid); empty: not known, not checked."""
+
+Replicas = Annotated[list[Int32], Meta(max_length=1_000)]
+
+MAX_TOPICS = 20_000
+MAX_PARTITIONS = 100_000
+MAX_BROKERS = 10_000
+
+Buffer = bytes | bytearray | memoryview
+"""What an encoder takes for bytes; what is decoded is always a memoryview."""
+
+
+class Message(msgspec.Struct, array_like=True):
+    """A positional MessagePack array."""
+
+
+class RequestEnvelope(Message):
+    api_key: Int16
+    api_version: Int16
+    correlation_id: Int32
+    client_id: Name | None
+    body: msgspec.Raw
+
+
+class ResponseEnvelope(Message):
+    """`error_code` is set, and `body` nil, where the request could not be understood at all."""
+
+    correlation_id: Int32
+    body: msgspec.Raw
+    error_code: Int16 = 0
+    error_message: String = ""
+
+
+# --- Produce (0) ---------------------------------------------------------------------------------------------
+
+
+class ProducePartition(Message):
+    index: Int32
+    records: memoryview
+
+
+class ProduceTopic(Message):
+    name: Name
+    partition_data: Annotated[list[ProducePartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ProduceRequest(Message):
+    """`acks`: 0, 1, or -1 for all. With acks 0 no response is sent."""
+
+    transactional_id: Name | None
+    acks: Int16
+    timeout_ms: Int32
+    topic_data: Annotated[list[ProduceTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class ProducePartitionResponse(Message):
+    index: Int32
+    error_code: Int16
+    base_offset: Int64 = -1
+    log_append_time_ms: Int64 = -1
+    log_start_offset: Int64 = -1
+    error_message: String = ""
+    current_leader_id: Int32 = -1
+    """With NOT_LEADER_OR_FOLLOWER: who leads now, as far as this broker knows (KIP-951)."""
+    current_leader_epoch: Int32 = -1
+
+
+class ProduceTopicResponse(Message):
+    name: Name
+    partition_responses: Annotated[list[ProducePartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ProduceResponse(Message):
+    responses: Annotated[list[ProduceTopicResponse], Meta(max_length=MAX_TOPICS)]
+    throttle_time_ms: Int32 = 0
+
+
+# --- Fetch (1) -----------------------------------------------------------------------------------------------
+
+
+class FetchPartition(Message):
+    partition: Int32
+    current_leader_epoch: Int32
+    fetch_offset: Int64
+    last_fetched_epoch: Int32
+    """A follower's (or careful consumer's) epoch of the record before `fetch_offset`; -1: not checked (KIP-595)."""
+    log_start_offset: Int64
+    partition_max_bytes: Int32
+
+
+class FetchTopic(Message):
+    topic: Name
+    topic_id: TopicId
+    partitions: Annotated[list[FetchPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class FetchRequest(Message):
+    """`replica_id` is -1 for consumers; `replica_epoch` is the follower's broker epoch (KIP-903)."""
+
+    replica_id: Int32
+    max_wait_ms: Int32
+    min_bytes: Int32
+    max_bytes: Int32
+    isolation_level: Int8
+    topics: Annotated[list[FetchTopic], Meta(max_length=MAX_TOPICS)]
+    replica_epoch: Int64 = -1
+
+
+class EpochEndOffset(Message):
+    epoch: Int32 = -1
+    end_offset: Int64 = -1
+
+
+class FetchPartitionResponse(Message):
+    partition_index: Int32
+    error_code: Int16
+    high_watermark: Int64 = -1
+    last_stable_offset: Int64 = -1
+    log_start_offset: Int64 = -1
+    diverging_epoch: EpochEndOffset | None = None
+    """Set where the follower's log differs: it truncates to this epoch's end and asks again (KIP-595)."""
+    current_leader_id: Int32 = -1
+    current_leader_epoch: Int32 = -1
+    records: memoryview = memoryview(b"")
+
+
+class FetchTopicResponse(Message):
+    topic: Name
+    partitions: Annotated[list[FetchPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class FetchResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    responses: Annotated[list[FetchTopicResponse], Meta(max_length=MAX_TOPICS)]
+
+
+# --- ListOffsets (2) -----------------------------------------------------------------------------------------
+
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+
+
+class ListOffsetsPartition(Message):
+    partition_index: Int32
+    current_leader_epoch: Int32
+    timestamp: Int64
+    """Milliseconds since 1970, or LATEST_TIMESTAMP, or EARLIEST_TIMESTAMP."""
+
+
+class ListOffsetsTopic(Message):
+    name: Name
+    partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ListOffsetsRequest(Message):
+    replica_id: Int32
+    isolation_level: Int8
+    topics: Annotated[list[ListOffsetsTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class ListOffsetsPartitionResponse(Message):
+    """`offset` is that of the first record at or after the time; -1 where there is none."""
+
+    partition_index: Int32
+    error_code: Int16
+    timestamp: Int64 = -1
+    offset: Int64 = -1
+    leader_epoch: Int32 = -1
+
+
+class ListOffsetsTopicResponse(Message):
+    name: Name
+    partitions: Annotated[list[ListOffsetsPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ListOffsetsResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[ListOffsetsTopicResponse], Meta(max_length=MAX_TOPICS)]
+
+
+# --- Metadata (3) --------------------------------------------------------------------------------------------
+
+
+class MetadataRequest(Message):
+    """`topics` None asks for all of them, an empty list for none (brokers and controller alone)."""
+
+    topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)] | None
+
+
+class MetadataBroker(Message):
+    node_id: Int32
+    host: String
+    port: Int32
+    rack: Name | None = None
+
+
+class MetadataPartition(Message):
+    error_code: Int16
+    partition_index: Int32
+    leader_id: Int32
+    leader_epoch: Int32
+    replica_nodes: Replicas
+    isr_nodes: Replicas
+    offline_replicas: Replicas
+
+
+class MetadataTopic(Message):
+    error_code: Int16
+    name: String
+    topic_id: TopicId
+    is_internal: bool
+    partitions: Annotated[list[MetadataPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class MetadataResponse(Message):
+    throttle_time_ms: Int32
+    brokers: Annotated[list[MetadataBroker], Meta(max_length=MAX_BROKERS)]
+    cluster_id: Name | None
+    controller_id: Int32
+    topics: Annotated[list[MetadataTopic], Meta(max_length=MAX_TOPICS)]
+
+
+# --- LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6): from the controller alone --------------------------
+
+
+class LeaderAndIsrPartition(Message):
+    partition_index: Int32
+    controller_epoch: Int32
+    leader: Int32
+    leader_epoch: Int32
+    isr: Replicas
+    partition_epoch: Int32
+    replicas: Replicas
+    is_new: bool = False
+    """The replica was never there before: a log may be created for it."""
+
+
+class LeaderAndIsrTopic(Message):
+    topic_name: Name
+    topic_id: TopicId
+    partition_states: Annotated[list[LeaderAndIsrPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class LiveLeader(Message):
+    broker_id: Int32
+    host_name: String
+    port: Int32
+
+
+class LeaderAndIsrRequest(Message):
+    controller_id: Int32
+    controller_epoch: Int32
+    broker_epoch: Int64
+    topic_states: Annotated[list[LeaderAndIsrTopic], Meta(max_length=MAX_TOPICS)]
+    live_leaders: Annotated[list[LiveLeader], Meta(max_length=MAX_BROKERS)]
+
+
+class PartitionError(Message):
+    topic_name: Name
+    partition_index: Int32
+    error_code: Int16
+
+
+class LeaderAndIsrResponse(Message):
+    error_code: Int16
+    partition_errors: Annotated[list[PartitionError], Meta(max_length=MAX_PARTITIONS)]
+
+
+class StopReplicaPartition(Message):
+    partition_index: Int32
+    leader_epoch: Int32
+    delete_partition: bool
+
+
+class StopReplicaTopic(Message):
+    topic_name: Name
+    topic_id: TopicId
+    partition_states: Annotated[list[StopReplicaPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class StopReplicaRequest(Message):
+    controller_id: Int32
+    controller_epoch: Int32
+    broker_epoch: Int64
+    topic_states: Annotated[list[StopReplicaTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class StopReplicaResponse(Message):
+    error_code: Int16
+    partition_errors: Annotated[list[PartitionError], Meta(max_length=MAX_PARTITIONS)]
+
+
+class UpdateMetadataPartition(Message):
+    partition_index: Int32
+    controller_epoch: Int32
+    leader: Int32
+    leader_epoch: Int32
+    isr: Replicas
+    partition_epoch: Int32
+    replicas: Replicas
+    offline_replicas: Replicas
+
+
+class UpdateMetadataTopic(Message):
+    topic_name: Name
+    topic_id: TopicId
+    partition_states: Annotated[list[UpdateMetadataPartition], Meta(max_length=MAX_PARTITIONS)]
+    deleted: bool = False
+    """The topic is gone (Kafka says so by a leader of -2 on each partition: LeaderDuringDelete)."""
+
+
+class UpdateMetadataEndpoint(Message):
+    port: Int32
+    host: String
+    listener: Name
+
+
+class UpdateMetadataBroker(Message):
+    id: Int32
+    endpoints: Annotated[list[UpdateMetadataEndpoint], Meta(max_length=100)]
+    rack: Name | None = None
+    broker_epoch: Int64 = -1
+    """So that a leader can tell which run of a follower is alive (KIP-903)."""
+
+
+class UpdateMetadataRequest(Message):
+    controller_id: Int32
+    controller_epoch: Int32
+    broker_epoch: Int64
+    topic_states: Annotated[list[UpdateMetadataTopic], Meta(max_length=MAX_TOPICS)]
+    live_brokers: Annotated[list[UpdateMetadataBroker], Meta(max_length=MAX_BROKERS)]
+
+
+class UpdateMetadataResponse(Message):
+    error_code: Int16
+
+
+# --- ApiVersions (18) ----------------------------------------------------------------------------------------
+
+
+class ApiVersionsRequest(Message):
+    client_software_name: Name = ""
+    client_software_version: Name = ""
+
+
+class ApiVersion(Message):
+    api_key: Int16
+    min_version: Int16
+    max_version: Int16
+
+
+class ApiVersionsResponse(Message):
+    error_code: Int16
+    api_keys: Annotated[list[ApiVersion], Meta(max_length=1_000)]
+
+
+# --- CreateTopics (19), DeleteTopics (20) ----------------------------------------------------------------------
+
+
+class CreatableAssignment(Message):
+    partition_index: Int32
+    broker_ids: Replicas
+
+
+class CreatableConfig(Message):
+    name: String
+    value: String | None
+
+
+class CreatableTopic(Message):
+    """-1 partitions or replicas: the broker's default. With `assignments` both must be -1."""
+
+    name: String
+    num_partitions: Int32 = -1
+    replication_factor: Int16 = -1
+    assignments: Annotated[list[CreatableAssignment], Meta(max_length=MAX_PARTITIONS)] = []
+    configs: Annotated[list[CreatableConfig], Meta(max_length=1_000)] = []
+
+
+class CreateTopicsRequest(Message):
+    topics: Annotated[list[CreatableTopic], Meta(max_length=MAX_TOPICS)]
+    timeout_ms: Int32
+    validate_only: bool = False
+
+
+class CreatableTopicResult(Message):
+    name: String
+    topic_id: TopicId
+    error_code: Int16
+    error_message: String = ""
+    num_partitions: Int32 = -1
+    replication_factor: Int16 = -1
+
+
+class CreateTopicsResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[CreatableTopicResult], Meta(max_length=MAX_TOPICS)]
+
+
+class DeleteTopicsRequest(Message):
+    topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)]
+    timeout_ms: Int32
+
+
+class DeletableTopicResult(Message):
+    name: String
+    topic_id: TopicId
+    error_code: Int16
+    error_message: String = ""
+
+
+class DeleteTopicsResponse(Message):
+    throttle_time_ms: Int32
+    responses: Annotated[list[DeletableTopicResult], Meta(max_length=MAX_TOPICS)]
+
+
+# --- InitProducerId (22) -------------------------------------------------------------------------------------
+
+
+class InitProducerIdRequest(Message):
+    transactional_id: Name | None
+    transaction_timeout_ms: Int32 = 60_000
+    producer_id: Int64 = -1
+    producer_epoch: Int16 = -1
+
+
+class InitProducerIdResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    producer_id: Int64 = -1
+    producer_epoch: Int16 = -1
+
+
+# --- OffsetForLeaderEpoch (23) -------------------------------------------------------------------------------
+
+
+class OffsetForLeaderPartition(Message):
+    partition: Int32
+    current_leader_epoch: Int32
+    leader_epoch: Int32
+
+
+class OffsetForLeaderTopic(Message):
+    topic: Name
+    partitions: Annotated[list[OffsetForLeaderPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class OffsetForLeaderEpochRequest(Message):
+    replica_id: Int32
+    topics: Annotated[list[OffsetForLeaderTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class OffsetForLeaderPartitionResponse(Message):
+    error_code: Int16
+    partition: Int32
+    leader_epoch: Int32 = -1
+    end_offset: Int64 = -1
+
+
+class OffsetForLeaderTopicResponse(Message):
+    topic: Name
+    partitions: Annotated[list[OffsetForLeaderPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class OffsetForLeaderEpochResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[OffsetForLeaderTopicResponse], Meta(max_length=MAX_TOPICS)]

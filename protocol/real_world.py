@@ -1,0 +1,253 @@
+"""The World as the operating system has it. The only product module that opens sockets and files."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random, SystemRandom
+from typing import NoReturn, TypeVar
+
+from protocol.messages import Buffer
+from protocol.world import Incoming, ZooKeeper
+
+T = TypeVar("T")
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+_BACKLOG = 1024
+
+
+class RealClock:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+# --- Network -------------------------------------------------------------------------------------------------
+
+
+class RealIncoming:
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self._socket = connection
+        self.peer = peer
+
+    async def attach(self, factory: Callable[[], P]) -> P:
+        _, protocol = await asyncio.get_running_loop().connect_accepted_socket(factory, self._socket)
+        return protocol
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class RealListener:
+    def __init__(self, listening: socket.socket) -> None:
+        self._socket = listening
+        self.port: int = listening.getsockname()[1]
+        self._on_connection: Callable[[Incoming], None] | None = None
+
+    def start(self, on_connection: Callable[[Incoming], None]) -> None:
+        self._on_connection = on_connection
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        assert self._on_connection is not None
+        # A few per turn of the loop, so that a storm of connections cannot hold up everything else.
+        for _ in range(64):
+            try:
+                connection, address = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                # Out of file descriptors: the connection stays in the backlog. Do not spin on it.
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._socket.fileno())
+                loop.call_later(0.1, self._resume)
+                return
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._on_connection(RealIncoming(connection, f"{address[0]}:{address[1]}"))
+
+    def _resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+
+    async def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+
+
+class RealNetwork:
+    async def listen(self, host: str, port: int) -> RealListener:
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = infos[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.setblocking(False)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
+        except BaseException:
+            listening.close()
+            raise
+        return RealListener(listening)
+
+    async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
+        transport, protocol = await asyncio.get_running_loop().create_connection(factory, host, port)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return protocol
+
+
+# --- Disk ----------------------------------------------------------------------------------------------------
+
+
+class RealFile:
+    def __init__(self, path: str, *, create: bool) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._descriptor = os.open(path, flags, 0o644)
+
+    def pread(self, size: int, position: int) -> bytes:
+        data = os.pread(self._descriptor, size, position)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]
+        have = len(data)
+        while have < size:
+            data = os.pread(self._descriptor, size - have, position + have)
+            if not data:
+                break
+            pieces.append(data)
+            have += len(data)
+        return b"".join(pieces)
+
+    def pwrite(self, data: Sequence[Buffer], position: int) -> int:
+        total = sum(len(piece) for piece in data)
+        written = os.pwritev(self._descriptor, data, position)
+        while written < total:
+            # Short write: a full disk or a signal. Go on from where it stopped; a full disk then raises ENOSPC.
+            rest = memoryview(b"".join(data))[written:]
+            written += os.pwrite(self._descriptor, rest, position + written)
+        return total
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def fdatasync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class RealLock:
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+class RealDisk:
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        return RealFile(path, create=create)
+
+    def read_file(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def write_atomically(self, path: str, data: bytes) -> None:
+        temporary = path + ".tmp"
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        self.sync_directory(os.path.dirname(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_directories(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> RealLock:
+        return RealLock(path)
+
+    def boot_id(self) -> str:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+
+
+class RealExecutor:
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="worker")
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+class NoZooKeeper:
+    """For processes that have no business with ZooKeeper: clients."""
+
+    async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> NoReturn:
+        raise RuntimeError(f"this process was built without ZooKeeper and cannot connect to {servers}")
+
+
+class RealWorld:
+    """`zookeeper` is handed in by the composition root: kazoo lives in the controller package."""
+
+    def __init__(self, zookeeper: ZooKeeper | None = None, *, threads: int = 4) -> None:
+        self.clock = RealClock()
+        self.network = RealNetwork()
+        self.disk = RealDisk()
+        self.zookeeper: ZooKeeper = zookeeper if zookeeper is not None else NoZooKeeper()
+        self.random: Random = SystemRandom()
+        self.executor = RealExecutor(threads)
+
+    def close(self) -> None:
+        """Wait for the worker threads to end."""
+        self.executor.close()

@@ -1,0 +1,174 @@
+"""One connection to a broker: correlation ids, pipelining, time limits. For clients, followers and controllers.
+
+Guarantees: requests leave in the order of `send`; every future returned gets exactly one ending (a response, a
+BrokerError, InvalidMessage, or NetworkError); once the connection is lost nothing more is accepted. A request
+that gets no answer in time closes the connection, as Kafka's NetworkClient does: who is that late may answer
+the next one, too, and an answer cannot be told from silence.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from protocol import messages as m
+from protocol.apis import Api, decode_response, decode_response_envelope, encode_request
+from protocol.errors import BrokerError, InvalidMessage, NetworkError
+from protocol.framing import FrameReader, FrameTooLarge, response_limit
+from protocol.world import Network
+
+Request = TypeVar("Request", bound=m.Message)
+Response = TypeVar("Response", bound=m.Message)
+
+MAX_RESPONSE_BYTES = 256 * 1024 * 1024
+
+
+class RequestTimedOut(NetworkError):
+    """The other side did not answer in time."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Made by `open_connection`. Not to be shared between event loops."""
+
+    def __init__(self, address: str, client_id: str, max_response_bytes: int = MAX_RESPONSE_BYTES) -> None:
+        self.address = address
+        self._client_id = client_id
+        self._reader = FrameReader(response_limit(max_response_bytes))
+        self._transport: asyncio.Transport | None = None
+        self._pending: dict[int, tuple[Api[Any, Any], asyncio.Future[Any], asyncio.TimerHandle | None]] = {}
+        self._next_correlation_id = 0
+        self._closed_because: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._lost = self._loop.create_future()
+        self._on_lost: Callable[[Connection], None] | None = None
+
+    # -- the caller's side --
+
+    @property
+    def closed(self) -> bool:
+        return self._closed_because is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for their response."""
+        return len(self._pending)
+
+    def on_lost(self, listener: Callable[["Connection"], None]) -> None:
+        """Call `listener` once, when the connection has ended for whatever reason."""
+        self._on_lost = listener
+
+    def send(
+        self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None
+    ) -> asyncio.Future[Response]:
+        """Write a request now; the future gets its response. Raises NetworkError where the connection is gone."""
+        transport = self._usable(api)
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        future: asyncio.Future[Response] = self._loop.create_future()
+        timer = None
+        if timeout_s is not None:
+            timer = self._loop.call_later(timeout_s, self._timed_out, api, timeout_s)
+        self._pending[correlation_id] = (api, future, timer)
+        transport.write(encode_request(api, correlation_id, self._client_id, body))
+        return future
+
+    def send_and_forget(self, api: Api[Request, Any], body: Request) -> None:
+        """Write a request that has no response (Produce with acks 0)."""
+        transport = self._usable(api)
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        transport.write(encode_request(api, correlation_id, self._client_id, body))
+
+    async def request(self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None) -> Response:
+        """`send`, and wait. Raises NetworkError, RequestTimedOut, BrokerError, InvalidMessage."""
+        return await self.send(api, body, timeout_s=timeout_s)
+
+    def close(self, reason: str = "closed here") -> None:
+        """Drop the connection; whatever is pending ends with NetworkError."""
+        if self._closed_because is None:
+            self._closed_because = reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        await asyncio.shield(self._lost)
+
+    def _usable(self, api: Api[Any, Any]) -> asyncio.Transport:
+        if self._transport is None or self._closed_because is not None:
+            raise NetworkError(
+                f"the connection to {self.address} is gone ({self._closed_because}); {api.name} not sent"
+            )
+        return self._transport
+
+    def _timed_out(self, api: Api[Any, Any], timeout_s: float) -> None:
+        self.close(f"no answer to {api.name} within {timeout_s:g} s")
+
+    # -- the transport's side --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for frame in self._reader.buffer_updated(nbytes):
+                self._frame(frame)
+        except (FrameTooLarge, InvalidMessage) as error:
+            self.close(f"it does not speak this protocol: {error}")
+
+    def _frame(self, frame: bytes | memoryview) -> None:
+        envelope = decode_response_envelope(frame)
+        entry = self._pending.pop(envelope.correlation_id, None)
+        if entry is None:
+            raise InvalidMessage(f"a response to request {envelope.correlation_id}, which is not waiting for one")
+        api, future, timer = entry
+        if timer is not None:
+            timer.cancel()
+        if future.done():
+            return
+        try:
+            future.set_result(decode_response(api, envelope))
+        except BrokerError as error:
+            future.set_exception(error)
+        except InvalidMessage as error:
+            future.set_exception(error)
+            raise
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._closed_because is None:
+            self._closed_because = f"lost: {exc}" if exc else "closed by the other side"
+        timed_out = self._closed_because.startswith("no answer")
+        kind = RequestTimedOut if timed_out else NetworkError
+        for api, future, timer in self._pending.values():
+            if timer is not None:
+                timer.cancel()
+            if not future.done():
+                future.set_exception(kind(f"{api.name} to {self.address}: {self._closed_because}"))
+                future.exception()  # whoever dropped the future must not see a warning; whoever awaits it still raises
+        self._pending.clear()
+        if not self._lost.done():
+            self._lost.set_result(None)
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+
+async def open_connection(
+    network: Network,
+    host: str,
+    port: int,
+    *,
+    client_id: str,
+    timeout_s: float,
+    max_response_bytes: int = MAX_RESPONSE_BYTES,
+) -> Connection:
+    """Connect. Raises NetworkError naming the address and why (refused, name unknown, no answer in time)."""
+    address = f"{host}:{port}"
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await network.connect(host, port, lambda: Connection(address, client_id, max_response_bytes))
+    except TimeoutError as error:
+        raise NetworkError(f"connecting to {address}: no answer within {timeout_s:g} s") from error
+    except OSError as error:
+        raise NetworkError(f"connecting to {address}: {error.strerror or error}") from error

@@ -1,0 +1,326 @@
+"""Every ZooKeeper path and the JSON under it.
+
+The JSON is Kafka 3.9's, field for field, so that `zkCli get` and people who know Kafka read it at once; fields
+of ours stand at the end. Decoders take what Kafka would write, ignore what they do not know, and raise
+`MalformedZnode` naming the path for anything else: a znode can be written by hand.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+
+from protocol.errors import MinibrokerError
+from protocol.model import (
+    DEFAULT_LISTENER,
+    Broker,
+    Endpoint,
+    LeaderAndIsr,
+    TopicPartition,
+    topic_name_problem,
+)
+
+BROKERS = "/brokers"
+BROKER_IDS = "/brokers/ids"
+TOPICS = "/brokers/topics"
+CONTROLLER = "/controller"
+CONTROLLER_EPOCH = "/controller_epoch"
+CLUSTER = "/cluster"
+CLUSTER_ID = "/cluster/id"
+ISR_CHANGES = "/isr_change_notification"
+ISR_CHANGE_PREFIX = "/isr_change_notification/isr_change_"
+LOG_DIR_EVENTS = "/log_dir_event_notification"
+LOG_DIR_EVENT_PREFIX = "/log_dir_event_notification/log_dir_event_"
+ADMIN = "/admin"
+DELETE_TOPICS = "/admin/delete_topics"
+CONFIG = "/config"
+TOPIC_CONFIGS = "/config/topics"
+CONFIG_CHANGES = "/config/changes"
+PRODUCER_ID_BLOCK = "/latest_producer_id_block"
+
+PERSISTENT_PATHS = (
+    BROKERS,
+    BROKER_IDS,
+    TOPICS,
+    CLUSTER,
+    ISR_CHANGES,
+    LOG_DIR_EVENTS,
+    ADMIN,
+    DELETE_TOPICS,
+    CONFIG,
+    TOPIC_CONFIGS,
+    CONFIG_CHANGES,
+)
+"""What every broker makes sure of when it starts, parents first."""
+
+
+class MalformedZnode(MinibrokerError, ValueError):
+    """The data of a znode is not what the path calls for. The text names the path and the field."""
+
+
+def broker_path(broker_id: int) -> str:
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def topic_path(topic: str) -> str:
+    return f"{TOPICS}/{topic}"
+
+
+def partitions_path(topic: str) -> str:
+    return f"{TOPICS}/{topic}/partitions"
+
+
+def partition_path(partition: TopicPartition) -> str:
+    return f"{TOPICS}/{partition.topic}/partitions/{partition.partition}"
+
+
+def state_path(partition: TopicPartition) -> str:
+    return f"{TOPICS}/{partition.topic}/partitions/{partition.partition}/state"
+
+
+def topic_config_path(topic: str) -> str:
+    return f"{TOPIC_CONFIGS}/{topic}"
+
+
+def delete_topic_path(topic: str) -> str:
+    return f"{DELETE_TOPICS}/{topic}"
+
+
+def _decode(path: str, data: bytes, schema: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=schema)
+    except msgspec.MsgspecError as error:
+        raise MalformedZnode(f"the znode {path} holds {data[:120]!r}: {error}; mend or delete it") from error
+
+
+# --- /brokers/ids/N ------------------------------------------------------------------------------------------
+
+
+class _BrokerJson(msgspec.Struct):
+    endpoints: list[str]
+    listener_security_protocol_map: dict[str, str] = {}
+    jmx_port: int = -1
+    features: dict[str, Any] = {}
+    host: str | None = None
+    timestamp: str = "-1"
+    port: int = -1
+    version: int = 5
+    rack: str | None = None
+
+
+def encode_broker(endpoints: Sequence[Endpoint], rack: str | None, timestamp_ms: int) -> bytes:
+    plain = next((e for e in endpoints if e.listener == DEFAULT_LISTENER), None)
+    return msgspec.json.encode(
+        _BrokerJson(
+            endpoints=[f"{e.listener}://{e.host}:{e.port}" for e in endpoints],
+            listener_security_protocol_map={e.listener: "PLAINTEXT" for e in endpoints},
+            host=plain.host if plain else None,
+            port=plain.port if plain else -1,
+            timestamp=str(timestamp_ms),
+            rack=rack,
+        )
+    )
+
+
+def decode_broker(broker_id: int, data: bytes, epoch: int) -> Broker:
+    """`epoch` is the czxid of the znode."""
+    path = broker_path(broker_id)
+    node: _BrokerJson = _decode(path, data, _BrokerJson)
+    endpoints = []
+    for text in node.endpoints:
+        listener, separator, address = text.partition("://")
+        host, colon, port = address.rpartition(":")
+        if not (separator and colon and port.isdecimal() and int(port) < 65536):
+            raise MalformedZnode(f"the znode {path} has an endpoint {text!r}: NAME://HOST:PORT is expected")
+        endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), int(port)))
+    return Broker(broker_id, epoch, tuple(endpoints), node.rack)
+
+
+# --- /brokers/topics/T ---------------------------------------------------------------------------------------
+
+
+class TopicZnode(msgspec.Struct, frozen=True):
+    """The assignment of a topic: replicas per partition, the preferred leader first."""
+
+    topic_id: str
+    partitions: dict[int, tuple[int, ...]]
+
+
+class _TopicJson(msgspec.Struct):
+    partitions: dict[str, list[int]]
+    topic_id: str = ""
+    removing_replicas: dict[str, list[int]] = {}
+    adding_replicas: dict[str, list[int]] = {}
+    version: int = 3
+
+
+def encode_topic(topic: TopicZnode) -> bytes:
+    return msgspec.json.encode(
+        _TopicJson(
+            partitions={str(p): list(replicas) for p, replicas in sorted(topic.partitions.items())},
+            topic_id=topic.topic_id,
+        )
+    )
+
+
+def decode_topic(name: str, data: bytes) -> TopicZnode:
+    """Raises MalformedZnode, also for a name that is not legal: it would become a directory."""
+    path = topic_path(name)
+    problem = topic_name_problem(name)
+    if problem:
+        raise MalformedZnode(f"the znode {path} is no topic: {problem}")
+    node: _TopicJson = _decode(path, data, _TopicJson)
+    partitions: dict[int, tuple[int, ...]] = {}
+    for key, replicas in node.partitions.items():
+        if not (key.isdecimal() and len(key) <= 10) or not replicas or len(set(replicas)) != len(replicas):
+            raise MalformedZnode(f"the znode {path} assigns {replicas} to partition {key!r}; mend it")
+        partitions[int(key)] = tuple(replicas)
+    return TopicZnode(node.topic_id, dict(sorted(partitions.items())))
+
+
+def new_uuid(random: Random) -> str:
+    """A random id in Kafka's form: 16 bytes as URL-safe base64 without padding, not beginning with a dash."""
+    while True:
+        text = base64.urlsafe_b64encode(random.randbytes(16)).rstrip(b"=").decode()
+        if not text.startswith("-"):
+            return text
+
+
+# --- /brokers/topics/T/partitions/P/state ----------------------------------------------------------------------
+
+
+class _StateJson(msgspec.Struct):
+    controller_epoch: int
+    leader: int
+    leader_epoch: int
+    isr: list[int]
+    version: int = 1
+
+
+def encode_state(state: LeaderAndIsr) -> bytes:
+    return msgspec.json.encode(
+        _StateJson(
+            controller_epoch=state.controller_epoch,
+            leader=state.leader,
+            leader_epoch=state.leader_epoch,
+            isr=list(state.isr),
+        )
+    )
+
+
+def decode_state(partition: TopicPartition, data: bytes, version: int) -> LeaderAndIsr:
+    """`version` is the data version of the znode: the partition epoch."""
+    node: _StateJson = _decode(state_path(partition), data, _StateJson)
+    return LeaderAndIsr(node.leader, node.leader_epoch, tuple(node.isr), node.controller_epoch, version)
+
+
+# --- /controller, /controller_epoch --------------------------------------------------------------------------
+
+
+class _ControllerJson(msgspec.Struct):
+    version: int
+    brokerid: int
+    timestamp: str = "-1"
+
+
+def encode_controller(broker_id: int, timestamp_ms: int) -> bytes:
+    return msgspec.json.encode(_ControllerJson(version=1, brokerid=broker_id, timestamp=str(timestamp_ms)))
+
+
+def decode_controller(data: bytes) -> int:
+    """The broker id of the controller."""
+    node: _ControllerJson = _decode(CONTROLLER, data, _ControllerJson)
+    return node.brokerid
+
+
+def encode_controller_epoch(epoch: int) -> bytes:
+    return str(epoch).encode()
+
+
+def decode_controller_epoch(data: bytes) -> int:
+    text = data.decode("utf-8", "replace")
+    if not text.isdecimal():
+        raise MalformedZnode(f"the znode {CONTROLLER_EPOCH} holds {data[:40]!r}: a number is expected; mend it")
+    return int(text)
+
+
+# --- /cluster/id, /isr_change_notification, /config/topics/T, /latest_producer_id_block ------------------------
+
+
+class _ClusterJson(msgspec.Struct):
+    version: str
+    id: str
+
+
+def encode_cluster_id(cluster_id: str) -> bytes:
+    return msgspec.json.encode(_ClusterJson(version="1", id=cluster_id))
+
+
+def decode_cluster_id(data: bytes) -> str:
+    node: _ClusterJson = _decode(CLUSTER_ID, data, _ClusterJson)
+    return node.id
+
+
+class _PartitionJson(msgspec.Struct):
+    topic: str
+    partition: int
+
+
+class _IsrChangeJson(msgspec.Struct):
+    version: int
+    partitions: list[_PartitionJson]
+
+
+def encode_isr_change(partitions: Sequence[TopicPartition]) -> bytes:
+    return msgspec.json.encode(
+        _IsrChangeJson(version=1, partitions=[_PartitionJson(p.topic, p.partition) for p in partitions])
+    )
+
+
+def decode_isr_change(path: str, data: bytes) -> list[TopicPartition]:
+    node: _IsrChangeJson = _decode(path, data, _IsrChangeJson)
+    return [TopicPartition(p.topic, p.partition) for p in node.partitions]
+
+
+class _ConfigJson(msgspec.Struct):
+    version: int
+    config: dict[str, str]
+
+
+def encode_config(config: Mapping[str, str]) -> bytes:
+    return msgspec.json.encode(_ConfigJson(version=1, config=dict(config)))
+
+
+def decode_config(path: str, data: bytes) -> dict[str, str]:
+    node: _ConfigJson = _decode(path, data, _ConfigJson)
+    return node.config
+
+
+class ProducerIdBlock(msgspec.Struct, frozen=True):
+    """The ids `first` to `last`, both included, belong to a broker."""
+
+    broker: int
+    first: int
+    last: int
+
+
+class _ProducerIdBlockJson(msgspec.Struct):
+    version: int
+    broker: int
+    block_start: str
+    block_end: str
+
+
+def encode_producer_id_block(block: ProducerIdBlock) -> bytes:
+    return msgspec.json.encode(
+        _ProducerIdBlockJson(version=1, broker=block.broker, block_start=str(block.first), block_end=str(block.last))
+    )
+
+
+def decode_producer_id_block(data: bytes) -> ProducerIdBlock:
+    node: _ProducerIdBlockJson = _decode(PRODUCER_ID_BLOCK, data, _ProducerIdBlockJson)
+    if not (node.block_start.isdecimal() and node.block_end.isdecimal()):
+        raise MalformedZnode(f"the znode {PRODUCER_ID_BLOCK} holds {data[:120]!r}: numbers are expected; mend it")
+    return ProducerIdBlock(node.broker, int(node.block_start), int(node.block_end))
