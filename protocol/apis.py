@@ -109,6 +109,8 @@ _encoder = msgspec.msgpack.Encoder()
 _request_envelope = msgspec.msgpack.Decoder(m.RequestEnvelope)
 _response_envelope = msgspec.msgpack.Decoder(m.ResponseEnvelope)
 _LENGTH = struct.Struct(">i")
+# msgspec reports text that is not UTF-8, and nesting that is too deep, with Python's own exceptions.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def _frame(envelope: list[Any]) -> bytearray:
@@ -137,7 +139,7 @@ def decode_request_envelope(frame: m.Buffer) -> m.RequestEnvelope:
     """Raises InvalidMessage where the frame is not a request envelope."""
     try:
         return _request_envelope.decode(frame)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise InvalidMessage(f"not a request envelope: {error}") from error
 
 
@@ -145,7 +147,7 @@ def decode_request(api: Api[Request, Any], envelope: m.RequestEnvelope) -> Reque
     """The typed body. Raises InvalidMessage naming the field that is wrong."""
     try:
         return api.request_decoder.decode(envelope.body)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise InvalidMessage(f"not a {api.name} request: {error}") from error
 
 
@@ -153,7 +155,7 @@ def decode_response_envelope(frame: m.Buffer) -> m.ResponseEnvelope:
     """Raises InvalidMessage where the frame is not a response envelope."""
     try:
         return _response_envelope.decode(frame)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise InvalidMessage(f"not a response envelope: {error}") from error
 
 
@@ -163,5 +165,5 @@ def decode_response(api: Api[Any, Response], envelope: m.ResponseEnvelope) -> Re
         raise BrokerError(error_of(envelope.error_code), f"{api.name}: {envelope.error_message}")
     try:
         return api.response_decoder.decode(envelope.body)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise InvalidMessage(f"not a {api.name} response: {error}") from error

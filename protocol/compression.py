@@ -58,6 +58,9 @@ _MODULES = {
     Compression.ZSTD: cramjam.zstd,
 }
 
+# cramjam's own default for LZ4 is the high compression mode, 28 times as slow on random bytes.
+_LZ4_LEVEL = 1
+
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, oldest compatible version
 _XERIAL_BLOCK = struct.Struct(">I")
@@ -82,6 +85,8 @@ def compress(codec: Compression, data: bytes | bytearray | memoryview, level: in
     if codec is Compression.SNAPPY:
         block = cramjam.snappy.compress_raw(data)
         return b"".join((_XERIAL_HEADER, _XERIAL_BLOCK.pack(len(block)), block))
+    if codec is Compression.LZ4 and level is None:
+        level = _LZ4_LEVEL
     return bytes(_MODULES[codec].compress(data, level=level))
 
 
@@ -90,7 +95,8 @@ def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: 
 
     Memory stays near the limit whatever the data says (zstd keeps a window beside the output, so
     "near" is up to twice). Raises DecompressionTooLarge past the limit, DecompressionFailed for data
-    that is cut short, corrupt or followed by anything that is not a further frame.
+    that is cut short, corrupt or followed by anything that is not a further frame. (A cut between two
+    blocks of snappy goes unseen, as its framing announces no total: the batch's CRC is for that.)
     """
     if codec is Compression.NONE:
         if len(data) > limit:

@@ -27,7 +27,16 @@ MAX_SMALL_REQUEST_BYTES = 1024 * 1024
 
 
 class FrameTooLarge(ValueError):
-    """A frame announced a length that is negative or over the limit. The connection cannot be read further."""
+    """A frame announced a length that is negative or over the limit. The connection cannot be read further.
+
+    `frames` were complete before it. `prefix` holds the first bytes of the frame that is over the limit, from which
+    `correlation_id_of` may tell whom to answer.
+    """
+
+    def __init__(self, text: str, frames: list[bytes | memoryview], prefix: bytes = b"") -> None:
+        super().__init__(text)
+        self.frames = frames
+        self.prefix = prefix
 
 
 class FrameReader:
@@ -77,7 +86,7 @@ class FrameReader:
         while end - start >= 4:
             (length,) = _LENGTH.unpack_from(view, start)
             if length < 0:
-                raise FrameTooLarge(f"a frame announced a length of {length}; lengths are not negative")
+                raise FrameTooLarge(f"a frame announced a length of {length}; lengths are not negative", frames)
             if length <= _SMALL - 4:
                 if end - start - 4 < length:
                     break
@@ -86,7 +95,7 @@ class FrameReader:
                 continue
             if end - start < 12:
                 break
-            self._begin_large(length, start + 4, end)
+            self._begin_large(length, start + 4, end, frames)
             self._end = 0
             return frames
         if start:
@@ -94,10 +103,11 @@ class FrameReader:
             self._end = end - start
         return frames
 
-    def _begin_large(self, length: int, start: int, end: int) -> None:
-        limit = self._limit_of(bytes(self._view[start : start + 8]))
+    def _begin_large(self, length: int, start: int, end: int, frames: list[bytes | memoryview]) -> None:
+        prefix = bytes(self._view[start : start + 8])
+        limit = self._limit_of(prefix)
         if length > limit:
-            raise FrameTooLarge(f"a frame announced {length} bytes; the limit for it is {limit}")
+            raise FrameTooLarge(f"a frame announced {length} bytes; the limit for it is {limit}", frames, prefix)
         self._large = bytearray(min(length, _FIRST_PIECE))
         self._large_length = length
         self._large_filled = end - start
@@ -109,6 +119,19 @@ def api_key_of(prefix: bytes) -> int | None:
     if len(prefix) >= 2 and prefix[0] == 0x95 and prefix[1] < 0x80:
         return prefix[1]
     return None
+
+
+def correlation_id_of(prefix: bytes) -> int | None:
+    """The correlation id in the first bytes of a request frame, whatever follows, or None where there is none."""
+    if len(prefix) < 4 or api_key_of(prefix) is None or prefix[2] >= 0x80:
+        return None
+    if prefix[3] < 0x80:
+        return prefix[3]
+    size = {0xCC: 1, 0xCD: 2, 0xCE: 4}.get(prefix[3])
+    if size is None or len(prefix) < 4 + size:
+        return None
+    correlation_id = int.from_bytes(prefix[4 : 4 + size], "big")
+    return correlation_id if correlation_id < 2**31 else None
 
 
 def request_limit(max_request_bytes: int, large_api_keys: frozenset[int]) -> Callable[[bytes], int]:

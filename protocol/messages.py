@@ -240,6 +240,8 @@ class MetadataResponse(Message):
     cluster_id: Name | None
     controller_id: Int32
     topics: Annotated[list[MetadataTopic], Meta(max_length=MAX_TOPICS)]
+    controller_epoch: Int32 = -1
+    """Of the last UpdateMetadata the broker took; tells which of two brokers' pictures is the newer one."""
 
 
 # --- LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6): from the controller alone --------------------------

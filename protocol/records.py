@@ -13,7 +13,8 @@ decodes each column in one call, and Arrow gets its columns without a step per r
 Kafka's varint records, is here too: control batches use it, and so do Kafka's own clients.
 
 Nobody trusts a body. msgspec decodes the columns against their types, so that nested arrays, which
-cost 70 bytes of memory for each byte of input, end the decoding where a value was due. The header
+cost 70 bytes of memory for each byte of input, end the decoding where a value was due, and so does a
+column longer than MAX_RECORDS. The header
 column is the exception, arrays within arrays by nature: it is skipped over first (which allocates
 nothing), and decoded only if it is within MAX_HEADERS_BYTES. The `msgpack` package was rejected: it
 builds whatever it is sent before anyone can check a type, and takes 2.5 times as long to encode.
@@ -43,7 +44,7 @@ LENGTH_END = 12  # batch_length counts the bytes from here on
 CRC_END = 21  # the CRC covers the bytes from here on
 
 MAX_RECORDS = 1 << 20
-"""Records in a batch of columns: constant columns would otherwise let a few bytes claim billions."""
+"""Records in a batch: constant columns would otherwise let a few bytes claim billions."""
 
 MAX_BODY_BYTES = 64 << 20
 """A body, decompressed."""
@@ -55,7 +56,6 @@ NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
-NO_TIMESTAMP = -1
 
 _COMPRESSION_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
@@ -193,20 +193,25 @@ class EndTransactionMarker(NamedTuple):
 
 _Delta = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)]
 _OffsetDelta = Annotated[int, msgspec.Meta(ge=0, le=0x7FFFFFFF)]
-_HeadersColumn = list[list[Header] | None]
+
+# The longest column that any batch may have: decoding stops at a longer one before it takes memory,
+# since the column's length is only compared with the count once it is decoded.
+_Length = msgspec.Meta(max_length=MAX_RECORDS)
+_BytesColumn = Annotated[list[bytes | None], _Length]
+_HeadersColumn = Annotated[list[list[Header] | None], _Length]
 
 
 class _Columns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    offset_deltas: list[_OffsetDelta] | None
-    timestamp_deltas: list[_Delta] | None
-    keys: list[bytes | None] | None
-    values: list[bytes | None] | None
+    offset_deltas: Annotated[list[_OffsetDelta], _Length] | None
+    timestamp_deltas: Annotated[list[_Delta], _Length] | None
+    keys: _BytesColumn | None
+    values: _BytesColumn | None
     headers: msgspec.Raw
 
 
 _encoder = msgspec.msgpack.Encoder()
 _columns_decoder = msgspec.msgpack.Decoder(_Columns)
-_headers_decoder = msgspec.msgpack.Decoder(_HeadersColumn | None)
+_headers_decoder: msgspec.msgpack.Decoder[list[list[Header] | None]] = msgspec.msgpack.Decoder(_HeadersColumn)
 _NIL = b"\xc0"
 
 
@@ -232,16 +237,14 @@ def check_header(header: BatchHeader) -> None:
         raise CorruptRecord(f"unknown magic {header.magic}")
     if header.attributes & _COMPRESSION_MASK > Compression.ZSTD:
         raise CorruptRecord(f"unknown compression {header.attributes & _COMPRESSION_MASK}")
-    if not 0 <= header.records_count <= header.last_offset_delta + 1:
-        raise CorruptRecord(
-            f"{header.records_count} records do not fit a last offset delta of {header.last_offset_delta}"
-        )
-    if header.last_offset_delta < 0:
-        raise CorruptRecord(f"a last offset delta of {header.last_offset_delta}")
+    if header.last_offset_delta < 0 or not 0 <= header.records_count <= header.last_offset_delta + 1:
+        raise CorruptRecord(f"{header.records_count} records with a last offset delta of {header.last_offset_delta}")
     if not 0 <= header.base_offset <= _LIMIT:
         raise CorruptRecord(f"a base offset of {header.base_offset}")
-    if header.magic == MAGIC_COLUMNS and (header.records_count > MAX_RECORDS or header.is_control):
-        raise CorruptRecord("a batch of columns has too many records or is a control batch")
+    if header.records_count > MAX_RECORDS:
+        raise CorruptRecord(f"{header.records_count} records: a batch holds at most {MAX_RECORDS}")
+    if header.is_control and header.magic != MAGIC_RECORDS:
+        raise CorruptRecord(f"a control batch of magic {header.magic}")
 
 
 def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
@@ -344,7 +347,8 @@ def encode_batch(
 
     highest = 0
     if delta_column is not None:
-        lowest, highest = min(delta_column), max(delta_column)
+        distinct = set(delta_column)  # a batch spans few milliseconds: a set is quicker than two passes
+        lowest, highest = min(distinct), max(distinct)
         if lowest < -_LIMIT or highest > _LIMIT:
             raise ValueError(f"timestamp deltas from {lowest} to {highest} are out of range")
         if lowest == highest == 0:
@@ -365,15 +369,15 @@ def encode_batch(
         raise ValueError(f"{count} records up to offset delta {last} end at {last_offset_delta}")
 
     batch = bytearray(HEADER_SIZE)
+    if magic not in (MAGIC_COLUMNS, MAGIC_RECORDS):
+        raise ValueError(f"unknown magic {magic}")
+    if count > MAX_RECORDS:
+        raise ValueError(f"{count} records: a batch holds at most {MAX_RECORDS}")
     if count > 0 and magic == MAGIC_COLUMNS:
-        if count > MAX_RECORDS:
-            raise ValueError(f"{count} records: a batch holds at most {MAX_RECORDS}")
         columns = (offset_column, delta_column, key_column, value_column, header_column)
         _encoder.encode_into(columns, batch, HEADER_SIZE)
-    elif count > 0 and magic == MAGIC_RECORDS:
-        batch += _encode_records(count, offset_column, delta_column, key_column, value_column, header_column)
     elif count > 0:
-        raise ValueError(f"unknown magic {magic}")
+        batch += _encode_records(count, offset_column, delta_column, key_column, value_column, header_column)
     if len(batch) - HEADER_SIZE > MAX_BODY_BYTES:
         raise ValueError(f"a body of {len(batch) - HEADER_SIZE} bytes: a batch holds at most {MAX_BODY_BYTES}")
     if compression is not Compression.NONE and count > 0:
@@ -382,17 +386,21 @@ def encode_batch(
         batch[HEADER_SIZE:] = body
     return _finish(
         batch,
-        base_offset=base_offset,
-        partition_leader_epoch=partition_leader_epoch,
-        magic=magic,
-        attributes=compression | (_TRANSACTIONAL if transactional else 0),
-        last_offset_delta=last_offset_delta,
-        base_timestamp=base_timestamp,
-        max_timestamp=base_timestamp + highest,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        records_count=count,
+        BatchHeader(
+            base_offset=base_offset,
+            batch_length=0,
+            partition_leader_epoch=partition_leader_epoch,
+            magic=magic,
+            crc=0,
+            attributes=compression | (_TRANSACTIONAL if transactional else 0),
+            last_offset_delta=last_offset_delta,
+            base_timestamp=base_timestamp,
+            max_timestamp=base_timestamp + highest,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            records_count=count,
+        ),
     )
 
 
@@ -410,54 +418,30 @@ def encode_control_batch(
     value = _CONTROL_VALUE.pack(0, marker.coordinator_epoch)
     return _finish(
         bytearray(HEADER_SIZE) + _encode_records(1, None, None, [key], [value], None),
-        base_offset=base_offset,
-        partition_leader_epoch=partition_leader_epoch,
-        magic=MAGIC_RECORDS,
-        attributes=_TRANSACTIONAL | _CONTROL,
-        last_offset_delta=0,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=NO_SEQUENCE,
-        records_count=1,
+        BatchHeader(
+            base_offset=base_offset,
+            batch_length=0,
+            partition_leader_epoch=partition_leader_epoch,
+            magic=MAGIC_RECORDS,
+            crc=0,
+            attributes=_TRANSACTIONAL | _CONTROL,
+            last_offset_delta=0,
+            base_timestamp=timestamp,
+            max_timestamp=timestamp,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=NO_SEQUENCE,
+            records_count=1,
+        ),
     )
 
 
-def _finish(
-    batch: bytearray,
-    *,
-    base_offset: int,
-    partition_leader_epoch: int,
-    magic: int,
-    attributes: int,
-    last_offset_delta: int,
-    base_timestamp: int,
-    max_timestamp: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    records_count: int,
-) -> bytearray:
-    """Write the header in front of a body that is already there."""
+def _finish(batch: bytearray, header: BatchHeader) -> bytearray:
+    """Write the header in front of the body that `batch` holds already, with its length and CRC."""
+    header = msgspec.structs.replace(header, batch_length=len(batch) - LENGTH_END)
+    check_header(header)
     try:
-        _HEADER.pack_into(
-            batch,
-            0,
-            base_offset,
-            len(batch) - LENGTH_END,
-            partition_leader_epoch,
-            magic,
-            0,
-            attributes,
-            last_offset_delta,
-            base_timestamp,
-            max_timestamp,
-            producer_id,
-            producer_epoch,
-            base_sequence,
-            records_count,
-        )
+        _HEADER.pack_into(batch, 0, *msgspec.structs.astuple(header))
     except struct.error as error:
         raise ValueError(f"a header field is out of range: {error}") from error
     with memoryview(batch) as view:
@@ -493,7 +477,8 @@ def _checked_headers(
     if len(headers) != count:
         raise ValueError(f"{len(headers)} headers for {count} records")
     try:
-        column = msgspec.convert(headers, _HeadersColumn)
+        # builtin_types: bytes are bytes, and not, as in JSON, a str in base 64.
+        column = msgspec.convert(headers, _HeadersColumn, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise TypeError(f"headers must be lists of (str, bytes or None): {error}") from error
     if not any(column):
@@ -578,12 +563,13 @@ def _decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
             raise CorruptRecord("offset deltas do not increase, or pass the last one")
         offsets = [base_offset + delta for delta in offset_deltas]
 
-    if columns.timestamp_deltas is None or header.is_log_append_time:
-        timestamps = [_constant_timestamp(header)] * count
-    else:
+    timestamps = [header.base_timestamp]
+    if columns.timestamp_deltas is not None:
         base_timestamp = _checked_base_timestamp(header)
         timestamps = [base_timestamp + delta for delta in columns.timestamp_deltas]
-        timestamps = _expanded("timestamp deltas", timestamps, count)
+    timestamps = _expanded("timestamp deltas", timestamps, count)
+    if header.is_log_append_time:
+        timestamps = [header.max_timestamp] * count
 
     return DecodedBatch(
         header,
@@ -610,10 +596,6 @@ def _expanded(name: str, column: list[_T], count: int) -> list[_T]:
     if len(column) == 1:
         return column * count
     raise CorruptRecord(f"{len(column)} {name} for {count} records")
-
-
-def _constant_timestamp(header: BatchHeader) -> int:
-    return header.max_timestamp if header.is_log_append_time else header.base_timestamp
 
 
 def _checked_base_timestamp(header: BatchHeader) -> int:

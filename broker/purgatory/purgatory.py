@@ -13,12 +13,14 @@ place that answers the client.
 What a single-threaded loop spares us. In Kafka any thread may complete an operation, and locks made this
 its most patched class. An operation was checked under a try-lock, so that two threads could not deadlock;
 the thread that did not get it left without checking, and an operation that became complete just then
-was forgotten until its timeout (KAFKA-6653: a flag asks the lock's holder to check again). The holder
-might itself wait for a lock that the flag's setter held (KAFKA-8334: completion moved to an action queue
-run after all locks are released, and the lock held while watching). An operation was tried, watched, then
-tried again, for what happened between. Here all of this runs on one loop and nothing in it awaits:
-between the try and the watch nothing can happen, so one try is enough, and "exactly once" is a boolean.
-Nothing in this module may be called from another thread.
+was forgotten until its timeout (KAFKA-6653: a flag asks the lock's holder to check again). But the lock
+may be a group's, and its holder about something else, with no eye for the flag (KAFKA-8334: completion
+moved to an action queue that runs once all locks are released, and the lock is held while watching). An
+operation was tried, watched, then tried again, for what happened between.
+
+Here all of this runs on one loop and nothing in it awaits: between the try and the watch nothing can
+happen, so one try is enough, and "exactly once" is a boolean. Nothing in this module may be called from
+another thread.
 
 What remains is re-entrancy: `on_complete` may change what others wait for.
 - It may watch new operations, under the same key too: a check goes over those that were watched when it
@@ -53,15 +55,16 @@ from typing import Generic, TypeVar
 
 from broker.purgatory.timing_wheel import TimerEntry, TimingWheel
 
-# Expiries handled before the loop gets its turn for at least a millisecond: a thousand fetches that
-# were parked together expire together, and the loop must not be away for longer than 2 ms.
+# After so many expiries, or moves within the wheel, the loop gets a turn and sleeps for a millisecond: ten
+# thousand fetches that were parked together expire together, and a slice of work should stay below 2 ms.
 EXPIRIES_PER_SLICE = 100
+MOVES_PER_SLICE = 1000
 PAUSE_BETWEEN_SLICES_MS = 1
 
 # As in Kafka: fetch.purgatory.purge.interval.requests and its siblings.
 DEFAULT_PURGE_INTERVAL = 1000
 
-# A loop's time is a float of seconds: 0.57 s is 569.9999999999999 ms. A microsecond is far more than that
+# A loop's time is a float of seconds: 1.001 s is 1000.9999999999999 ms. A microsecond is far more than that
 # error and far less than our tick. Without it, a loop whose time stands still between timers (the
 # simulator's) would wake us for ever just before the same deadline.
 ROUNDING_MS = 0.001
@@ -92,17 +95,18 @@ class Timer:
         return len(self._wheel)
 
     def add(self, timeout_ms: int, callback: ExpiryCallback) -> Expiry:
-        """Run `callback` once `timeout_ms` have passed; with 0 or less, on one of the loop's next turns.
+        """Run `callback` once `timeout_ms` have passed; with 0 or less, as soon as the loop gets to it.
         O(1). Raises RuntimeError if the timer is closed."""
         if self._closed:
             raise RuntimeError("the timer is closed: nothing would ever expire")
-        now_ms = self._elapsed_ms()
+        exact_ms = self._loop.time() * 1000
+        now_ms = math.floor(exact_ms + ROUNDING_MS)
         next_expiry_ms = self._wheel.next_expiry_ms()
         if next_expiry_ms is None or next_expiry_ms > now_ms:
             # Nothing to hand out. It only moves the clock, without which an entry would go to a wheel as
             # coarse as the timer has been idle, and come back from there at once.
             self._wheel.advance(now_ms)
-        deadline_ms = math.ceil(self._loop.time() * 1000 - ROUNDING_MS) + timeout_ms
+        deadline_ms = math.ceil(exact_ms - ROUNDING_MS) + timeout_ms
         entry = self._wheel.insert(deadline_ms, callback)
         if self._handle is None or deadline_ms < self._armed_for_ms:
             self._arm(not_before_ms=now_ms)
@@ -136,23 +140,22 @@ class Timer:
     def _wake(self) -> None:
         # The handle, spent as it is, stays until the slice is over: what callbacks add meanwhile need not
         # arm the timer, because the end of the slice does.
-        self._armed_for_ms = self._elapsed_ms()
-        expired = 0
+        self._armed_for_ms = now_ms = self._elapsed_ms()
         try:
-            while expired < EXPIRIES_PER_SLICE and not self._closed:
-                # The time is read anew, as a callback's `add` may have moved the wheel's clock.
-                entry = self._wheel.advance(self._elapsed_ms())
+            for _ in range(EXPIRIES_PER_SLICE):
+                entry = self._wheel.advance(now_ms, MOVES_PER_SLICE)
                 if entry is None:
                     break
-                expired += 1
                 try:
                     entry.value()
                 except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported, see the essay
                     _report(self._loop, f"{entry.value!r} failed when its timeout had passed", error)
+                # A callback may have moved the wheel's clock with `add`, or put an empty wheel in its place
+                # with `close`, which ends this like any other.
+                now_ms = self._elapsed_ms()
         finally:
-            if not self._closed:
-                pause_ms = PAUSE_BETWEEN_SLICES_MS if expired == EXPIRIES_PER_SLICE else 0
-                self._arm(not_before_ms=self._elapsed_ms() + pause_ms)
+            # Only what is due already has to wait for the pause: the next tick is no sooner.
+            self._arm(not_before_ms=now_ms + PAUSE_BETWEEN_SLICES_MS)
 
 
 class DelayedOperation(ABC):
@@ -365,7 +368,7 @@ class Purgatory(Generic[Operation]):
             self.check_and_complete(key)
 
     def _on_completed(self, watch: _Watch[Operation]) -> None:
-        watch.operation._completed_hook = None
+        watch.operation._completed_hook = None  # which refers back to the operation: no cycle stays behind
         self._timer.cancel(watch.expiry)
         self._delayed -= 1
         self._completed[watch] = None

@@ -11,8 +11,9 @@ as the whole wheel below, and so on, each wheel created when something first nee
 to 20 ms ahead is in the first wheel, 0.4 s in the second, 8 s in the third, 160 s in the fourth.
 A bucket is a circular doubly linked list whose sentinel is the bucket itself, so linking and unlinking
 move a few references and nothing else. When the clock reaches the start of a coarse bucket, its
-entries are placed again, now in finer wheels, so an entry is moved at most once per wheel. That is
-also what it costs: the entries of one coarse bucket are placed again in one go.
+entries move to finer wheels, so an entry is moved at most once per wheel. A coarse bucket may hold
+most of a million entries, about half a second of moving; so `advance` can be told to stop after some moves
+and go on when called again, and the bucket's list is meanwhile simply the list of what is due.
 
 The buckets in use are in a heap by the time at which they expire (Kafka's DelayQueue). There are at
 most 20 of them per wheel, so the heap stays tiny whatever the number of entries, and whoever drives the
@@ -24,11 +25,11 @@ therefore as late as its driver, no more; a driver that advances every n ms is u
 come in the order of their deadlines, those inserted with a deadline already past first of all; within
 one millisecond the order is deterministic, but no promise.
 
-Rejected: one binary heap with lazy deletion (asyncio's own way, measured in
-tests/benchmarks/bench_timing_wheel.py), since insert costs O(log n) and what was cancelled stays,
-with all that it refers to, until its time comes or a sweep over everything is due. A dict per bucket in
-place of links: an entry would need a key of its own and its bucket's address in order to leave.
-Buckets of fixed size: no bound is known.
+Rejected: one binary heap with lazy deletion, which is asyncio's own way. Per operation it is faster, as
+CPython's heap is written in C (tests/benchmarks/bench_timing_wheel.py compares them). But a cancelled
+entry stays in it, with the request that it refers to, until its time comes or a sweep over the whole heap
+is due, and that sweep holds up the loop for as long as a million entries take. A dict per bucket in place
+of links: an entry would have to carry its bucket and a key in order to leave.
 
 This module is pure: it never asks what time it is.
 """
@@ -49,9 +50,8 @@ class _Link(Generic[Value]):
 
     __slots__ = ("following", "preceding")
 
-    def __init__(self) -> None:
-        self.following: _Link[Value] | None = None
-        self.preceding: _Link[Value] | None = None
+    following: _Link[Value] | None
+    preceding: _Link[Value] | None
 
     def unlink(self) -> bool:
         """Leave the list, in O(1). False if it was in none."""
@@ -70,9 +70,9 @@ class TimerEntry(_Link[Value]):
     __slots__ = ("deadline_ms", "value")
 
     def __init__(self, deadline_ms: int, value: Value) -> None:
-        super().__init__()
         self.deadline_ms = deadline_ms
         self.value = value
+        self.following = self.preceding = None
 
 
 class _Bucket(_Link[Value]):
@@ -137,8 +137,8 @@ class TimingWheel(Generic[Value]):
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
         self._wheels: list[_Wheel[Value]] = [_Wheel(TICK_MS)]
-        # Buckets in use: (when it expires, minus its width so that coarse ones come first, the bucket).
-        # No two of them are alike in the first two, as a wheel never holds two rounds at once.
+        # Buckets in use: (when it expires, its width, the bucket). No two of them are alike in the first
+        # two, as a wheel never holds two rounds at once, so the buckets themselves are never compared.
         self._in_use: list[tuple[int, int, _Bucket[Value]]] = []
         # What is to be looked at now: entries whose bucket has expired, and those inserted too late.
         self._due: _Bucket[Value] = _Bucket()
@@ -163,30 +163,35 @@ class TimingWheel(Generic[Value]):
             return True
         return False
 
-    def advance(self, now_ms: int) -> TimerEntry[Value] | None:
+    def advance(self, now_ms: int, most_moves: int | None = None) -> TimerEntry[Value] | None:
         """Move the clock towards `now_ms` and hand out the next entry that has expired by then.
 
         None says that there is none left and that the clock is at `now_ms`: call until then. Entries
         come one at a time, so that one can still be cancelled while those before it are handled, and so
         that a driver may stop halfway; the clock then waits where it is, and the rest is due.
+        With `most_moves`, the call also ends once it has moved that many entries to finer wheels. None
+        then says that there is none so far; there may be more if `next_expiry_ms` is not after `now_ms`.
         Raises ValueError if `now_ms` lies before the clock: time does not go back.
         """
         if now_ms < self._now_ms:
             raise ValueError(f"the clock is at {self._now_ms} ms and cannot go back to {now_ms} ms")
-        while True:
+        moves = 0
+        while moves != most_moves:
             entry = self._due.pop_first()
             if entry is not None:
                 if entry.deadline_ms <= self._now_ms:
                     self._pending -= 1
                     return entry
-                self._place(entry)  # out of a coarse bucket, into a finer wheel
+                self._place(entry)
+                moves += 1
             elif self._in_use and self._in_use[0][0] <= now_ms:
                 self._now_ms, _, bucket = heapq.heappop(self._in_use)
                 bucket.queued = False
                 self._due.take_all(bucket)
             else:
                 self._now_ms = now_ms
-                return None
+                break
+        return None
 
     def next_expiry_ms(self) -> int | None:
         """The time to which the wheel should be advanced next, never later than the earliest deadline;
@@ -220,7 +225,7 @@ class TimingWheel(Generic[Value]):
                 bucket.append(entry)
                 if not bucket.queued:
                     bucket.queued = True
-                    heapq.heappush(self._in_use, (interval * tick_ms, -tick_ms, bucket))
+                    heapq.heappush(self._in_use, (interval * tick_ms, tick_ms, bucket))
                 return
         self._wheels.append(_Wheel(self._wheels[-1].tick_ms * BUCKETS_PER_WHEEL))
         self._place(entry)

@@ -67,6 +67,15 @@ class WheelAgainstModel(RuleBasedStateMachine):
                 break
             self.expect_expired(entry)
 
+    @rule(step_ms=DELAYS_MS.map(abs), most_moves=st.integers(1, 3))
+    def advance_a_few_moves_at_a_time(self, step_ms: int, most_moves: int) -> None:
+        self.now_ms += step_ms
+        while (next_expiry_ms := self.wheel.next_expiry_ms()) is not None and next_expiry_ms <= self.now_ms:
+            entry = self.wheel.advance(self.now_ms, most_moves)
+            if entry is not None:
+                self.expect_expired(entry)
+        self.advance(0)
+
     @rule()
     def advance_to_the_next_expiry(self) -> None:
         next_expiry_ms = self.wheel.next_expiry_ms()

@@ -87,6 +87,19 @@ def test_a_driver_that_stops_halfway_finds_the_rest_due() -> None:
     assert drain(wheel, 1_000) == ["407", "410", "415"]
 
 
+def test_a_coarse_bucket_may_move_to_finer_wheels_in_several_calls() -> None:
+    wheel: TimingWheel[str] = TimingWheel(0)
+    entries = [wheel.insert(400 + index, str(index)) for index in range(1, 11)]
+    for _ in range(3):
+        assert wheel.advance(400, most_moves=3) is None
+        assert wheel.next_expiry_ms() == 400
+    assert wheel.cancel(entries[0])
+    assert wheel.cancel(entries[9])
+    assert wheel.advance(400, most_moves=3) is None
+    assert wheel.next_expiry_ms() == 402
+    assert drain(wheel, 500) == [str(index) for index in range(2, 10)]
+
+
 def test_the_next_expiry_is_that_of_the_earliest_bucket_that_is_not_empty() -> None:
     wheel: TimingWheel[str] = TimingWheel(0)
     assert wheel.next_expiry_ms() is None

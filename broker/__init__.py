@@ -1,0 +1,1 @@
+"""The broker: network, handlers, purgatory, replication, storage; composed in `__main__`."""

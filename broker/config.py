@@ -1,0 +1,204 @@
+"""Every setting of a broker and of a topic: Kafka's name, type, bounds, default and meaning, in one place each.
+
+A field `log_dirs` is the setting `log.dirs`. Values arrive as text (a properties file, `--override`, a topic's
+znode) and leave typed; whatever is unknown, malformed or out of bounds is one `InvalidConfig` that names it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from protocol.errors import MinibrokerError
+from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Endpoint
+
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+
+class InvalidConfig(MinibrokerError, ValueError):
+    """A setting is unknown, malformed or out of bounds. Names the setting, the value and the rule."""
+
+
+def _kafka_name(field: str) -> str:
+    return field.replace("_", ".")
+
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Milliseconds = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Bytes = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name, forbid_unknown_fields=True):
+    broker_id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    """The broker's number, unique in the cluster, kept for ever with its data directory."""
+
+    log_dirs: str
+    """The data directory (one, for now)."""
+
+    zookeeper_connect: str
+    """`host:port,host:port/chroot`."""
+
+    zookeeper_session_timeout_ms: Annotated[int, Meta(ge=500, le=300_000)] = 6_000
+    zookeeper_connection_timeout_ms: Milliseconds = 18_000
+
+    listeners: str = f"{DEFAULT_LISTENER}://127.0.0.1:9092,{CONTROL_LISTENER}://127.0.0.1:0"
+    """Where to listen: `NAME://HOST:PORT,...`; port 0 takes a free one."""
+
+    advertised_listeners: str = ""
+    """What others are told to connect to, where that differs from `listeners`."""
+
+    control_plane_listener_name: str = CONTROL_LISTENER
+    broker_rack: str | None = None
+
+    num_network_threads: Annotated[int, Meta(ge=1, le=1_000)] = 3
+    num_io_threads: Annotated[int, Meta(ge=1, le=1_000)] = 8
+    queued_max_requests: Count = 500
+    socket_request_max_bytes: Bytes = 100 * 1024 * 1024
+    connections_max_idle_ms: Milliseconds = 600_000
+    max_connections: Count = 4_000
+    max_connections_per_ip: Count = 2_000
+    max_connection_creation_rate: Count = 1_000
+
+    num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    default_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
+    min_insync_replicas: Count | None = None
+    """Unset: 2 for topics of three or more replicas, else 1."""
+
+    message_max_bytes: Bytes = 1_048_588
+    log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024 * 1024
+    log_index_interval_bytes: Bytes = 4_096
+    log_flush_offset_checkpoint_interval_ms: Milliseconds = 60_000
+
+    replica_lag_time_max_ms: Milliseconds = 30_000
+    replica_fetch_max_bytes: Bytes = 1024 * 1024
+    replica_fetch_response_max_bytes: Bytes = 10 * 1024 * 1024
+    replica_fetch_wait_max_ms: Milliseconds = 500
+    replica_fetch_min_bytes: Count = 1
+    replica_fetch_backoff_ms: Milliseconds = 100
+    replica_socket_timeout_ms: Milliseconds = 30_000
+    replica_high_watermark_checkpoint_interval_ms: Milliseconds = 5_000
+    fetch_max_bytes: Bytes = 55 * 1024 * 1024
+
+    broker_crash_detection_ms: Milliseconds = 500
+    """How long a broker whose connection closed may be unreachable before it is taken for dead (not in Kafka)."""
+
+    def __post_init__(self) -> None:
+        if "," in self.log_dirs:
+            raise ValueError(f"log.dirs {self.log_dirs!r} names several directories; one is supported")
+        if self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
+            raise ValueError(
+                f"replica.fetch.wait.max.ms {self.replica_fetch_wait_max_ms} exceeds replica.lag.time.max.ms "
+                f"{self.replica_lag_time_max_ms}: idle followers would leave the ISR"
+            )
+
+    def listener_endpoints(self) -> list[Endpoint]:
+        """Where to bind. The control listener is always there; its port defaults to a free one."""
+        endpoints = parse_listeners("listeners", self.listeners)
+        if not any(e.listener == self.control_plane_listener_name for e in endpoints):
+            endpoints.append(Endpoint(self.control_plane_listener_name, endpoints[0].host, 0))
+        return endpoints
+
+    def advertised_endpoints(self, ports: Mapping[str, int]) -> list[Endpoint]:
+        """What to register, given the port that each listener was bound to."""
+        advertised = {e.listener: e for e in self.listener_endpoints()}
+        if self.advertised_listeners:
+            for endpoint in parse_listeners("advertised.listeners", self.advertised_listeners):
+                if endpoint.listener not in advertised:
+                    raise InvalidConfig(
+                        f"advertised.listeners names {endpoint.listener}, which is not among listeners "
+                        f"({', '.join(advertised)})"
+                    )
+                advertised[endpoint.listener] = endpoint
+        for endpoint in advertised.values():
+            if endpoint.host in ("", "0.0.0.0", "::"):
+                raise InvalidConfig(
+                    f"the listener {endpoint.listener} is on {endpoint.host!r}, which nobody can connect to: "
+                    f"say with advertised.listeners what address others shall use"
+                )
+        return [Endpoint(e.listener, e.host, e.port or ports[e.listener]) for e in advertised.values()]
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name, forbid_unknown_fields=True):
+    """What a topic may set for itself; None: the broker's own setting of the same meaning."""
+
+    min_insync_replicas: Count | None = None
+    max_message_bytes: Bytes | None = None
+    segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
+    index_interval_bytes: Bytes | None = None
+
+
+def parse_listeners(setting: str, text: str) -> list[Endpoint]:
+    """`NAME://HOST:PORT,...`, in order. Raises InvalidConfig."""
+    endpoints: list[Endpoint] = []
+    for part in text.split(","):
+        name, separator, address = part.strip().partition("://")
+        host, colon, port = address.rpartition(":")
+        if not (name and separator and colon and port.isdecimal() and int(port) < 65_536):
+            raise InvalidConfig(f"{setting} has {part.strip()!r}: NAME://HOST:PORT is expected")
+        if any(e.listener == name for e in endpoints):
+            raise InvalidConfig(f"{setting} names the listener {name} twice")
+        endpoints.append(Endpoint(name, host.removeprefix("[").removesuffix("]"), int(port)))
+    return endpoints
+
+
+def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Config:
+    try:
+        return msgspec.convert(dict(values), schema, strict=False)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        _, at, name = text.rpartition(" - at `$.")
+        if at:
+            name = name.rstrip("`")
+            raise InvalidConfig(f"{what} setting {name}={values.get(name)!r}: {text.partition(' - at')[0]}") from error
+        if "unknown field" in text:
+            unknown = text.rpartition("unknown field `")[2].rstrip("`")
+            known = ", ".join(f.encode_name for f in msgspec.structs.fields(schema))
+            raise InvalidConfig(f"{what} setting {unknown!r} is not known; the known ones are {known}") from error
+        raise InvalidConfig(f"{what} settings: {text}") from error
+
+
+def broker_config(values: Mapping[str, str]) -> BrokerConfig:
+    """Raises InvalidConfig."""
+    return _convert(values, BrokerConfig, "broker")
+
+
+def topic_config(values: Mapping[str, str]) -> TopicConfig:
+    """Raises InvalidConfig."""
+    return _convert(values, TopicConfig, "topic")
+
+
+def topic_config_problem(name: str, value: str) -> str | None:
+    """Why a topic cannot have this setting; None where it can."""
+    try:
+        topic_config({name: value})
+    except InvalidConfig as error:
+        return str(error)
+    return None
+
+
+def read_properties(path: str) -> dict[str, str]:
+    """A file of `name=value` lines; `#` begins a comment line. Raises InvalidConfig."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidConfig(f"the properties file {path} cannot be read: {error.strerror}") from error
+    values: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise InvalidConfig(f"{path}, line {number}: {text[:80]!r} is not NAME=VALUE")
+        values[name.strip()] = value.strip()
+    return values
+
+
+def describe(schema: type[Any]) -> list[tuple[str, str]]:
+    """(name, default) of every setting, for help texts."""
+    return [
+        (f.encode_name, "" if f.default is msgspec.NODEFAULT else str(f.default))
+        for f in msgspec.structs.fields(schema)
+    ]

@@ -1,0 +1,73 @@
+"""LeaderAndIsr, StopReplica, UpdateMetadata: what the controller orders.
+
+Two epochs fence each order. The controller's: an order of a deposed controller is refused. The broker's
+(KIP-380): an order that was meant for an earlier run of this broker is refused, and one that is for a run which
+this broker does not know of yet (its registration succeeded, the answer is on its way) waits until it does.
+"""
+
+from broker.handlers.services import Services
+from broker.network.request_channel import Request
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import (
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    StopReplicaRequest,
+    StopReplicaResponse,
+    UpdateMetadataRequest,
+    UpdateMetadataResponse,
+)
+
+
+async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest) -> None:
+    """Raises BrokerError(STALE_CONTROLLER_EPOCH | STALE_BROKER_EPOCH)."""
+    if request.controller_epoch < services.control_epoch.highest:
+        raise BrokerError(
+            ErrorCode.STALE_CONTROLLER_EPOCH,
+            f"controller {request.controller_id} has epoch {request.controller_epoch}, "
+            f"epoch {services.control_epoch.highest} was seen",
+        )
+    own_epoch = await services.registered_epoch(request.broker_epoch)
+    if request.broker_epoch < own_epoch:
+        raise BrokerError(
+            ErrorCode.STALE_BROKER_EPOCH,
+            f"the request is for broker epoch {request.broker_epoch}, this one is {own_epoch}",
+        )
+    services.control_epoch.highest = request.controller_epoch
+
+
+async def handle_leader_and_isr(services: Services, request: Request) -> None:
+    body = request.body
+    assert isinstance(body, LeaderAndIsrRequest)
+    try:
+        await _fence(services, body)
+    except BrokerError as error:
+        request.respond(LeaderAndIsrResponse(error.code, []))
+        return
+    errors = await services.replicas.apply_leader_and_isr(body)
+    request.respond(LeaderAndIsrResponse(ErrorCode.NONE, errors))
+
+
+async def handle_stop_replica(services: Services, request: Request) -> None:
+    body = request.body
+    assert isinstance(body, StopReplicaRequest)
+    try:
+        await _fence(services, body)
+    except BrokerError as error:
+        request.respond(StopReplicaResponse(error.code, []))
+        return
+    errors = await services.replicas.stop_replicas(body)
+    request.respond(StopReplicaResponse(ErrorCode.NONE, errors))
+
+
+async def handle_update_metadata(services: Services, request: Request) -> None:
+    body = request.body
+    assert isinstance(body, UpdateMetadataRequest)
+    try:
+        await _fence(services, body)
+    except BrokerError as error:
+        request.respond(UpdateMetadataResponse(error.code))
+        return
+    for topic in services.metadata.update(body):
+        services.topic_purgatory.check_soon(topic)
+    services.replicas.reconsider_isrs()
+    request.respond(UpdateMetadataResponse(ErrorCode.NONE))

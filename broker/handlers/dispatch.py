@@ -1,0 +1,40 @@
+"""The table of handlers: API key to the function that answers it (Kafka's KafkaApis)."""
+
+from collections.abc import Awaitable, Callable
+
+from broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
+from broker.handlers.fetch import handle_fetch
+from broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
+from broker.handlers.metadata import handle_api_versions, handle_metadata
+from broker.handlers.produce import handle_produce
+from broker.handlers.producer_ids import handle_init_producer_id
+from broker.handlers.services import Services
+from broker.handlers.topics import handle_create_topics, handle_delete_topics
+from broker.network.request_channel import Request
+from protocol import apis
+
+Handler = Callable[[Services, Request], Awaitable[None]]
+
+HANDLERS: dict[int, Handler] = {
+    apis.PRODUCE.key: handle_produce,
+    apis.FETCH.key: handle_fetch,
+    apis.LIST_OFFSETS.key: handle_list_offsets,
+    apis.METADATA.key: handle_metadata,
+    apis.LEADER_AND_ISR.key: handle_leader_and_isr,
+    apis.STOP_REPLICA.key: handle_stop_replica,
+    apis.UPDATE_METADATA.key: handle_update_metadata,
+    apis.API_VERSIONS.key: handle_api_versions,
+    apis.CREATE_TOPICS.key: handle_create_topics,
+    apis.DELETE_TOPICS.key: handle_delete_topics,
+    apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
+    apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
+}
+
+
+def dispatcher(services: Services) -> Callable[[Request], Awaitable[None]]:
+    """What the server calls for each request. A BrokerError raised answers the request with its code."""
+
+    def dispatch(request: Request) -> Awaitable[None]:
+        return HANDLERS[request.api.key](services, request)
+
+    return dispatch

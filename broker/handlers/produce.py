@@ -1,0 +1,47 @@
+"""Produce: append as leader, answer when the acks asked for are there. Labels P1..P7: ARCHITECTURE.md."""
+
+from broker.handlers.services import Services
+from broker.network.request_channel import Request
+from broker.replication.delayed import ProduceStatus
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import (
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceTopicResponse,
+)
+from protocol.model import TopicPartition
+
+LEGAL_ACKS = (-1, 0, 1)
+
+
+async def handle_produce(services: Services, request: Request) -> None:
+    """P3. Each partition succeeds or fails by itself. With acks 0 nothing is answered; an error then closes the
+    connection, which is all that such a producer can notice."""
+    body = request.body
+    assert isinstance(body, ProduceRequest)
+    if body.acks not in LEGAL_ACKS:
+        raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {body.acks}")
+    if body.transactional_id is not None:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
+    entries = [
+        (TopicPartition(topic.name, data.index), data.records)
+        for topic in body.topic_data
+        for data in topic.partition_data
+    ]
+    if len({topic_partition for topic_partition, _ in entries}) != len(entries):
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition stands in the request twice")
+
+    def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
+        """P7."""
+        if body.acks == 0:
+            request.respond_nothing()
+            if any(status.response.error_code for status in statuses.values()):
+                request.close_connection("a produce request with acks=0 failed")
+            return
+        topics: dict[str, list[ProducePartitionResponse]] = {}
+        for topic_partition, status in statuses.items():
+            topics.setdefault(topic_partition.topic, []).append(status.response)
+        request.respond(ProduceResponse([ProduceTopicResponse(name, parts) for name, parts in topics.items()]))
+
+    services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)

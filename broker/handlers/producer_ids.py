@@ -1,0 +1,16 @@
+"""InitProducerId: an identity for an idempotent producer."""
+
+from broker.handlers.services import Services
+from broker.network.request_channel import Request
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+
+
+async def handle_init_producer_id(services: Services, request: Request) -> None:
+    """Every call gets an id that nobody had before, with epoch 0."""
+    body = request.body
+    assert isinstance(body, InitProducerIdRequest)
+    if body.transactional_id is not None:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
+    producer_id = await services.producer_ids.next()
+    request.respond(InitProducerIdResponse(0, ErrorCode.NONE, producer_id, 0))

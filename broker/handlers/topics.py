@@ -1,0 +1,73 @@
+"""CreateTopics and DeleteTopics: the controller's broker takes them, and answers when the cluster has followed."""
+
+from collections.abc import Callable
+
+from broker.handlers.services import Services
+from broker.network.request_channel import Request
+from broker.purgatory.purgatory import DelayedOperation
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+
+
+class DelayedCreateTopics(DelayedOperation):
+    """Completes when every topic created has leaders for all its partitions, as this broker's metadata tells. What has
+    none at the deadline is created nevertheless, and reported as REQUEST_TIMED_OUT (Kafka's DelayedCreatePartitions).
+    """
+
+    def __init__(
+        self,
+        timeout_ms: int,
+        results: list[CreatableTopicResult],
+        has_leaders: Callable[[str, int], bool],
+        respond: Callable[[list[CreatableTopicResult]], None],
+    ) -> None:
+        super().__init__(timeout_ms)
+        self._results = results
+        self._has_leaders = has_leaders
+        self._respond = respond
+
+    def _without_leaders(self) -> list[CreatableTopicResult]:
+        return [r for r in self._results if not r.error_code and not self._has_leaders(r.name, r.num_partitions)]
+
+    def try_complete(self) -> bool:
+        return False if self._without_leaders() else self.force_complete()
+
+    def on_complete(self) -> None:
+        for result in self._without_leaders():
+            result.error_code = ErrorCode.REQUEST_TIMED_OUT
+            result.error_message = f"topic {result.name!r} was created, but not all of its partitions have a leader yet"
+        self._respond(self._results)
+
+    def on_expiration(self) -> None:
+        """The answer says it all."""
+
+
+async def handle_create_topics(services: Services, request: Request) -> None:
+    """Raises BrokerError(NOT_CONTROLLER) on any other broker."""
+    body = request.body
+    assert isinstance(body, CreateTopicsRequest)
+    results = await services.administration.create_topics(body.topics, validate_only=body.validate_only)
+
+    def respond(results: list[CreatableTopicResult]) -> None:
+        request.respond(CreateTopicsResponse(0, results))
+
+    created = [result.name for result in results if not result.error_code]
+    if body.validate_only or not created:
+        respond(results)
+        return
+    operation = DelayedCreateTopics(max(body.timeout_ms, 0), results, services.metadata.has_leaders, respond)
+    services.topic_purgatory.try_complete_else_watch(operation, created)
+
+
+async def handle_delete_topics(services: Services, request: Request) -> None:
+    """Answers once the deletion is recorded, which cannot be undone; it goes on by itself, and waits for replicas whose
+    brokers are down. Raises BrokerError(NOT_CONTROLLER) on any other broker."""
+    body = request.body
+    assert isinstance(body, DeleteTopicsRequest)
+    request.respond(DeleteTopicsResponse(0, await services.administration.delete_topics(body.topics)))

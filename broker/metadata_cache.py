@@ -1,0 +1,118 @@
+"""What the controller's UpdateMetadata requests last said: brokers, topics, leaders. Every broker answers from it.
+
+Eventually right: it trails the controller by a request, and its readers' clients refresh and retry.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    MetadataBroker,
+    MetadataPartition,
+    MetadataResponse,
+    MetadataTopic,
+    UpdateMetadataBroker,
+    UpdateMetadataPartition,
+    UpdateMetadataRequest,
+)
+from protocol.model import (
+    DEFAULT_LISTENER,
+    NO_CONTROLLER,
+    NO_EPOCH,
+    NO_LEADER,
+    TopicPartition,
+    topic_name_problem,
+)
+
+
+class CachedTopic(msgspec.Struct):
+    topic_id: str
+    partitions: dict[int, UpdateMetadataPartition]
+
+
+class MetadataCache:
+    def __init__(self) -> None:
+        self.controller_id = NO_CONTROLLER
+        self.controller_epoch = NO_EPOCH
+        self.cluster_id: str | None = None
+        self._brokers: dict[int, UpdateMetadataBroker] = {}
+        self._topics: dict[str, CachedTopic] = {}
+
+    def update(self, request: UpdateMetadataRequest) -> list[str]:
+        """Take over a request that was found to be of the present controller. Returns the topics it spoke of."""
+        self.controller_id = request.controller_id
+        self.controller_epoch = request.controller_epoch
+        self._brokers = {broker.id: broker for broker in request.live_brokers}
+        for state in request.topic_states:
+            if state.deleted:
+                self._topics.pop(state.topic_name, None)
+                continue
+            topic = self._topics.get(state.topic_name)
+            if topic is None or topic.topic_id != state.topic_id:
+                topic = self._topics[state.topic_name] = CachedTopic(state.topic_id, {})
+            for partition in state.partition_states:
+                topic.partitions[partition.partition_index] = partition
+        return [state.topic_name for state in request.topic_states]
+
+    def alive_epoch(self, broker_id: int) -> int | None:
+        """The broker epoch of a live broker's present run; None where it is not alive."""
+        broker = self._brokers.get(broker_id)
+        return None if broker is None else broker.broker_epoch
+
+    def topic_id(self, topic: str) -> str | None:
+        cached = self._topics.get(topic)
+        return None if cached is None else cached.topic_id
+
+    def partition(self, topic_partition: TopicPartition) -> UpdateMetadataPartition | None:
+        topic = self._topics.get(topic_partition.topic)
+        return None if topic is None else topic.partitions.get(topic_partition.partition)
+
+    def has_leaders(self, topic: str, partitions: int) -> bool:
+        """Every one of so many partitions has a leader that lives."""
+        cached = self._topics.get(topic)
+        return (
+            cached is not None
+            and len(cached.partitions) >= partitions
+            and all(p.leader in self._brokers for p in cached.partitions.values())
+        )
+
+    def describe(self, topics: Iterable[str] | None) -> MetadataResponse:
+        """The answer to a Metadata request; None: all topics. Unknown ones get their error code."""
+        brokers = []
+        for broker in self._brokers.values():
+            endpoint = next((e for e in broker.endpoints if e.listener == DEFAULT_LISTENER), None)
+            if endpoint is not None:
+                brokers.append(MetadataBroker(broker.id, endpoint.host, endpoint.port, broker.rack))
+        names = sorted(self._topics) if topics is None else list(dict.fromkeys(topics))
+        return MetadataResponse(
+            throttle_time_ms=0,
+            brokers=brokers,
+            cluster_id=self.cluster_id,
+            controller_id=self.controller_id,
+            topics=[self._describe_topic(name) for name in names],
+            controller_epoch=self.controller_epoch,
+        )
+
+    def _describe_topic(self, name: str) -> MetadataTopic:
+        cached = self._topics.get(name)
+        if cached is None:
+            illegal = topic_name_problem(name) is not None
+            code = ErrorCode.INVALID_TOPIC_EXCEPTION if illegal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return MetadataTopic(code, name, "", False, [])
+        partitions = []
+        for index, state in sorted(cached.partitions.items()):
+            alive = state.leader in self._brokers
+            partitions.append(
+                MetadataPartition(
+                    error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
+                    partition_index=index,
+                    leader_id=state.leader if alive else NO_LEADER,
+                    leader_epoch=state.leader_epoch,
+                    replica_nodes=state.replicas,
+                    isr_nodes=state.isr,
+                    offline_replicas=[b for b in state.replicas if b not in self._brokers],
+                )
+            )
+        return MetadataTopic(ErrorCode.NONE, name, cached.topic_id, False, partitions)

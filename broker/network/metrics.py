@@ -1,0 +1,38 @@
+"""Counters and sums of the network layer. Plain attributes: whoever exports them reads them."""
+
+from __future__ import annotations
+
+
+class ApiMetrics:
+    """Sums over the requests of one API, in seconds (Kafka's RequestQueueTimeMs, LocalTimeMs, TotalTimeMs)."""
+
+    __slots__ = ("answered", "errors", "handled", "local_s", "name", "request_bytes", "request_queue_s", "total_s")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.handled = 0
+        """Requests whose handler has returned."""
+        self.answered = 0
+        """Requests that were answered, or that need no answer."""
+        self.errors = 0
+        """Handlers that raised."""
+        self.request_bytes = 0
+        self.request_queue_s = 0.0
+        """From the arrival of the last byte until a handler took it."""
+        self.local_s = 0.0
+        """In the handler."""
+        self.total_s = 0.0
+        """From the arrival of the last byte until the answer was given to the transport."""
+
+
+class NetworkMetrics:
+    def __init__(self) -> None:
+        self.per_api: dict[int, ApiMetrics] = {}
+        self.connections_opened = 0
+        self.connections_refused = 0
+        """Over a connection limit."""
+        self.bad_input = 0
+        """Connections closed because of what they sent."""
+        self.idle_closed = 0
+        self.slow_closed = 0
+        """Connections closed because a frame or the reading of responses took too long, or held too much memory."""

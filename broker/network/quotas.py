@@ -1,0 +1,45 @@
+"""Connection limits (Kafka's ConnectionQuotas): how many in all, per address, and how fast new ones may come.
+
+Pure: told the time, never asks for it. A connection over a limit is refused, that is closed at once, whichever
+limit it is. Kafka delays the ones that come too fast; but a delayed connection keeps its file descriptor, and a
+client that is refused backs off.
+"""
+
+from __future__ import annotations
+
+
+class ConnectionQuotas:
+    """Counts connections. Every `try_open` that returned None is followed by one `close`."""
+
+    def __init__(self, max_connections: int, max_connections_per_ip: int, max_connection_creation_rate: int) -> None:
+        self._max_connections = max_connections
+        self._max_connections_per_ip = max_connections_per_ip
+        self._rate = max_connection_creation_rate
+        # A bucket of one second's worth of connections, which refills at the rate.
+        self._allowance = float(max_connection_creation_rate)
+        self._refilled_at: float | None = None
+        self.total = 0
+        self.per_address: dict[str, int] = {}
+
+    def try_open(self, address: str, now: float) -> str | None:
+        """Count a new connection; or the reason, naming the setting, why it must be refused. `now` in seconds."""
+        if self.total >= self._max_connections:
+            return f"max.connections={self._max_connections} is reached"
+        if self.per_address.get(address, 0) >= self._max_connections_per_ip:
+            return f"max.connections.per.ip={self._max_connections_per_ip} is reached"
+        if self._refilled_at is not None:
+            self._allowance = min(float(self._rate), self._allowance + (now - self._refilled_at) * self._rate)
+        self._refilled_at = now
+        if self._allowance < 1.0:
+            return f"max.connection.creation.rate={self._rate} per second is exceeded"
+        self._allowance -= 1.0
+        self.total += 1
+        self.per_address[address] = self.per_address.get(address, 0) + 1
+        return None
+
+    def close(self, address: str) -> None:
+        """A connection that was counted has ended."""
+        self.total -= 1
+        self.per_address[address] -= 1
+        if self.per_address[address] == 0:
+            del self.per_address[address]

@@ -1,0 +1,302 @@
+"""Requests, and the bounded queue that takes them from the processors to the handlers (Kafka's RequestChannel).
+
+The problem. Handlers must never hold up the sockets, more requests than the broker can handle must push back on
+those who send them rather than pile up, control requests must not wait behind produce requests; and all of that
+for a few microseconds per request, as an `asyncio.Queue` with a wake-up of a task per request costs as much as
+the rest of the path together.
+
+The choice. A deque, and a future per idle handler. A request that finds an idle handler goes straight into that
+handler's future and never into the deque. A handler that has finished looks into the deque first (`poll`), so
+under load it goes from one request to the next without any wake-up.
+
+A connection has at most one request here (see "mute" in processor.py), and decodes it only when there is room.
+Who finds no room waits in line, does not read from its socket meanwhile, and is called when there is some.
+
+Slices. Handlers that find the queue full all the time would never let the loop get back to its sockets and
+timers. So the handlers of a channel share a slice of 2 ms; when it is over, they all rest until the loop has
+been round once. They also rest when the control plane's handler has been woken but has not run yet, which is
+what "control work first" amounts to on one loop: nothing but the requests that handlers hold already (one
+each) runs between the arrival of a control request and its handling.
+
+Rejected: driving the handler's coroutine directly from the processor and making a task of it only if it waits.
+It saves one turn of the loop, but such a coroutine has no current task, so `asyncio.timeout` fails in it, and
+Python 3.11 has no eager tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from protocol import messages as m
+from protocol.apis import Api, encode_error, encode_response
+from protocol.errors import ErrorCode
+
+SLICE_S = 0.002
+
+
+class RequestSource(Protocol):
+    """Where requests come from: a connection, as the channel and its requests see it."""
+
+    peer: str
+    listener: str
+
+    @property
+    def closed(self) -> bool: ...
+
+    def answered(self, request: Request, frame: bytearray | None) -> None:
+        """The request is answered: send the frame, if there is one."""
+        ...
+
+    def handled(self) -> None:
+        """The handler of this connection's request has returned: the next one may be dispatched."""
+        ...
+
+    def room_in_channel(self) -> None:
+        """The channel had been full; this connection may offer its next request now, without asking again."""
+        ...
+
+
+class Request:
+    """One request, from the arrival of its last byte to its answer. Not to be touched from other threads.
+
+    `body` is an instance of `api.request`. It refers to the frame it came in, which stays in memory as long as
+    the request does. Times are monotonic seconds, 0.0 until they have come.
+    """
+
+    __slots__ = (
+        "_answered",
+        "_clock",
+        "_failed",
+        "_source",
+        "api",
+        "api_version",
+        "body",
+        "client_id",
+        "correlation_id",
+        "dequeued_at",
+        "handled_at",
+        "received_at",
+        "sent_at",
+        "size",
+    )
+
+    def __init__(
+        self,
+        source: RequestSource,
+        clock: Callable[[], float],
+        api: Api[Any, Any],
+        envelope: m.RequestEnvelope,
+        body: Any,
+        size: int,
+        received_at: float,
+    ) -> None:
+        self.api = api
+        self.api_version = envelope.api_version
+        self.correlation_id = envelope.correlation_id
+        self.client_id = envelope.client_id
+        self.body = body
+        self.size = size
+        """Bytes of its frame."""
+        self.received_at = received_at
+        self.dequeued_at = 0.0
+        self.handled_at = 0.0
+        self.sent_at = 0.0
+        self._source = source
+        self._clock = clock
+        self._answered = False
+        self._failed = False
+
+    def __repr__(self) -> str:
+        return f"<{self.api.name} request {self.correlation_id} from {self._source.peer} ({self.client_id!r})>"
+
+    @property
+    def peer(self) -> str:
+        """`host:port` of the sender."""
+        return self._source.peer
+
+    @property
+    def listener(self) -> str:
+        """The name of the listener it came in by."""
+        return self._source.listener
+
+    @property
+    def source(self) -> RequestSource:
+        return self._source
+
+    @property
+    def closed(self) -> bool:
+        """The peer is gone: an answer would reach nobody. (Answering is allowed all the same.)"""
+        return self._source.closed
+
+    @property
+    def answered(self) -> bool:
+        return self._answered
+
+    def respond(self, body: m.Message) -> None:
+        """Send the answer: once, now or from any later callback. It leaves at once, before earlier requests'
+        answers if those are not ready. Does nothing if the connection is gone, or if the handler has raised
+        and the request was answered with an error because of that. Raises RuntimeError the second time."""
+        if self._may_answer():
+            self._finish(None if self._source.closed else encode_response(self.correlation_id, body))
+
+    def respond_error(self, code: ErrorCode, message: str) -> None:
+        """Like `respond`, with an error in place of a body."""
+        if self._may_answer():
+            self._finish(None if self._source.closed else encode_error(self.correlation_id, code, message))
+
+    def respond_nothing(self) -> None:
+        """Like `respond`, for a request that wants no answer (Produce with acks 0)."""
+        if self._may_answer():
+            self._finish(None)
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """The handler raised. Answers with the error unless it has answered already; if it had handed the
+        request to somebody who answers later, that answer is dropped."""
+        if not self._answered:
+            self.respond_error(code, message)
+            self._failed = True
+
+    def _may_answer(self) -> bool:
+        if self._answered and not self._failed:
+            raise RuntimeError(f"{self!r} is answered a second time")
+        return not self._answered
+
+    def _finish(self, frame: bytearray | None) -> None:
+        self._answered = True
+        self.sent_at = self._clock()
+        self._source.answered(self, frame)
+
+
+class RequestChannel:
+    """A bounded FIFO of requests. `poll` and `wait` are for the handlers, everything else for the processors."""
+
+    def __init__(
+        self,
+        max_requests: int,
+        max_bytes: int,
+        clock: Callable[[], float],
+        gives_way_to: RequestChannel | None = None,
+    ) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._gives_way_to = gives_way_to
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Request] = deque()
+        self._idle: deque[asyncio.Future[Request | None]] = deque()
+        self._in_line: deque[tuple[RequestSource, int]] = deque()
+        self._resting = False
+        self._slice_ends_at = 0.0
+        self._closed = False
+        self.bytes = 0
+        """Of the requests that are queued or being handled."""
+        self.waking = 0
+        """Handlers that were given a request and have not run since."""
+
+    def __len__(self) -> int:
+        """Requests that wait for a handler."""
+        return len(self._queue)
+
+    # -- the processors' side --
+
+    def has_room(self, size: int) -> bool:
+        """Whether a request of `size` bytes may be offered now; if not, get in line."""
+        return not self._in_line and not self._closed and self._fits(size)
+
+    def get_in_line(self, source: RequestSource, size: int) -> None:
+        """`source.room_in_channel` will be called once a request of `size` bytes may be offered, first come, first
+        served; never, if the channel closes before that."""
+        if not self._closed:
+            self._in_line.append((source, size))
+
+    def offer(self, request: Request, *, wake: bool) -> None:
+        """Queue a request for which there is room. `wake` is False if the caller is a handler about to poll."""
+        self.bytes += request.size
+        if wake and self._idle and not self._queue and not self._resting and self._give(request):
+            return
+        self._queue.append(request)
+
+    # -- the handlers' side --
+
+    def poll(self, now: float) -> Request | None:
+        """The next request, if there is one and the slice is not over. `now`: the clock's, as the caller just
+        read it anyway."""
+        if not self._queue or self._resting:
+            return None
+        if now >= self._slice_ends_at or (self._gives_way_to is not None and self._gives_way_to.waking):
+            self._resting = True
+            self._loop.call_soon(self._rested)
+            return None
+        request = self._queue.popleft()
+        if self._in_line:
+            self._admit()
+        return request
+
+    def wait(self) -> asyncio.Future[Request | None]:
+        """The next request, or None once the channel is closed and empty. Call `woken` with the time after that."""
+        future: asyncio.Future[Request | None] = self._loop.create_future()
+        if self._closed and not self._queue:
+            self.waking += 1
+            future.set_result(None)
+        else:
+            self._idle.append(future)
+        return future
+
+    def woken(self, now: float) -> None:
+        """A handler runs again after `wait`."""
+        self.waking -= 1
+        if now >= self._slice_ends_at:
+            self._slice_ends_at = now + SLICE_S
+
+    def handled(self, request: Request) -> None:
+        """The request no longer counts."""
+        self.bytes -= request.size
+        if self._in_line:
+            self._admit()
+
+    # -- the end --
+
+    def close(self) -> None:
+        """Take nothing more. Handlers get what is queued and then None."""
+        self._closed = True
+        self._in_line.clear()
+        if not self._queue:
+            while self._idle:
+                self._give(None)
+
+    def clear(self) -> None:
+        """Drop what is queued."""
+        self._queue.clear()
+
+    def _give(self, request: Request | None) -> bool:
+        """Hand the request to an idle handler; False if there is none."""
+        while self._idle:
+            future = self._idle.popleft()
+            if not future.done():  # done: the handler was cancelled
+                future.set_result(request)
+                self.waking += 1
+                return True
+        return False
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._slice_ends_at = self._clock() + SLICE_S
+        while self._queue and self._idle:
+            if self._give(self._queue[0]):
+                self._queue.popleft()
+        if self._closed and not self._queue:
+            while self._idle:
+                self._give(None)
+        if self._in_line:
+            self._admit()
+
+    def _fits(self, size: int) -> bool:
+        return len(self._queue) < self._max_requests and (not self.bytes or self.bytes + size <= self._max_bytes)
+
+    def _admit(self) -> None:
+        while self._in_line and self._fits(self._in_line[0][1]):
+            source, _ = self._in_line.popleft()
+            source.room_in_channel()

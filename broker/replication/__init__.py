@@ -1,0 +1,1 @@
+"""Leaders and followers: partitions, the ISR, fetchers, and the manager that the handlers call."""

@@ -1,0 +1,121 @@
+"""The two waits of the data path: a produce with acks=all for its replicas, a fetch for something to read."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.purgatory.purgatory import DelayedOperation
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import FetchPartition, FetchPartitionResponse, ProducePartitionResponse
+from protocol.model import TopicPartition
+
+if TYPE_CHECKING:
+    from broker.replication.manager import ReplicaManager
+
+
+class ProduceStatus(msgspec.Struct):
+    """What is known of one partition of a produce request. The response is filled in as soon as it is settled."""
+
+    response: ProducePartitionResponse
+    required_offset: int = -1
+    leading_since_epoch: int = -1
+    pending: bool = False
+
+
+class DelayedProduce(DelayedOperation):
+    """Completes when every partition has one of three endings: an error, the leader moved, or all in-sync replicas have
+    what was appended (Kafka's DelayedProduce). What is still pending at the deadline is REQUEST_TIMED_OUT, which leaves
+    open whether the records will survive."""
+
+    def __init__(
+        self,
+        timeout_ms: int,
+        statuses: dict[TopicPartition, ProduceStatus],
+        manager: "ReplicaManager",
+        respond: Callable[[dict[TopicPartition, ProduceStatus]], None],
+    ) -> None:
+        super().__init__(timeout_ms)
+        self._statuses = statuses
+        self._manager = manager
+        self._respond = respond
+
+    def try_complete(self) -> bool:
+        open_partitions = False
+        for topic_partition, status in self._statuses.items():
+            if not status.pending:
+                continue
+            partition = self._manager.partition(topic_partition)
+            if partition is None:
+                code: ErrorCode | None = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            else:
+                code = partition.acknowledgement(status.required_offset, status.leading_since_epoch)
+            if code is None:
+                open_partitions = True
+                continue
+            status.pending = False
+            if code is not ErrorCode.NONE:
+                status.response.error_code = code
+                status.response.base_offset = -1
+                if partition is not None:
+                    status.response.current_leader_id = partition.leader_id
+                    status.response.current_leader_epoch = partition.leader_epoch
+        return False if open_partitions else self.force_complete()
+
+    def on_complete(self) -> None:
+        for status in self._statuses.values():
+            if status.pending:
+                status.pending = False
+                status.response.error_code = ErrorCode.REQUEST_TIMED_OUT
+                status.response.base_offset = -1
+        self._respond(self._statuses)
+
+    def on_expiration(self) -> None:
+        self._manager.expired_produces += 1
+
+
+class DelayedFetch(DelayedOperation):
+    """Completes when the partitions together have `min_bytes` to read, or one of them has an error or a diverging epoch
+    to report (Kafka's DelayedFetch). It reads when it completes, so the answer is as fresh as can be."""
+
+    def __init__(
+        self,
+        timeout_ms: int,
+        min_bytes: int,
+        replica_id: int,
+        fetches: list[tuple[TopicPartition, FetchPartition]],
+        manager: "ReplicaManager",
+        read: Callable[[], list[tuple[TopicPartition, FetchPartitionResponse]]],
+        respond: Callable[[list[tuple[TopicPartition, FetchPartitionResponse]]], None],
+    ) -> None:
+        super().__init__(timeout_ms)
+        self._min_bytes = min_bytes
+        self._replica_id = replica_id
+        self._fetches = fetches
+        self._manager = manager
+        self._read = read
+        self._respond = respond
+
+    def try_complete(self) -> bool:
+        available = 0
+        for topic_partition, fetch in self._fetches:
+            partition = self._manager.partition(topic_partition)
+            if partition is None:
+                return self.force_complete()
+            try:
+                if partition.check_fetch(fetch, self._replica_id) is not None:
+                    return self.force_complete()
+            except BrokerError:
+                return self.force_complete()
+            end = partition.readable_end(self._replica_id)
+            if fetch.fetch_offset < end:
+                if self._min_bytes <= 1:
+                    return self.force_complete()
+                available += min(partition.log.bytes_between(fetch.fetch_offset, end), fetch.partition_max_bytes)
+        return self.force_complete() if available >= self._min_bytes else False
+
+    def on_complete(self) -> None:
+        self._respond(self._read())
+
+    def on_expiration(self) -> None:
+        self._manager.expired_fetches += 1

@@ -1,0 +1,108 @@
+"""Which replicas are in sync, and how far the log is safe. Pure functions of the leader's picture.
+
+The problem: the ISR lives in ZooKeeper, and while a change of it is on its way nobody knows which one holds.
+A high watermark taken over the smaller ISR could cover records that the next leader, elected from the larger,
+does not have (KAFKA-8836). The choice (KIP-497): until the outcome is known, the high watermark waits for the
+*maximal* ISR, the union of the committed one and the proposed; min.insync.replicas counts the committed one
+alone. So both err on the side of waiting.
+
+A follower joins once it has caught up with the high watermark *and* with the offset at which the current
+leader epoch began (KAFKA-7128: the high watermark of a new leader may be far behind what its predecessor had
+acknowledged), fetching under the broker epoch that the controller last announced as alive (KIP-903: a replica
+that was restarted empty must not join by the fetches of its former self).
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+
+class Follower(msgspec.Struct):
+    """What a leader knows of one follower, by its fetches in the current leader epoch. Times are monotonic seconds."""
+
+    log_end_offset: int = -1
+    """Everything below is in the follower's log; -1: it has not fetched in this epoch."""
+    last_fetch_s: float = float("-inf")
+    last_fetch_leader_end_offset: int = 0
+    """The leader's log end when the follower fetched last."""
+    last_caught_up_s: float = float("-inf")
+    """The latest time at which the follower was known to have all that the leader had."""
+    broker_epoch: int = -1
+
+
+def record_fetch(
+    follower: Follower, fetch_offset: int, leader_end_offset: int, now_s: float, broker_epoch: int
+) -> None:
+    """A follower asked for `fetch_offset`, so it has all before it (Kafka's Replica.updateFetchStateOrThrow).
+
+    It is caught up now if it has all there is, or it *was* at its previous fetch if it has all there was then: a
+    follower under constant load is always one fetch behind, and is in sync nevertheless.
+    """
+    if fetch_offset >= leader_end_offset:
+        follower.last_caught_up_s = max(follower.last_caught_up_s, now_s)
+    elif fetch_offset >= follower.last_fetch_leader_end_offset:
+        follower.last_caught_up_s = max(follower.last_caught_up_s, follower.last_fetch_s)
+    follower.log_end_offset = fetch_offset
+    follower.last_fetch_leader_end_offset = leader_end_offset
+    follower.last_fetch_s = now_s
+    follower.broker_epoch = broker_epoch
+
+
+def is_caught_up(follower: Follower, leader_end_offset: int, now_s: float, lag_time_max_s: float) -> bool:
+    """It has all there is, or had all there was not longer ago than the allowed lag."""
+    return follower.log_end_offset >= leader_end_offset or now_s - follower.last_caught_up_s <= lag_time_max_s
+
+
+def high_watermark(
+    leader_end_offset: int,
+    followers: Mapping[int, Follower],
+    maximal_isr: Iterable[int],
+    now_s: float,
+    lag_time_max_s: float,
+) -> int:
+    """The lowest log end offset of the replicas that count: the maximal ISR, the leader among them.
+
+    A follower that is caught up but has not joined yet counts as well: with nobody to wait for, the high watermark
+    would run at the leader's log end, and under load a follower, always one fetch behind, could never reach it.
+    The caller never moves the high watermark back.
+    """
+    counted = set(maximal_isr)
+    lowest = leader_end_offset
+    for broker_id, follower in followers.items():
+        if broker_id in counted or is_caught_up(follower, leader_end_offset, now_s, lag_time_max_s):
+            lowest = min(lowest, max(follower.log_end_offset, 0))
+    return lowest
+
+
+def may_join(follower: Follower, high_watermark: int, epoch_start_offset: int, alive_epoch: int | None) -> bool:
+    """Whether a follower outside the ISR may be proposed for it. `alive_epoch`: the broker epoch of its live run as
+    the controller announced it, None where it is not alive."""
+    return (
+        alive_epoch is not None
+        and follower.broker_epoch == alive_epoch
+        and follower.log_end_offset >= high_watermark
+        and follower.log_end_offset >= epoch_start_offset
+    )
+
+
+def lagging(
+    leader: int,
+    isr: Iterable[int],
+    followers: Mapping[int, Follower],
+    leader_end_offset: int,
+    now_s: float,
+    lag_time_max_s: float,
+) -> list[int]:
+    """The members of the ISR that have not been caught up for longer than `replica.lag.time.max.ms`. Never the leader,
+    so the last member never leaves."""
+    return [
+        broker_id
+        for broker_id in isr
+        if broker_id != leader
+        and not is_caught_up(followers.get(broker_id, Follower()), leader_end_offset, now_s, lag_time_max_s)
+    ]
+
+
+def in_assignment_order(assignment: Iterable[int], members: Iterable[int]) -> tuple[int, ...]:
+    chosen = set(members)
+    return tuple(broker_id for broker_id in assignment if broker_id in chosen)

@@ -1,0 +1,532 @@
+"""All replicas of this broker: what the handlers call (Kafka's ReplicaManager).
+
+Appends and reads, the two purgatories, the fetchers of the partitions that others lead, the ISR's writes to
+ZooKeeper, the checkpoint of high watermarks, and the control requests that decide who leads.
+
+An ISR change is one conditional write of the partition's state znode. Its outcome can be unknown (the connection
+broke): then the znode is read until it is known, and meanwhile the partition counts both ISRs (see `isr`). The
+controller learns of changes by a sequential node under `/isr_change_notification`, several changes to a node.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from broker.config import BrokerConfig, TopicConfig, topic_config
+from broker.metadata_cache import MetadataCache
+from broker.purgatory.purgatory import Purgatory, Timer
+from broker.replication.delayed import DelayedFetch, DelayedProduce, ProduceStatus
+from broker.replication.fetcher import Fetcher, FetcherSettings
+from broker.replication.partition import CONSUMER, Partition, Settings
+from broker.storage.log import LogConfig
+from broker.storage.manager import LogManager
+from broker.supervisor import Supervisor
+from protocol import znodes
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import (
+    Buffer,
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    LeaderAndIsrPartition,
+    LeaderAndIsrRequest,
+    PartitionError,
+    ProducePartitionResponse,
+    StopReplicaRequest,
+)
+from protocol.model import NO_EPOCH, LeaderAndIsr, TopicPartition
+from protocol.world import BadVersion, ConnectionLoss, NoNode, SessionExpired, World, ZooKeeperSession
+
+logger = logging.getLogger("minibroker.replication")
+
+EPOCH_DURING_DELETE = -2
+"""The leader epoch of a StopReplica that deletes whatever there is (Kafka's LeaderAndIsr.EpochDuringDelete)."""
+
+ZOOKEEPER_RETRY_S = 0.1
+ISR_NOTIFICATION_DELAY_S = 0.05
+
+SessionSource = Callable[[], Awaitable[ZooKeeperSession]]
+"""Waits until there is a session, and returns it."""
+
+FetchAnswer = list[tuple[TopicPartition, FetchPartitionResponse]]
+
+
+class _Assigned(NamedTuple):
+    """One partition of a LeaderAndIsr request, ready to be applied."""
+
+    topic_partition: TopicPartition
+    state: LeaderAndIsrPartition
+    partition: Partition
+
+
+class ReplicaManager:
+    def __init__(
+        self,
+        world: World,
+        config: BrokerConfig,
+        logs: LogManager,
+        metadata: MetadataCache,
+        supervisor: Supervisor,
+        sessions: SessionSource,
+        broker_epoch: Callable[[], int],
+    ) -> None:
+        self._world = world
+        self._config = config
+        self._logs = logs
+        self._metadata = metadata
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._broker_epoch = broker_epoch
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._fetchers: dict[int, Fetcher] = {}
+        self._timer = Timer()
+        self._produces: Purgatory[DelayedProduce] = Purgatory("produce", self._timer)
+        self._fetches: Purgatory[DelayedFetch] = Purgatory("fetch", self._timer)
+        self._high_watermarks: dict[TopicPartition, int] = {}
+        self._changed_isrs: dict[TopicPartition, None] = {}
+        self._isr_changed = asyncio.Event()
+        self.expired_produces = 0
+        self.expired_fetches = 0
+        self.isr_shrinks = 0
+        self.isr_expands = 0
+        self._settings = Settings(
+            broker_id=config.broker_id,
+            lag_time_max_s=config.replica_lag_time_max_ms / 1_000,
+            min_insync_replicas=config.min_insync_replicas,
+        )
+        self._fetcher_settings = FetcherSettings(
+            broker_id=config.broker_id,
+            wait_max_ms=config.replica_fetch_wait_max_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            response_max_bytes=config.replica_fetch_response_max_bytes,
+            partition_max_bytes=config.replica_fetch_max_bytes,
+            backoff_s=config.replica_fetch_backoff_ms / 1_000,
+            socket_timeout_s=config.replica_socket_timeout_ms / 1_000,
+        )
+
+    # -- start and stop --
+
+    def start(self) -> None:
+        """After the logs were opened, before the first control request."""
+        self._high_watermarks = self._logs.read_high_watermarks()
+        self._supervisor.start(self._check_isrs(), "ISR expiration")
+        self._supervisor.start(self._announce_isr_changes(), "ISR change notification")
+        self._supervisor.start(self._checkpoint(), "high watermark checkpoint")
+
+    async def close(self) -> None:
+        """Stop following, drop what waits, write the last checkpoint. The supervisor has ended the tasks."""
+        for fetcher in self._fetchers.values():
+            await fetcher.close()
+        self._fetchers.clear()
+        self._produces.close()
+        self._fetches.close()
+        self._timer.close()
+        self._write_high_watermarks()
+
+    # -- for handlers --
+
+    def partition(self, topic_partition: TopicPartition) -> Partition | None:
+        return self._partitions.get(topic_partition)
+
+    def partitions(self) -> list[Partition]:
+        return list(self._partitions.values())
+
+    def leader(self, topic_partition: TopicPartition) -> Partition:
+        """The partition, if it is here at all. Raises BrokerError: NOT_LEADER_OR_FOLLOWER where the cluster has it
+        elsewhere, UNKNOWN_TOPIC_OR_PARTITION where nobody told this broker of it."""
+        partition = self._partitions.get(topic_partition)
+        if partition is None:
+            known = self._metadata.partition(topic_partition) is not None
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            raise BrokerError(code, f"{topic_partition} is not on broker {self._config.broker_id}")
+        return partition
+
+    def produce(
+        self,
+        entries: list[tuple[TopicPartition, Buffer]],
+        *,
+        acks: int,
+        timeout_ms: int,
+        respond: Callable[[dict[TopicPartition, ProduceStatus]], None],
+    ) -> None:
+        """Append each entry as leader; `respond` once all are settled (at once unless acks is -1)."""
+        statuses: dict[TopicPartition, ProduceStatus] = {}
+        now_ms = self._world.clock.wall_ms()
+        waiting = False
+        for topic_partition, records in entries:
+            status = statuses[topic_partition] = self._append(topic_partition, records, acks, now_ms)
+            waiting = waiting or status.pending
+        if not waiting:
+            respond(statuses)
+            return
+        # labels P4-P7: see ARCHITECTURE.md, "A produce request with acks=all"
+        operation = DelayedProduce(timeout_ms, statuses, self, respond)
+        self._produces.try_complete_else_watch(operation, statuses)
+
+    def _append(self, topic_partition: TopicPartition, records: Buffer, acks: int, now_ms: int) -> ProduceStatus:
+        index = topic_partition.partition
+        try:
+            partition = self.leader(topic_partition)
+            before = partition.high_watermark
+            info = partition.append(records, required_acks=acks, now_ms=now_ms)
+        except BrokerError as error:
+            response = ProducePartitionResponse(index, error.code, error_message=error.detail)
+            known = self._metadata.partition(topic_partition)
+            if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None:
+                response.current_leader_id = known.leader
+                response.current_leader_epoch = known.leader_epoch
+            return ProduceStatus(response)
+        self._fetches.check_soon(topic_partition)
+        if partition.high_watermark != before:
+            self._produces.check_soon(topic_partition)
+        return ProduceStatus(
+            ProducePartitionResponse(
+                index,
+                ErrorCode.NONE,
+                base_offset=info.first_offset,
+                log_start_offset=partition.log.log_start_offset,
+            ),
+            required_offset=info.last_offset + 1,
+            leading_since_epoch=partition.leading_since_epoch,
+            pending=acks == -1,
+        )
+
+    def fetch(self, request: FetchRequest, respond: Callable[[FetchAnswer], None]) -> None:
+        """Read for a consumer or a follower; `respond` at once with what there is, or once `min_bytes` can be read, or
+        after `max_wait_ms`. A follower's offsets move the high watermark first."""
+        fetches = [
+            (TopicPartition(topic.topic, fetch.partition), fetch, topic.topic_id)
+            for topic in request.topics
+            for fetch in topic.partitions
+        ]
+        refused: dict[TopicPartition, FetchPartitionResponse] = {}
+        for topic_partition, fetch, topic_id in fetches:
+            problem = self._refusal(topic_partition, fetch, topic_id, request)
+            if problem is not None:
+                refused[topic_partition] = problem
+        wanted = [(tp, fetch) for tp, fetch, _ in fetches]
+
+        def read() -> FetchAnswer:
+            return self._read(wanted, refused, request)
+
+        answer = read()
+        size = sum(len(response.records) for _, response in answer)
+        settled = any(r.error_code != 0 or r.diverging_epoch is not None for _, r in answer)
+        if settled or size >= request.min_bytes or request.max_wait_ms <= 0 or not wanted:
+            respond(answer)
+            return
+        operation = DelayedFetch(
+            request.max_wait_ms, request.min_bytes, request.replica_id, wanted, self, read, respond
+        )
+        self._fetches.try_complete_else_watch(operation, [tp for tp, _ in wanted])
+
+    def _refusal(
+        self, topic_partition: TopicPartition, fetch: FetchPartition, topic_id: str, request: FetchRequest
+    ) -> FetchPartitionResponse | None:
+        """The error of one partition of a fetch, or None; for a follower, note what its offset tells."""
+        partition: Partition | None = None
+        try:
+            partition = self.leader(topic_partition)
+            if topic_id and topic_id != partition.log.topic_id:
+                raise BrokerError(
+                    ErrorCode.INCONSISTENT_TOPIC_ID,
+                    f"{topic_partition} has topic id {partition.log.topic_id} here, not {topic_id}",
+                )
+            if request.replica_id != CONSUMER and partition.check_fetch(fetch, request.replica_id) is None:
+                self._follower_fetched(partition, request.replica_id, fetch.fetch_offset, request.replica_epoch)
+        except BrokerError as error:
+            if partition is not None:
+                return partition.refusal(error.code)
+            known = self._metadata.partition(topic_partition)
+            return FetchPartitionResponse(
+                topic_partition.partition,
+                error.code,
+                current_leader_id=known.leader if known else -1,
+                current_leader_epoch=known.leader_epoch if known else -1,
+            )
+        return None
+
+    def _follower_fetched(self, partition: Partition, replica_id: int, offset: int, broker_epoch: int) -> None:
+        if partition.record_follower_fetch(replica_id, offset, broker_epoch):
+            self._high_watermark_moved(partition)
+        if replica_id not in partition.isr:
+            self._propose_isr(partition)
+
+    def _high_watermark_moved(self, partition: Partition) -> None:
+        self._produces.check_soon(partition.topic_partition)
+        self._fetches.check_soon(partition.topic_partition)
+
+    def _read(
+        self,
+        wanted: list[tuple[TopicPartition, FetchPartition]],
+        refused: dict[TopicPartition, FetchPartitionResponse],
+        request: FetchRequest,
+    ) -> FetchAnswer:
+        """Whole batches, `max_bytes` in all; the first that has any is served even where it is larger."""
+        left = min(request.max_bytes, self._config.fetch_max_bytes)
+        answer: FetchAnswer = []
+        nothing_yet = True
+        for topic_partition, fetch in wanted:
+            response = refused.get(topic_partition)
+            if response is None:
+                partition = self._partitions.get(topic_partition)
+                if partition is None:
+                    response = FetchPartitionResponse(topic_partition.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                else:
+                    response = partition.read(fetch, request.replica_id, max_bytes=left, at_least_one=nothing_yet)
+                    size = len(response.records)
+                    left = max(0, left - size)
+                    nothing_yet = nothing_yet and not size
+            answer.append((topic_partition, response))
+        return answer
+
+    # -- control requests --
+
+    async def apply_leader_and_isr(self, request: LeaderAndIsrRequest) -> list[PartitionError]:
+        """Lead or follow as told, where the leader epoch is newer than what is held. The caller has checked the
+        controller's and the broker's epoch, and lets no other control request in between."""
+        errors: list[PartitionError] = []
+        assigned: list[_Assigned] = []
+        for topic in request.topic_states:
+            config = await self._topic_config(topic.topic_name, topic.partition_states)
+            for state in topic.partition_states:
+                topic_partition = TopicPartition(topic.topic_name, state.partition_index)
+                try:
+                    partition = await self._ensure_partition(topic_partition, topic.topic_id, config)
+                    if partition.is_stale(state):
+                        raise BrokerError(
+                            ErrorCode.STALE_CONTROLLER_EPOCH,
+                            f"{topic_partition} is in epoch {partition.leader_epoch}, not {state.leader_epoch}",
+                        )
+                except BrokerError as error:
+                    logger.warning("LeaderAndIsr for %s refused: %s", topic_partition, error)
+                    errors.append(PartitionError(topic.topic_name, state.partition_index, error.code))
+                    continue
+                assigned.append(_Assigned(topic_partition, state, partition))
+        addresses = {leader.broker_id: (leader.host_name, leader.port) for leader in request.live_leaders}
+        for entry in assigned:
+            self._apply_state(entry, addresses)
+        self._close_idle_fetchers()
+        return errors
+
+    async def _topic_config(self, topic: str, states: list[LeaderAndIsrPartition]) -> TopicConfig:
+        """The topic's own settings, read from ZooKeeper where a partition is new here."""
+        if all(TopicPartition(topic, s.partition_index) in self._partitions for s in states):
+            return TopicConfig()
+        path = znodes.topic_config_path(topic)
+        while True:
+            try:
+                session = await self._sessions()
+                data, _ = await session.get(path)
+                return topic_config(znodes.decode_config(path, data))
+            except NoNode:
+                return TopicConfig()
+            except (ConnectionLoss, SessionExpired):
+                await asyncio.sleep(ZOOKEEPER_RETRY_S)
+
+    async def _ensure_partition(self, topic_partition: TopicPartition, topic_id: str, config: TopicConfig) -> Partition:
+        partition = self._partitions.get(topic_partition)
+        if partition is not None:
+            if topic_id and partition.log.topic_id != topic_id:
+                raise BrokerError(
+                    ErrorCode.INCONSISTENT_TOPIC_ID,
+                    f"{topic_partition} has topic id {partition.log.topic_id} here, the controller says {topic_id}",
+                )
+            return partition
+        log = await self._logs.get_or_create(topic_partition, topic_id, self._log_config(config))
+        partition = self._partitions[topic_partition] = Partition(
+            topic_partition,
+            log,
+            self._settings,
+            self._world.clock,
+            self._metadata.alive_epoch,
+            high_watermark=self._high_watermarks.get(topic_partition, 0),
+            min_insync_replicas=config.min_insync_replicas,
+        )
+        return partition
+
+    def _log_config(self, topic: TopicConfig) -> LogConfig:
+        config = self._config
+        return LogConfig(
+            segment_bytes=topic.segment_bytes or config.log_segment_bytes,
+            index_interval_bytes=topic.index_interval_bytes or config.log_index_interval_bytes,
+            max_message_bytes=topic.max_message_bytes or config.message_max_bytes,
+        )
+
+    def _apply_state(self, entry: _Assigned, addresses: dict[int, tuple[str, int]]) -> None:
+        topic_partition, state, partition = entry
+        me = self._config.broker_id
+        known_epoch = partition.leader_epoch
+        if state.leader == me:
+            self._stop_following(topic_partition)
+            partition.become_leader(state)
+        else:
+            partition.become_follower(state)
+            address = addresses.get(state.leader)
+            if address is None:
+                self._stop_following(topic_partition)
+            elif state.leader_epoch > known_epoch or not self._follows(state.leader, topic_partition):
+                self._follow(partition, state.leader, address)
+        logger.info(
+            "%s: %s in epoch %d, leader %d, ISR %s",
+            topic_partition,
+            partition.role.value,
+            partition.leader_epoch,
+            partition.leader_id,
+            list(partition.isr),
+        )
+        self._produces.check_soon(topic_partition)
+        self._fetches.check_soon(topic_partition)
+
+    async def stop_replicas(self, request: StopReplicaRequest) -> list[PartitionError]:
+        """Stop following or leading; delete the log where told to. A partition that is not here is stopped already."""
+        errors: list[PartitionError] = []
+        for topic in request.topic_states:
+            for state in topic.partition_states:
+                topic_partition = TopicPartition(topic.topic_name, state.partition_index)
+                partition = self._partitions.get(topic_partition)
+                fenced = state.leader_epoch not in (EPOCH_DURING_DELETE, NO_EPOCH) and (
+                    partition is not None and state.leader_epoch < partition.leader_epoch
+                )
+                if fenced:
+                    code = ErrorCode.FENCED_LEADER_EPOCH
+                    errors.append(PartitionError(topic.topic_name, state.partition_index, code))
+                    continue
+                self._stop_following(topic_partition)
+                if state.delete_partition:
+                    self._partitions.pop(topic_partition, None)
+                    self._high_watermarks.pop(topic_partition, None)
+                    await self._logs.delete(topic_partition)
+                    logger.info("%s: deleted", topic_partition)
+                self._produces.check_soon(topic_partition)
+                self._fetches.check_soon(topic_partition)
+        self._close_idle_fetchers()
+        return errors
+
+    def reconsider_isrs(self) -> None:
+        """The controller announced brokers: followers that waited to be known as alive may join now."""
+        for partition in self._partitions.values():
+            if partition.is_leader and len(partition.isr) < len(partition.assignment):
+                self._propose_isr(partition)
+
+    # -- following --
+
+    def _follows(self, leader_id: int, topic_partition: TopicPartition) -> bool:
+        fetcher = self._fetchers.get(leader_id)
+        return fetcher is not None and fetcher.follows(topic_partition)
+
+    def _follow(self, partition: Partition, leader_id: int, address: tuple[str, int]) -> None:
+        fetcher = self._fetchers.get(leader_id)
+        if fetcher is not None and fetcher.address != address:
+            self._retire(self._fetchers.pop(leader_id))
+            fetcher = None
+        self._stop_following(partition.topic_partition, but=leader_id)
+        if fetcher is None:
+            host, port = address
+            fetcher = self._fetchers[leader_id] = Fetcher(
+                self._world, leader_id, host, port, self._fetcher_settings, self._broker_epoch
+            )
+            self._supervisor.watch(fetcher.task)
+        fetcher.add(partition)
+
+    def _stop_following(self, topic_partition: TopicPartition, *, but: int | None = None) -> None:
+        for leader_id, fetcher in self._fetchers.items():
+            if leader_id != but:
+                fetcher.remove(topic_partition)
+
+    def _close_idle_fetchers(self) -> None:
+        for leader_id in [leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.idle]:
+            self._retire(self._fetchers.pop(leader_id))
+
+    def _retire(self, fetcher: Fetcher) -> None:
+        self._supervisor.start(fetcher.close(), f"end of the fetcher of broker {fetcher.leader_id}")
+
+    # -- the ISR --
+
+    async def _check_isrs(self) -> None:
+        """Twice per allowed lag, as Kafka: a follower leaves after 1 to 1.5 times `replica.lag.time.max.ms`."""
+        while True:
+            await asyncio.sleep(self._config.replica_lag_time_max_ms / 2_000)
+            for partition in list(self._partitions.values()):
+                self._propose_isr(partition)
+
+    def _propose_isr(self, partition: Partition) -> None:
+        isr = partition.isr_to_propose()
+        if isr is None:
+            return
+        logger.info("%s: proposing ISR %s for %s", partition.topic_partition, list(isr), list(partition.isr))
+        if len(isr) < len(partition.isr):
+            self.isr_shrinks += 1
+        else:
+            self.isr_expands += 1
+        proposal = partition.propose_isr(isr)
+        self._supervisor.start(self._write_isr(partition, proposal), f"ISR of {partition.topic_partition}")
+
+    async def _write_isr(self, partition: Partition, proposal: LeaderAndIsr) -> None:
+        """Until it is known whether the proposal holds, or somebody else's state does, or the topic is gone."""
+        path = znodes.state_path(partition.topic_partition)
+        outcome_unknown = False
+        while True:
+            try:
+                session = await self._sessions()
+                if outcome_unknown:
+                    data, stat = await session.get(path)
+                    actual = znodes.decode_state(partition.topic_partition, data, stat.version)
+                    if actual == msgspec.structs.replace(proposal, partition_epoch=proposal.partition_epoch + 1):
+                        moved = partition.isr_written(proposal, actual.partition_epoch)
+                        break
+                    if actual.partition_epoch != proposal.partition_epoch:
+                        moved = partition.isr_conflict(proposal, actual)
+                        break
+                    outcome_unknown = False
+                written = await session.set(path, znodes.encode_state(proposal), proposal.partition_epoch)
+                moved = partition.isr_written(proposal, written.version)
+                break
+            except NoNode:
+                return
+            except BadVersion:
+                outcome_unknown = True
+            except (ConnectionLoss, SessionExpired):
+                outcome_unknown = True
+                await asyncio.sleep(ZOOKEEPER_RETRY_S)
+        if moved:
+            self._high_watermark_moved(partition)
+        self._changed_isrs[partition.topic_partition] = None
+        self._isr_changed.set()
+        self._propose_isr(partition)
+
+    async def _announce_isr_changes(self) -> None:
+        while True:
+            await self._isr_changed.wait()
+            await asyncio.sleep(ISR_NOTIFICATION_DELAY_S)
+            self._isr_changed.clear()
+            changed = list(self._changed_isrs)
+            self._changed_isrs.clear()
+            while True:
+                try:
+                    session = await self._sessions()
+                    data = znodes.encode_isr_change(changed)
+                    await session.create(znodes.ISR_CHANGE_PREFIX, data, sequence=True)
+                    break
+                except (ConnectionLoss, SessionExpired):
+                    # Announced twice at worst: the controller reads the znodes, not the announcement.
+                    await asyncio.sleep(ZOOKEEPER_RETRY_S)
+
+    # -- high watermarks --
+
+    async def _checkpoint(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.replica_high_watermark_checkpoint_interval_ms / 1_000)
+            marks = self._current_high_watermarks()
+            await self._world.executor.run(self._logs.write_high_watermarks, marks)
+
+    def _current_high_watermarks(self) -> dict[TopicPartition, int]:
+        marks = dict(self._high_watermarks)
+        marks.update({tp: partition.high_watermark for tp, partition in self._partitions.items()})
+        return marks
+
+    def _write_high_watermarks(self) -> None:
+        self._logs.write_high_watermarks(self._current_high_watermarks())

@@ -1,0 +1,409 @@
+"""One replica of one partition on this broker: leader or follower, its log, ISR and high watermark.
+
+Synchronous throughout: nothing here awaits, so each method is atomic on the event loop, and what is checked at
+its top still holds at its bottom. Writing the ISR to ZooKeeper is the manager's business; this class says what to
+write (`propose_isr`) and is told how it went (`isr_written`, `isr_conflict`).
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+
+from broker.replication import isr as isr_rules
+from broker.replication.isr import Follower
+from broker.storage.log import AppendInfo, Log
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    Buffer,
+    EpochEndOffset,
+    FetchPartition,
+    FetchPartitionResponse,
+    LeaderAndIsrPartition,
+)
+from protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
+from protocol.world import Clock
+
+CONSUMER = -1
+"""The replica id of a fetch that no replica makes."""
+
+
+class Role(Enum):
+    LEADER = "leader"
+    FOLLOWER = "follower"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    broker_id: int
+    lag_time_max_s: float
+    min_insync_replicas: int | None
+    """The broker's own, for topics that do not set it; None: 2 for three or more replicas, else 1."""
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """What a follower did with the answer to its fetch."""
+
+    truncated_to: int | None = None
+    appended: bool = False
+
+
+class Partition:
+    """Guarantees: the high watermark never goes back within a leader epoch but by truncation; a request of another
+    leader epoch changes nothing; an acknowledged offset is below the high watermark of the maximal ISR.
+    """
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        log: Log,
+        settings: Settings,
+        clock: Clock,
+        alive_epoch: Callable[[int], int | None],
+        *,
+        high_watermark: int = 0,
+        min_insync_replicas: int | None = None,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.log = log
+        self.role = Role.FOLLOWER
+        self.leader_id = NO_LEADER
+        self.leader_epoch = NO_EPOCH
+        self.leading_since_epoch = NO_EPOCH
+        """The epoch in which this broker last *became* leader. Later epochs of an unbroken leadership keep it, since
+        between them the log was never truncated."""
+        self.controller_epoch = NO_EPOCH
+        self.assignment: tuple[int, ...] = ()
+        self.isr: tuple[int, ...] = ()
+        """The committed ISR: what ZooKeeper is known to hold."""
+        self.proposed_isr: tuple[int, ...] | None = None
+        """An ISR that was sent to ZooKeeper and whose outcome is not known yet."""
+        self.partition_epoch = NO_EPOCH
+        self.epoch_start_offset = -1
+        self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
+        self.followers: dict[int, Follower] = {}
+        self._settings = settings
+        self._clock = clock
+        self._alive_epoch = alive_epoch
+        self._topic_min_insync_replicas = min_insync_replicas
+
+    # -- what the controller says --
+
+    def is_stale(self, state: LeaderAndIsrPartition) -> bool:
+        """The state is of an earlier leader epoch than the one held here."""
+        return state.leader_epoch < self.leader_epoch
+
+    def become_leader(self, state: LeaderAndIsrPartition) -> None:
+        """Lead in the state's epoch. The epoch is on disk with its start offset before anything can be appended
+        (KAFKA-7415). A second call for the same epoch changes nothing but the ISR, if the state's is newer."""
+        was_leading = self.role is Role.LEADER
+        new_epoch = state.leader_epoch > self.leader_epoch
+        if new_epoch:
+            self.log.assign_epoch_start(state.leader_epoch, self.log.log_end_offset)
+            self.epoch_start_offset = self.log.log_end_offset
+            if not was_leading:
+                self.leading_since_epoch = state.leader_epoch
+        self._adopt(state, Role.LEADER)
+        if new_epoch or not was_leading:
+            now_s = self._clock.monotonic()
+            self.followers = {
+                broker_id: Follower(last_caught_up_s=now_s if broker_id in self.isr else float("-inf"))
+                for broker_id in self.assignment
+                if broker_id != self._settings.broker_id
+            }
+        self.advance_high_watermark()
+
+    def become_follower(self, state: LeaderAndIsrPartition) -> None:
+        """Follow the state's leader (or nobody, where it has none)."""
+        self._adopt(state, Role.FOLLOWER)
+        self.followers = {}
+
+    def _adopt(self, state: LeaderAndIsrPartition, role: Role) -> None:
+        self.role = role
+        self.leader_id = state.leader
+        if state.leader_epoch > self.leader_epoch or state.partition_epoch > self.partition_epoch:
+            self.isr = tuple(state.isr)
+            self.proposed_isr = None
+            self.partition_epoch = state.partition_epoch
+        self.leader_epoch = state.leader_epoch
+        self.controller_epoch = state.controller_epoch
+        self.assignment = tuple(state.replicas)
+
+    # -- leader: appends --
+
+    @property
+    def is_leader(self) -> bool:
+        return self.role is Role.LEADER
+
+    @property
+    def min_insync_replicas(self) -> int:
+        configured = self._topic_min_insync_replicas or self._settings.min_insync_replicas
+        return configured or (2 if len(self.assignment) >= 3 else 1)
+
+    def append(self, records: Buffer, *, required_acks: int, now_ms: int) -> AppendInfo:
+        """Append as leader. Raises BrokerError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all), and what the
+        log refuses; then nothing was written."""
+        self._require_leader(NO_EPOCH)
+        if required_acks == -1 and len(self.isr) < self.min_insync_replicas:
+            raise BrokerError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"{self.topic_partition} has {len(self.isr)} replicas in sync {list(self.isr)}, "
+                f"min.insync.replicas is {self.min_insync_replicas}",
+            )
+        info = self.log.append_as_leader(records, self.leader_epoch, now_ms)
+        if len(self.isr) == 1:
+            self.advance_high_watermark()
+        return info
+
+    def acknowledgement(self, required_offset: int, leading_since_epoch: int) -> ErrorCode | None:
+        """Whether an append that ended at `required_offset` is settled: NONE once all in-sync replicas have it, an
+        error where it cannot be told any more, None while it is open (DelayedProduce's three endings)."""
+        if not self.is_leader or self.leading_since_epoch != leading_since_epoch:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self.high_watermark < required_offset:
+            return None
+        if len(self.isr) < self.min_insync_replicas:
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        return ErrorCode.NONE
+
+    # -- leader: high watermark and ISR --
+
+    @property
+    def maximal_isr(self) -> set[int]:
+        return set(self.isr).union(self.proposed_isr or ())
+
+    def advance_high_watermark(self) -> bool:
+        """Move the high watermark to what all replicas that count have; True if it moved."""
+        if not self.is_leader:
+            return False
+        reached = isr_rules.high_watermark(
+            self.log.log_end_offset,
+            self.followers,
+            self.maximal_isr,
+            self._clock.monotonic(),
+            self._settings.lag_time_max_s,
+        )
+        if reached <= self.high_watermark:
+            return False
+        self.high_watermark = reached
+        return True
+
+    def isr_to_propose(self) -> tuple[int, ...] | None:
+        """The ISR that this leader would write now: without those that lag, with those that have caught up. None where
+        it is right as it is, or where a change is on its way already."""
+        if not self.is_leader or self.proposed_isr is not None:
+            return None
+        out = isr_rules.lagging(
+            self.leader_id,
+            self.isr,
+            self.followers,
+            self.log.log_end_offset,
+            self._clock.monotonic(),
+            self._settings.lag_time_max_s,
+        )
+        joining = [b for b in self.followers if b not in self.isr and self._may_join(b)]
+        if not out and not joining:
+            return None
+        members = [b for b in self.isr if b not in out] + joining
+        return isr_rules.in_assignment_order(self.assignment, members)
+
+    def _may_join(self, broker_id: int) -> bool:
+        follower = self.followers[broker_id]
+        return isr_rules.may_join(follower, self.high_watermark, self.epoch_start_offset, self._alive_epoch(broker_id))
+
+    def propose_isr(self, isr: tuple[int, ...]) -> LeaderAndIsr:
+        """From now on the high watermark waits for the members of `isr` too. Returns what to write; the write must be
+        conditional on `partition_epoch`, the version of the znode that it replaces."""
+        self.proposed_isr = isr
+        return LeaderAndIsr(self.leader_id, self.leader_epoch, isr, self.controller_epoch, self.partition_epoch)
+
+    def isr_written(self, written: LeaderAndIsr, version: int) -> bool:
+        """ZooKeeper holds the proposed ISR at this version. True if the high watermark moved."""
+        if not self._is_current(written):
+            return False
+        self.isr = written.isr
+        self.proposed_isr = None
+        self.partition_epoch = version
+        return self.advance_high_watermark()
+
+    def isr_conflict(self, proposed: LeaderAndIsr, actual: LeaderAndIsr) -> bool:
+        """ZooKeeper refused: it holds `actual`. Adopted where it is of this leadership; otherwise somebody else leads
+        and the controller is about to say so. True if the high watermark moved."""
+        if not self._is_current(proposed):
+            return False
+        if (actual.leader, actual.leader_epoch) != (self.leader_id, self.leader_epoch):
+            return False
+        self.isr = actual.isr
+        self.proposed_isr = None
+        self.partition_epoch = actual.partition_epoch
+        return self.advance_high_watermark()
+
+    def _is_current(self, proposal: LeaderAndIsr) -> bool:
+        return (
+            self.is_leader
+            and self.leader_epoch == proposal.leader_epoch
+            and self.partition_epoch == proposal.partition_epoch
+            and self.proposed_isr == proposal.isr
+        )
+
+    # -- leader: fetches --
+
+    def record_follower_fetch(self, replica_id: int, fetch_offset: int, broker_epoch: int) -> bool:
+        """A follower has everything below `fetch_offset`. True if the high watermark moved. Raises BrokerError where
+        it is no replica of this partition."""
+        follower = self.followers.get(replica_id)
+        if follower is None:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"broker {replica_id} holds no replica of {self.topic_partition} {list(self.assignment)}",
+            )
+        isr_rules.record_fetch(follower, fetch_offset, self.log.log_end_offset, self._clock.monotonic(), broker_epoch)
+        return self.advance_high_watermark()
+
+    def readable_end(self, replica_id: int) -> int:
+        """Consumers read up to the high watermark, replicas up to the end."""
+        return self.high_watermark if replica_id == CONSUMER else self.log.log_end_offset
+
+    def check_fetch(self, fetch: FetchPartition, replica_id: int) -> EpochEndOffset | None:
+        """Raises BrokerError (not leader, another epoch, out of range). The diverging epoch where the follower's log is
+        not a prefix of this one (KIP-595), which includes a follower that is ahead."""
+        self._require_leader(fetch.current_leader_epoch)
+        log = self.log
+        if fetch.last_fetched_epoch != NO_EPOCH:
+            epoch, end_offset = log.end_offset_for(fetch.last_fetched_epoch)
+            if epoch == NO_EPOCH:
+                raise BrokerError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"{self.topic_partition} knows nothing of epoch {fetch.last_fetched_epoch}: "
+                    f"its log begins at {log.log_start_offset}",
+                )
+            if epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:
+                return EpochEndOffset(epoch, end_offset)
+        if replica_id != CONSUMER and fetch.fetch_offset > log.log_end_offset:
+            return EpochEndOffset(log.latest_epoch, log.log_end_offset)
+        if not log.log_start_offset <= fetch.fetch_offset <= log.log_end_offset:
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {fetch.fetch_offset} of {self.topic_partition}, "
+                f"which holds {log.log_start_offset} to {log.log_end_offset}",
+            )
+        return None
+
+    def read(
+        self, fetch: FetchPartition, replica_id: int, *, max_bytes: int, at_least_one: bool
+    ) -> FetchPartitionResponse:
+        """The records from the fetch's offset, whole batches; an error code instead of an exception."""
+        try:
+            diverging = self.check_fetch(fetch, replica_id)
+            records = b""
+            end = self.readable_end(replica_id)
+            if diverging is None and fetch.fetch_offset < end:
+                limit = min(max_bytes, fetch.partition_max_bytes)
+                records = self.log.read(fetch.fetch_offset, limit, end, min_one=at_least_one)
+        except BrokerError as error:
+            return self.refusal(error.code)
+        return FetchPartitionResponse(
+            partition_index=self.topic_partition.partition,
+            error_code=ErrorCode.NONE,
+            high_watermark=self.high_watermark,
+            last_stable_offset=self.high_watermark,
+            log_start_offset=self.log.log_start_offset,
+            diverging_epoch=diverging,
+            records=memoryview(records),
+        )
+
+    def refusal(self, code: ErrorCode) -> FetchPartitionResponse:
+        return FetchPartitionResponse(
+            partition_index=self.topic_partition.partition,
+            error_code=code,
+            log_start_offset=self.log.log_start_offset,
+            current_leader_id=self.leader_id,
+            current_leader_epoch=self.leader_epoch,
+        )
+
+    def offset_for(self, timestamp_ms: int, current_leader_epoch: int, replica_id: int) -> tuple[int, int]:
+        """(timestamp, offset) for ListOffsets; offset -1 where no record is that young. "Latest" is the high watermark,
+        which a new leader does not know until it has reached the start of its epoch (KIP-207). Raises BrokerError."""
+        self._require_leader(current_leader_epoch)
+        end = self.readable_end(replica_id)
+        if timestamp_ms == EARLIEST_TIMESTAMP:
+            return -1, self.log.log_start_offset
+        if timestamp_ms < EARLIEST_TIMESTAMP:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp_ms} is negative")
+        if replica_id == CONSUMER and self.high_watermark < self.epoch_start_offset:
+            raise BrokerError(
+                ErrorCode.OFFSET_NOT_AVAILABLE,
+                f"the high watermark of {self.topic_partition} is {self.high_watermark}, "
+                f"its leader's epoch began at {self.epoch_start_offset}",
+            )
+        if timestamp_ms == LATEST_TIMESTAMP:
+            return -1, end
+        found = self.log.offset_for_timestamp(timestamp_ms, end)
+        return found if found is not None else (-1, -1)
+
+    def end_offset_for_epoch(self, leader_epoch: int, current_leader_epoch: int) -> tuple[int, int]:
+        """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`."""
+        self._require_leader(current_leader_epoch)
+        return self.log.end_offset_for(leader_epoch)
+
+    def _require_leader(self, current_leader_epoch: int) -> None:
+        if current_leader_epoch != NO_EPOCH:
+            if current_leader_epoch < self.leader_epoch:
+                raise BrokerError(
+                    ErrorCode.FENCED_LEADER_EPOCH,
+                    f"{self.topic_partition} is in epoch {self.leader_epoch}, not {current_leader_epoch}",
+                )
+            if current_leader_epoch > self.leader_epoch:
+                raise BrokerError(
+                    ErrorCode.UNKNOWN_LEADER_EPOCH,
+                    f"{self.topic_partition} is in epoch {self.leader_epoch} here, {current_leader_epoch} not known",
+                )
+        if self.role is not Role.LEADER:
+            raise BrokerError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"{self.topic_partition} is led by broker {self.leader_id} in epoch {self.leader_epoch}",
+            )
+
+    # -- follower --
+
+    def next_fetch(self, partition_max_bytes: int) -> FetchPartition:
+        return FetchPartition(
+            partition=self.topic_partition.partition,
+            current_leader_epoch=self.leader_epoch,
+            fetch_offset=self.log.log_end_offset,
+            last_fetched_epoch=self.log.latest_epoch,
+            log_start_offset=self.log.log_start_offset,
+            partition_max_bytes=partition_max_bytes,
+        )
+
+    def apply_fetched(self, response: FetchPartitionResponse) -> Fetched:
+        """Take the leader's answer to a fetch at the log's end: truncate where the logs diverge, else append.
+
+        The high watermark is raised only after that, and never past the log's end: raised first, it could cover
+        records that are about to be cut (KAFKA-14704).
+        """
+        if response.diverging_epoch is not None:
+            return Fetched(truncated_to=self._truncate_to_divergence(response.diverging_epoch))
+        appended = len(response.records) > 0
+        if appended:
+            self.log.append_as_follower(response.records)
+        self.high_watermark = max(self.high_watermark, min(response.high_watermark, self.log.log_end_offset))
+        return Fetched(appended=appended)
+
+    def restart_at(self, offset: int) -> None:
+        """The leader's log begins after this one's end: drop everything and follow from there (KAFKA-9491)."""
+        self.log.truncate_fully_and_start_at(offset)
+        self.high_watermark = offset
+
+    def _truncate_to_divergence(self, leader: EpochEndOffset) -> int:
+        """Cut back to the end of the last epoch that both logs may share. One round is enough where this log has the
+        leader's epoch; otherwise the next fetch, with an earlier epoch, finds the next point (KIP-279)."""
+        _, own_end = self.log.end_offset_for(leader.epoch)
+        if leader.epoch == NO_EPOCH or own_end == -1:
+            offset = min(self.log.log_start_offset, self.log.log_end_offset)
+        else:
+            offset = min(leader.end_offset, own_end, self.log.log_end_offset)
+        self.log.truncate_to(offset)
+        self.high_watermark = min(self.high_watermark, offset)
+        return offset

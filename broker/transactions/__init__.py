@@ -1,0 +1,1 @@
+"""Producer ids (and, later, the transaction coordinator)."""

@@ -1,0 +1,544 @@
+"""The World's ZooKeeper, on kazoo. The only module that imports kazoo.
+
+The problem: what the controller is told must come in ZooKeeper's own order (an event before the response that was
+computed after it), on our event loop, and end with the session. kazoo has threads: one per connection that reads
+and writes the socket, and two workers, one for watches and one for results, which race each other. It also opens
+a new session behind its owner's back when the old one has expired, keeps pinging for a process whose event loop is
+stuck, and blocks its caller after some 280 pipelined calls (it wakes its thread with a byte per call over a
+blocking socket pair), for ever while the server is away.
+
+The choice: kazoo's handler interface is where it asks for threads, queues, sockets and results, so `_Handler` is
+ours. It has no workers: results and watch events are posted by the connection thread itself, as it reads them, to one
+FIFO (`_Inbox`) that our loop empties. That is ZooKeeper's order by construction. On the loop, a result wakes its
+waiter and an event calls its watcher through `call_soon` alike, so the order survives to the code that acts on it.
+The handler also refuses to connect once the session is over, and counts wake-ups instead of writing a byte for each.
+No code of a caller ever runs on a thread of kazoo's.
+
+Each session has one more thread, the guard, the only one to stop the kazoo client (which blocks): when told to, or
+when the loop has not run for a session timeout. It counts its own rounds in which the loop did not tick rather than
+seconds, so that a SIGSTOP of the whole process, which stops the guard as well, is left to ZooKeeper's judgement.
+
+Rejected: kazoo's `*_async` and `rawlink` (a result that arrives before `rawlink` is called runs its callback on the
+caller's thread, out of order: `create_async` does this inside, so creates are sent as a `multi` of one); sorting by
+zxid afterwards (events carry none); kazoo's chroot (it neither creates parents nor strips the root of look-alikes);
+KazooRetry for operations (it repeats them in a new session).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import kazoo.exceptions as errors
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.states import EventType, KazooState
+from kazoo.retry import KazooRetry
+
+from protocol.world import (
+    BadVersion,
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    SessionExpired,
+    SessionState,
+    SetData,
+    Stat,
+    Watcher,
+    WatchEvent,
+    WatchKind,
+    ZooKeeperError,
+)
+
+_logger = logging.getLogger("minibroker.zookeeper")
+
+_CHECKS_PER_TIMEOUT = 6
+"""How often per session timeout the guard looks whether the event loop still runs."""
+
+_DELIVERIES_PER_TURN = 500
+"""What the inbox hands out in one turn of the loop at most, so that a backlog does not hold up everything else."""
+
+_MAX_REQUEST_BYTES = 1_000_000
+"""ZooKeeper drops the connection for more than 1,048,575 bytes (jute.maxbuffer): refused here, with a reason."""
+
+_RECONNECT_DELAY_S = 0.02
+_RECONNECT_MAX_DELAY_S = 0.25
+
+_WATCH_KINDS = {
+    EventType.CREATED: WatchKind.CREATED,
+    EventType.DELETED: WatchKind.DELETED,
+    EventType.CHANGED: WatchKind.CHANGED,
+    EventType.CHILD: WatchKind.CHILDREN,
+}
+
+
+class KazooZooKeeper:
+    """The ZooKeeper of `protocol.world`, for real."""
+
+    def __init__(self) -> None:
+        # kazoo logs a warning per failed attempt to connect; what matters of it is logged here, once.
+        self._kazoo_log = logging.getLogger("minibroker.zookeeper.kazoo")
+        if self._kazoo_log.level == logging.NOTSET:
+            self._kazoo_log.setLevel(logging.ERROR)
+
+    async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> KazooSession:
+        """See `protocol.world.ZooKeeper`. Raises ValueError where `servers` is malformed."""
+        session = KazooSession(servers, session_timeout_ms, self._kazoo_log)
+        try:
+            async with asyncio.timeout(connect_timeout_ms / 1000):
+                await session.open()
+        except TimeoutError:
+            await session.close()
+            raise ConnectionLoss(
+                f"no ZooKeeper answered at {servers} within {connect_timeout_ms} ms: start it or mend zookeeper.connect"
+            ) from None
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+
+class KazooSession:
+    """See `protocol.world.ZooKeeperSession`.
+
+    While SUSPENDED, calls wait until the connection is back (then they are sent) or the session is known to be over;
+    calls that were out when the connection broke end with ConnectionLoss.
+    """
+
+    def __init__(self, servers: str, session_timeout_ms: int, kazoo_log: logging.Logger) -> None:
+        self._servers = servers
+        hosts, _, chroot = servers.partition("/")
+        self._wanted_chroot = [name for name in chroot.split("/") if name]
+        self._chroot = ""
+        self._session_timeout_ms = session_timeout_ms
+        self._loop = asyncio.get_running_loop()
+        self._inbox = _Inbox(self._loop)
+        self._handler = _Handler(self._inbox, self._finish)
+        try:
+            self._client = KazooClient(
+                hosts=hosts,
+                timeout=session_timeout_ms / 1000,
+                handler=self._handler,
+                logger=kazoo_log,
+                connection_retry=KazooRetry(
+                    max_tries=-1,
+                    delay=_RECONNECT_DELAY_S,
+                    max_delay=_RECONNECT_MAX_DELAY_S,
+                    sleep_func=self._handler.sleep_func,
+                ),
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"zookeeper.connect is {servers!r}: HOST:PORT,HOST:PORT/CHROOT is expected, for instance localhost:2181"
+            ) from error
+        self._client.add_listener(self._kazoo_state_changed)
+
+        self._state = SessionState.SUSPENDED
+        self._session_id = 0
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._calls: set[_Call] = set()
+        self._connected: asyncio.Future[None] = self._loop.create_future()
+        self._stopped: asyncio.Future[None] = self._loop.create_future()
+
+        self._ticks = 0
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._stop_requested = threading.Event()
+        self._guard: threading.Thread | None = None
+
+    # -- opening and closing --
+
+    async def open(self) -> None:
+        """Connect for the first time, and create the chroot. To be bounded and, if it fails, closed by the caller."""
+        self._client.start_async()
+        self._tick()
+        self._guard = threading.Thread(target=self._guard_client, name="zookeeper-guard", daemon=True)
+        self._guard.start()
+        await self._connected
+        chroot = ""
+        for name in self._wanted_chroot:
+            chroot += "/" + name
+            with contextlib.suppress(NodeExists):
+                await self.create(chroot, b"")
+        self._chroot = chroot
+
+    async def close(self) -> None:
+        """See the interface. Waits for the server's answer for a session timeout at most."""
+        self._stop_requested.set()
+        if self._guard is None:
+            self._over("closed before it was opened")
+            return
+        await asyncio.wait([self._stopped], timeout=self._session_timeout_ms / 1000)
+        self._over("closed")
+
+    def _guard_client(self) -> None:
+        """The guard thread: stop the client when told to, or when the event loop is stuck."""
+        interval_s = self._session_timeout_ms / 1000 / _CHECKS_PER_TIMEOUT
+        seen, missed = -1, 0
+        while not self._stop_requested.wait(interval_s):
+            if self._ticks != seen:
+                seen, missed = self._ticks, 0
+                continue
+            missed += 1
+            if missed >= _CHECKS_PER_TIMEOUT:
+                _logger.error(
+                    "the event loop has not run for %d ms, a session timeout: ending the ZooKeeper session 0x%x",
+                    self._session_timeout_ms,
+                    self._session_id,
+                )
+                break
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception:
+            _logger.exception("kazoo could not be stopped; session 0x%x ends when it times out", self._session_id)
+        self._inbox.post(self._client_stopped)
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        # Twice per round of the guard, so that no round passes without a tick while the loop runs.
+        interval_s = self._session_timeout_ms / 1000 / _CHECKS_PER_TIMEOUT / 2
+        self._tick_timer = self._loop.call_later(interval_s, self._tick)
+
+    # -- what kazoo's connection thread calls; it only posts --
+
+    def _kazoo_state_changed(self, state: str) -> None:
+        if state == KazooState.LOST:
+            self._handler.session_over = True
+            self._inbox.post(self._over, "expired or closed")
+        elif state == KazooState.SUSPENDED:
+            self._inbox.post(self._suspended)
+        else:
+            self._inbox.post(self._reconnected, self._client.client_id[0])
+
+    def _kazoo_watch_fired(self, watcher: Watcher, event: Any) -> None:
+        kind = _WATCH_KINDS.get(event.type)
+        # kazoo tells its watchers of a lost connection by an event without a kind: the watch is gone, as promised.
+        if kind is not None:
+            path = event.path[len(self._chroot) :] or "/"
+            self._inbox.post(self._loop.call_soon, watcher, WatchEvent(kind, path))
+
+    # -- what the inbox calls, on the loop --
+
+    def _reconnected(self, session_id: int) -> None:
+        if self._state is SessionState.EXPIRED:
+            return
+        self._session_id = session_id
+        if not self._connected.done():
+            self._connected.set_result(None)
+        else:
+            _logger.warning("connected again to ZooKeeper at %s, session 0x%x goes on", self._servers, session_id)
+        self._change_state(SessionState.CONNECTED)
+
+    def _suspended(self) -> None:
+        if self._state is SessionState.EXPIRED:
+            return
+        _logger.warning(
+            "the connection to ZooKeeper at %s is lost; session 0x%x ends unless it is back within %d ms",
+            self._servers,
+            self._session_id,
+            self._session_timeout_ms,
+        )
+        self._change_state(SessionState.SUSPENDED)
+
+    def _over(self, reason: str) -> None:
+        if self._state is SessionState.EXPIRED:
+            return
+        if not self._stop_requested.is_set():
+            _logger.warning("the ZooKeeper session 0x%x at %s is over: %s", self._session_id, self._servers, reason)
+        self._stop_requested.set()
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        text = f"the ZooKeeper session 0x{self._session_id:x} at {self._servers} is over: {reason}"
+        if not self._connected.done():
+            self._connected.set_exception(SessionExpired(text))
+            self._connected.exception()  # nobody waits for it any more where `open` timed out
+        self._change_state(SessionState.EXPIRED)
+        # kazoo loses a request that is handed over in the very moment in which it gives up: answer all that are left.
+        for call in list(self._calls):
+            self._finish(call, None, SessionExpired(text))
+
+    def _client_stopped(self) -> None:
+        self._over("closed")
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def _change_state(self, state: SessionState) -> None:
+        self._state = state
+        for listener in self._listeners:
+            self._loop.call_soon(listener, state)
+
+    def _finish(self, call: _Call, value: Any, error: Exception | None) -> None:
+        if call not in self._calls:
+            return  # answered already, when the session ended
+        self._calls.remove(call)
+        if call.future.done():
+            return  # its caller was cancelled
+        if error is None:
+            call.future.set_result(value)
+        else:
+            call.future.set_exception(error)
+
+    # -- the interface --
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append(listener)
+
+    async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
+        try:
+            results = await self.multi([Create(path, data, ephemeral, sequence)])
+        except MultiFailed as error:
+            raise error.cause from None
+        created = results[0]
+        assert isinstance(created, str)
+        return created
+
+    async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
+        data, stat = await self._call("get", path, self._client.get_async, self._full(path), watch=self._watch(watch))
+        return data or b"", _stat(stat)
+
+    async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
+        stat = await self._call("exists", path, self._client.exists_async, self._full(path), watch=self._watch(watch))
+        return None if stat is None else _stat(stat)
+
+    async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
+        names: list[str] = await self._call(
+            "children", path, self._client.get_children_async, self._full(path), watch=self._watch(watch)
+        )
+        return sorted(names)
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        _check_size(path, len(data))
+        return _stat(await self._call("set", path, self._client.set_async, self._full(path), data, version))
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        await self._call("delete", path, self._client.delete_async, self._full(path), version)
+
+    async def multi(self, operations: Sequence[Operation]) -> list[str | Stat | None]:
+        if not operations:
+            return []
+        transaction = self._client.transaction()
+        size = 0
+        for operation in operations:
+            path = self._full(operation.path)
+            size += len(path) + 60
+            match operation:
+                case Create(_, data, ephemeral, sequence):
+                    size += len(data)
+                    transaction.create(path, data, ephemeral=ephemeral, sequence=sequence)
+                case SetData(_, data, version):
+                    size += len(data)
+                    transaction.set_data(path, data, version)
+                case Delete(_, version):
+                    transaction.delete(path, version)
+                case Check(_, version):
+                    transaction.check(path, version)
+        first = operations[0].path
+        _check_size(first, size)
+        results = await self._call("multi", first, transaction.commit_async)
+        for index, result in enumerate(results):
+            # Of a multi that was refused, all operations fail: those before the culprit as "rolled back", those after
+            # it as "inconsistent".
+            if isinstance(result, Exception) and not isinstance(
+                result, (errors.RolledBackError, errors.RuntimeInconsistency)
+            ):
+                operation = operations[index]
+                raise MultiFailed(index, _translate(result, type(operation).__name__, operation.path))
+        return [self._multi_result(operation, result) for operation, result in zip(operations, results, strict=True)]
+
+    def _multi_result(self, operation: Operation, result: Any) -> str | Stat | None:
+        if isinstance(result, Exception):
+            raise ZooKeeperError(f"a multi with {operation} was refused without a reason: {result!r}")
+        match operation:
+            case Create():
+                path: str = result
+                return path[len(self._chroot) :]
+            case SetData():
+                return _stat(result)
+            case _:
+                return None
+
+    # -- helpers --
+
+    def _full(self, path: str) -> str:
+        assert path.startswith("/"), path
+        return self._chroot + path if path != "/" or not self._chroot else self._chroot
+
+    def _watch(self, watcher: Watcher | None) -> Callable[[Any], None] | None:
+        return None if watcher is None else partial(self._kazoo_watch_fired, watcher)
+
+    async def _call(self, verb: str, path: str, start: Callable[..., _Call], *arguments: Any, **options: Any) -> Any:
+        """Start a call of kazoo's and wait for its result, as our exceptions."""
+        if self._state is SessionState.EXPIRED:
+            raise SessionExpired(f"{verb} {path}: the ZooKeeper session 0x{self._session_id:x} is over; open a new one")
+        call = start(*arguments, **options)
+        call.future = self._loop.create_future()
+        self._calls.add(call)
+        try:
+            return await call.future
+        except errors.KazooException as error:
+            raise _translate(error, verb, path) from None
+
+
+class _Inbox:
+    """One FIFO from threads to the loop; one wake-up of the loop for as many posts as have gathered."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posts: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._wake_up_sent = False
+
+    def post(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call `function` on the loop, after all that was posted before. From any thread."""
+        self._posts.append((function, arguments))
+        # `_empty` clears the flag before it takes the first post, so whoever sees it set appended in time.
+        if not self._wake_up_sent:
+            self._wake_up_sent = True
+            try:
+                self._loop.call_soon_threadsafe(self._empty)
+            except RuntimeError:
+                # The loop is closed, so nobody is left to hear. The guard sees it stand still and ends the session.
+                self._posts.clear()
+
+    def _empty(self) -> None:
+        self._wake_up_sent = False
+        for _ in range(_DELIVERIES_PER_TURN):
+            if not self._posts:
+                return
+            function, arguments = self._posts.popleft()
+            function(*arguments)
+        if self._posts and not self._wake_up_sent:
+            self._wake_up_sent = True
+            self._loop.call_soon(self._empty)
+
+
+class _Call:
+    """What kazoo takes for its AsyncResult: a call that is out. Finished through the inbox, whoever finishes it."""
+
+    future: asyncio.Future[Any]
+
+    def __init__(self, inbox: _Inbox, finish: Callable[[_Call, Any, Exception | None], None]) -> None:
+        self._inbox = inbox
+        self._finish = finish
+
+    def set(self, value: Any = None) -> None:
+        self._inbox.post(self._finish, self, value, None)
+
+    def set_exception(self, exception: Exception) -> None:
+        self._inbox.post(self._finish, self, None, exception)
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's environment without its worker threads. `session_over`: never connect again."""
+
+    def __init__(self, inbox: _Inbox, finish: Callable[[_Call, Any, Exception | None], None]) -> None:
+        super().__init__()
+        self._inbox = inbox
+        self._finish = finish
+        self.session_over = False
+
+    def start(self) -> None:
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+    def async_result(self) -> _Call:
+        return _Call(self._inbox, self._finish)
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Watches: called by the connection thread for what it has just read."""
+        callback.func(*callback.args)
+
+    def create_connection(self, *arguments: Any, **options: Any) -> socket.socket:
+        if self.session_over:
+            raise ConnectionAbortedError("the session is over, and no other is wanted")
+        connection: socket.socket = super().create_connection(*arguments, **options)
+        return connection
+
+    def create_socket_pair(self) -> tuple[_WakeUps, _WakeUps]:
+        wake_ups = _WakeUps()
+        return wake_ups, wake_ups
+
+
+class _WakeUps:
+    """Both ends of the pair through which kazoo's callers wake its connection thread: a byte per request, it thinks.
+
+    Counts, and holds one byte in a real socket while the count is above zero, so that `send` never blocks.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def send(self, data: bytes) -> int:
+        with self._lock:
+            if self._count == 0:
+                self._writer.send(b"\0")
+            self._count += 1
+        return len(data)
+
+    def recv(self, _size: int) -> bytes:
+        with self._lock:
+            if self._count == 1:
+                self._reader.recv(1)
+            self._count = max(0, self._count - 1)
+        return b"\0"
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+
+def _stat(stat: Any) -> Stat:
+    return Stat(stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.numChildren)
+
+
+def _check_size(path: str, size: int) -> None:
+    if size > _MAX_REQUEST_BYTES:
+        raise ZooKeeperError(
+            f"a request for {path} of {size} bytes: ZooKeeper takes {_MAX_REQUEST_BYTES} at most; split it"
+        )
+
+
+def _translate(error: Exception, verb: str, path: str) -> ZooKeeperError:
+    what = f"{verb} {path}"
+    match error:
+        case errors.NoNodeError():
+            return NoNode(f"{what}: there is no such node")
+        case errors.NodeExistsError():
+            return NodeExists(f"{what}: it exists already")
+        case errors.BadVersionError():
+            return BadVersion(f"{what}: the node has another version")
+        case errors.NotEmptyError():
+            return NotEmpty(f"{what}: the node has children")
+        case errors.SessionExpiredError():
+            return SessionExpired(f"{what}: the session is over")
+        case errors.ConnectionLoss() | errors.SessionMovedError():
+            return ConnectionLoss(f"{what}: the connection was lost; it may have been carried out")
+        case _:
+            return ZooKeeperError(f"{what}: {error!r}")

@@ -1,0 +1,82 @@
+"""A broker as a local process: how it is started, and how it says that it serves or why it does not.
+
+`python -m broker` prints one line `ready broker.id=N port=P` once it serves, and one line `error: ...` before it ends
+where it cannot. Both are read from its log, behind the place where this run began, so that any process can wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from deploy.errors import LaunchError, LaunchTimedOut
+from deploy.ports import LOOPBACK, free_ports
+from deploy.processes import Process, is_alive, spawn_python, wait_until
+
+READY_TIMEOUT_S = 30.0
+
+
+class StartingBroker(NamedTuple):
+    """A broker that was spawned, and where in its log this run begins."""
+
+    broker_id: int
+    process: Process
+    log: Path
+    log_offset: int
+
+
+def start(
+    broker_id: int, port: int, data: Path, log: Path, zookeeper_connect: str, settings: Mapping[str, str]
+) -> StartingBroker:
+    """Spawn it; it does not serve yet. `settings` win over what is set here."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log_offset = log.stat().st_size if log.exists() else 0
+    (control_port,) = free_ports(1, avoid=[port])
+    properties = {
+        "broker.id": str(broker_id),
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{control_port}",
+        "control.plane.listener.name": "CONTROLLER",
+        "log.dirs": str(data),
+        "zookeeper.connect": zookeeper_connect,
+        **settings,
+    }
+    overrides = [text for name, value in properties.items() for text in ("--override", f"{name}={value}")]
+    return StartingBroker(broker_id, spawn_python("broker", overrides, log), log, log_offset)
+
+
+def wait_until_ready(brokers: Sequence[StartingBroker], timeout_s: float = READY_TIMEOUT_S) -> None:
+    """Return once all serve. Raises LaunchError as soon as one has ended, LaunchTimedOut where one takes too long."""
+    waiting = list(brokers)
+
+    def settled() -> bool:
+        waiting[:] = [broker for broker in waiting if not _is_ready(broker)]
+        return not waiting or any(not is_alive(broker.process) for broker in waiting)
+
+    wait_until(settled, timeout_s)
+    for broker in waiting:
+        if not is_alive(broker.process):
+            raise LaunchError(f"broker {broker.broker_id} did not start: {_last_words(broker)}")
+    if waiting:
+        late = waiting[0]
+        raise LaunchTimedOut(f"broker {late.broker_id} was not ready within {timeout_s:g} s: see {late.log}")
+
+
+def _output_of(broker: StartingBroker) -> list[str]:
+    with broker.log.open("rb") as log:
+        log.seek(broker.log_offset)
+        return log.read().decode("utf-8", "replace").splitlines()
+
+
+def _is_ready(broker: StartingBroker) -> bool:
+    start_of_line = f"ready broker.id={broker.broker_id} "
+    return any(line.startswith(start_of_line) for line in _output_of(broker))
+
+
+def _last_words(broker: StartingBroker) -> str:
+    """The error it printed, else its last line and where to read the rest."""
+    lines = [line for line in _output_of(broker) if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
+    return f"{lines[-1] if lines else 'it said nothing'}; see {broker.log}"

@@ -1,0 +1,98 @@
+"""DIR/cluster.json: what the launcher knows of the cluster whose data is in DIR.
+
+It is written when processes are started or the cluster is taken down, never when one dies: who lives is asked of the
+operating system. Its field `bootstrap` is what every other command reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from deploy.errors import LaunchError
+from deploy.ports import LOOPBACK
+from deploy.processes import Process
+from protocol.real_world import RealDisk
+
+FILE_NAME = "cluster.json"
+_LOCK_NAME = "cluster.lock"
+
+
+class BrokerEntry(msgspec.Struct, frozen=True):
+    id: int
+    port: int
+    process: Process | None = None
+    """The last one started for this broker; it may be gone."""
+
+
+class ZooKeeperEntry(msgspec.Struct, frozen=True):
+    """Whoever the brokers connect to. `port` and `process` are set only where it is ours."""
+
+    connect: str
+    port: int | None = None
+    process: Process | None = None
+
+
+class ClusterFile(msgspec.Struct, frozen=True):
+    zookeeper: ZooKeeperEntry
+    brokers: tuple[BrokerEntry, ...]
+    settings: dict[str, str] = {}
+    """Given to every broker on top of what the launcher sets, under Kafka's names."""
+    running: bool = False
+    """False once the cluster was taken down on purpose."""
+    bootstrap: str = ""
+    version: int = 1
+
+    def broker(self, broker_id: int) -> BrokerEntry:
+        """Raises LaunchError that lists the ids there are."""
+        for entry in self.brokers:
+            if entry.id == broker_id:
+                return entry
+        ids = ", ".join(str(entry.id) for entry in self.brokers)
+        raise LaunchError(f"there is no broker {broker_id} in this cluster: its ids are {ids}")
+
+    def with_broker(self, changed: BrokerEntry) -> ClusterFile:
+        brokers = tuple(changed if entry.id == changed.id else entry for entry in self.brokers)
+        return msgspec.structs.replace(self, brokers=brokers)
+
+    def processes(self) -> list[Process]:
+        """All that were started, ZooKeeper first."""
+        started = [self.zookeeper.process, *(entry.process for entry in self.brokers)]
+        return [process for process in started if process is not None]
+
+
+def load(directory: Path) -> ClusterFile | None:
+    """None where there was never a cluster. Raises LaunchError for a file that is damaged."""
+    path = directory / FILE_NAME
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return msgspec.json.decode(data, type=ClusterFile)
+    except msgspec.MsgspecError as error:
+        raise LaunchError(
+            f"{path} is damaged ({error}): remove it; the data stays, and `minibroker up` writes it anew"
+        ) from error
+
+
+def save(directory: Path, cluster: ClusterFile) -> None:
+    bootstrap = ",".join(f"{LOOPBACK}:{entry.port}" for entry in cluster.brokers)
+    data = msgspec.json.encode(msgspec.structs.replace(cluster, bootstrap=bootstrap))
+    RealDisk().write_atomically(str((directory / FILE_NAME).absolute()), msgspec.json.format(data, indent=2) + b"\n")
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """No other command starts or forgets processes of this cluster meanwhile. Held for milliseconds, so it waits."""
+    descriptor = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,84 @@
+"""What the cluster says about itself: metadata asked of every broker that answers.
+
+Brokers may disagree for a moment, and one that was paused may still believe in a controller that was replaced
+long ago. So all are asked: the answer with the newest controller epoch says who lives and which topics there are, and
+of each partition the state with the newest leader epoch counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from protocol.apis import METADATA
+from protocol.errors import MinibrokerError
+from protocol.messages import MetadataPartition, MetadataRequest, MetadataResponse
+from protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition
+from protocol.real_world import RealNetwork
+from protocol.rpc import open_connection
+
+ASK_TIMEOUT_S = 2.0
+
+Address = tuple[str, int]
+
+
+class ClusterView(NamedTuple):
+    """Empty where no broker answered."""
+
+    brokers: dict[int, Address]
+    """The registered ones, by id."""
+    controller_id: int | None
+    controller_epoch: int | None
+    partitions: dict[TopicPartition, MetadataPartition]
+    """By topic and number."""
+
+    def offline_partitions(self) -> list[TopicPartition]:
+        """Those that have no leader."""
+        return [name for name, state in self.partitions.items() if state.leader_id == NO_LEADER]
+
+    def under_replicated_partitions(self) -> list[TopicPartition]:
+        """Those with fewer replicas in sync than assigned."""
+        return [name for name, state in self.partitions.items() if len(state.isr_nodes) < len(state.replica_nodes)]
+
+
+def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
+    """The newest picture that the answers make up together. The first wins between equals."""
+    newest = max(answers, key=lambda answer: answer.controller_epoch, default=None)
+    if newest is None:
+        return ClusterView({}, None, None, {})
+    states = {
+        TopicPartition(topic.name, state.partition_index): state
+        for topic in newest.topics
+        for state in topic.partitions
+    }
+    for answer in answers:
+        for topic in answer.topics:
+            for state in topic.partitions:
+                name = TopicPartition(topic.name, state.partition_index)
+                if name in states and state.leader_epoch > states[name].leader_epoch:
+                    states[name] = state
+    return ClusterView(
+        brokers={broker.node_id: (broker.host, broker.port) for broker in newest.brokers},
+        controller_id=None if newest.controller_id == NO_CONTROLLER else newest.controller_id,
+        controller_epoch=None if newest.controller_epoch < 0 else newest.controller_epoch,
+        partitions=dict(sorted(states.items())),
+    )
+
+
+async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:
+    """Ask all the addresses at once. Brokers that do not answer are left out; nothing is raised for them."""
+    results = await asyncio.gather(*(_ask(host, port, timeout_s) for host, port in addresses))
+    return merge([result for result in results if result is not None])
+
+
+async def _ask(host: str, port: int, timeout_s: float) -> MetadataResponse | None:
+    try:
+        connection = await open_connection(RealNetwork(), host, port, client_id="minibroker-cli", timeout_s=timeout_s)
+        try:
+            return await connection.request(METADATA, MetadataRequest(None), timeout_s=timeout_s)
+        finally:
+            connection.close()
+            await connection.wait_closed()
+    except MinibrokerError:
+        return None

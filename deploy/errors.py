@@ -1,0 +1,13 @@
+"""What the launcher raises at its users."""
+
+from __future__ import annotations
+
+from protocol.errors import MinibrokerError
+
+
+class LaunchError(MinibrokerError):
+    """A process could not be started, found or stopped. The text names it and the remedy."""
+
+
+class LaunchTimedOut(LaunchError, TimeoutError):
+    """A process did not get ready, or did not end, in time."""

@@ -1,0 +1,407 @@
+"""A cluster on this machine: ZooKeeper and N brokers as processes, started, broken and stopped.
+
+Data of broker N is in DIR/broker-N/, ZooKeeper's in DIR/zookeeper/, what they print in DIR/logs/. Everything that is
+needed to find the processes again is in DIR/cluster.json, so every method works from another process than the one
+that called `up`. Nobody restarts what died: a cluster that mends itself behind the experimenter's back would hide
+what the experiment is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from deploy import broker_process, cluster_file, zookeeper
+from deploy.broker_process import StartingBroker
+from deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from deploy.cluster_view import ClusterView, ask_cluster
+from deploy.errors import LaunchError, LaunchTimedOut
+from deploy.ports import LOOPBACK, free_ports, is_free
+from deploy.processes import (
+    Process,
+    ProcessState,
+    is_alive,
+    send_signal,
+    state_of,
+    wait_until,
+    wait_until_gone,
+)
+from deploy.who import AllBrokers, BrokerId, Controller, LeaderOf, Who, ZooKeeperServer
+from protocol.model import NO_LEADER
+
+DEFAULT_BROKERS = 3
+DEFAULT_BASE_PORT = 9092
+MAX_BROKERS = 100
+STOP_TIMEOUT_S = 30.0
+KILL_TIMEOUT_S = 10.0
+
+ZOOKEEPER: Final = "zookeeper"
+Member = int | Literal["zookeeper"]
+"""Who can be acted on: a broker's id, or the ZooKeeper that was started here."""
+
+
+class LocalCluster:
+    """The cluster whose files are in `directory`. Blocking; methods raise LaunchError and LaunchTimedOut."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+
+    # -- looking --
+
+    def file(self) -> ClusterFile:
+        """Raises LaunchError where there is no cluster in the directory."""
+        found = cluster_file.load(self.directory)
+        if found is None:
+            raise LaunchError(
+                f"there is no cluster in {self.directory}: run `minibroker up`, or name another with --data"
+            )
+        return found
+
+    def bootstrap(self) -> str:
+        """`host:port,host:port` of all brokers, living or not."""
+        return self.file().bootstrap
+
+    def log_of(self, member: Member) -> Path:
+        name = ZOOKEEPER if isinstance(member, str) else f"broker-{member}"
+        return self.directory / "logs" / f"{name}.log"
+
+    def state_of(self, member: Member) -> ProcessState:
+        process = self._process_of(self.file(), member)
+        return ProcessState.GONE if process is None else state_of(process)
+
+    def view(self) -> ClusterView:
+        """What the brokers that are able to answer say; waits at most 2 s for one that hangs."""
+        return asyncio.run(ask_cluster(self._answering_addresses(self.file())))
+
+    def resolve(self, who: Who) -> list[Member]:
+        """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller."""
+        cluster = self.file()
+        match who:
+            case ZooKeeperServer():
+                if cluster.zookeeper.port is None:
+                    raise LaunchError(
+                        f"the ZooKeeper at {cluster.zookeeper.connect} was not started here: act on it where it runs"
+                    )
+                return [ZOOKEEPER]
+            case AllBrokers():
+                return [entry.id for entry in cluster.brokers]
+            case BrokerId(broker_id):
+                return [cluster.broker(broker_id).id]
+            case Controller():
+                controller_id = self.view().controller_id
+                if controller_id is None:
+                    raise LaunchError(
+                        "there is no controller that any broker knows of: see `minibroker status`, and try again"
+                    )
+                return [cluster.broker(controller_id).id]
+            case LeaderOf(partition):
+                state = self.view().partitions.get(partition)
+                if state is None:
+                    raise LaunchError(
+                        f"no broker knows a partition {partition}: see `minibroker topics list`, or `minibroker status`"
+                    )
+                if state.leader_id == NO_LEADER:
+                    raise LaunchError(
+                        f"partition {partition} has no leader now: start the brokers of its ISR "
+                        f"({', '.join(str(broker) for broker in state.isr_nodes)})"
+                    )
+                return [cluster.broker(state.leader_id).id]
+
+    # -- the whole --
+
+    def up(
+        self,
+        brokers: int | None = None,
+        base_port: int | None = None,
+        zookeeper_connect: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> ClusterFile:
+        """Start everything and return once every broker serves.
+
+        What is not given is as it was the last time in this directory, or the default. Where any of it fails, all
+        that was started is stopped again.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"the data directory {self.directory} cannot be made: {error.strerror}; use --data"
+            ) from error
+        with cluster_file.locked(self.directory):
+            before = cluster_file.load(self.directory)
+            if before is not None:
+                self._check_not_running(before)
+            cluster = _planned(before, brokers, base_port, zookeeper_connect, settings)
+            _check_ports(cluster.brokers)
+            if cluster.zookeeper.port is None:
+                zookeeper.check_servers(cluster.zookeeper.connect)
+            try:
+                cluster, starting = self._spawn_all(cluster)
+                # The brokers start meanwhile, and try again until ZooKeeper answers.
+                self._wait_for_zookeeper(cluster)
+                broker_process.wait_until_ready(starting)
+            except BaseException:
+                self._end_all(cluster, kill=True, timeout_s=0)
+                self._write_that_it_is_down()
+                raise
+            return cluster
+
+    def down(self, *, kill: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> list[Member]:
+        """Stop what lives, brokers before ZooKeeper, and say who that was. Data stays.
+
+        Asks with SIGTERM first, unless `kill`, and kills what has not ended in time.
+        """
+        ended = self._end_all(self.file(), kill=kill, timeout_s=timeout_s)
+        with cluster_file.locked(self.directory):
+            self._write_that_it_is_down()
+        return ended
+
+    def delete_data(self) -> None:
+        """Remove every file of the cluster. Raises LaunchError while a process of it lives."""
+        cluster = self.file()
+        self._check_not_running(cluster)
+        # Also those of brokers of an earlier, larger cluster.
+        for path in [*self.directory.glob("broker-*"), self.directory / ZOOKEEPER, self.directory / "logs"]:
+            shutil.rmtree(path)
+        (self.directory / cluster_file.FILE_NAME).unlink()
+
+    # -- one or some --
+
+    def start(self, who: Who) -> list[Member]:
+        """Start members that are gone, and wait until they serve; `AllBrokers` means those that are gone."""
+        if isinstance(who, Controller | LeaderOf):
+            raise LaunchError("who leads or controls is running already: give `start` a broker id, all or zookeeper")
+        if isinstance(who, ZooKeeperServer):
+            return self._start_zookeeper(who)
+        members = self.resolve(who)
+        with cluster_file.locked(self.directory):
+            cluster = self.file()
+            if cluster.zookeeper.process is not None and not is_alive(cluster.zookeeper.process):
+                raise LaunchError(
+                    "ZooKeeper is not running, and brokers need it: use `minibroker start zookeeper`, or `minibroker up`"
+                )
+            gone = [entry for entry in cluster.brokers if entry.id in members and not _lives(entry)]
+            if not gone and not isinstance(who, AllBrokers):
+                raise LaunchError(f"broker {members[0]} is running already: `minibroker stop` or `kill` it first")
+            _check_ports(gone)
+            starting: list[StartingBroker] = []
+            for entry in gone:
+                cluster, started = self._spawn_broker(cluster, entry)
+                starting.append(started)
+        broker_process.wait_until_ready(starting)
+        return [started.broker_id for started in starting]
+
+    def stop(self, who: Who, timeout_s: float = STOP_TIMEOUT_S) -> list[Member]:
+        """SIGTERM: a clean shutdown. Raises LaunchTimedOut where one does not end in time."""
+        acted = self._signal(who, signal.SIGTERM, from_states=(ProcessState.RUNNING,))
+        self._wait_for_end(acted, timeout_s, "`minibroker kill` it")
+        return acted
+
+    def kill(self, who: Who) -> list[Member]:
+        """SIGKILL, as a crash. Returns once the processes are gone."""
+        acted = self._signal(who, signal.SIGKILL, from_states=(ProcessState.RUNNING, ProcessState.PAUSED))
+        self._wait_for_end(acted, KILL_TIMEOUT_S, "it hangs inside the operating system")
+        return acted
+
+    def pause(self, who: Who) -> list[Member]:
+        """SIGSTOP: connections stay open and nothing is answered. Returns once the processes stand still."""
+        acted = self._signal(who, signal.SIGSTOP, from_states=(ProcessState.RUNNING,))
+        wait_until(lambda: all(self.state_of(member) is not ProcessState.RUNNING for member in acted), KILL_TIMEOUT_S)
+        return acted
+
+    def resume(self, who: Who) -> list[Member]:
+        """SIGCONT, after `pause`."""
+        return self._signal(who, signal.SIGCONT, from_states=(ProcessState.PAUSED,))
+
+    # -- inside --
+
+    def _process_of(self, cluster: ClusterFile, member: Member) -> Process | None:
+        return cluster.zookeeper.process if isinstance(member, str) else cluster.broker(member).process
+
+    def _answering_addresses(self, cluster: ClusterFile) -> list[tuple[str, int]]:
+        # One that is paused would accept the connection and say nothing.
+        return [
+            (LOOPBACK, entry.port)
+            for entry in cluster.brokers
+            if entry.process is not None and state_of(entry.process) is ProcessState.RUNNING
+        ]
+
+    def _check_not_running(self, cluster: ClusterFile) -> None:
+        names = [f"broker {entry.id}" for entry in cluster.brokers if _lives(entry)]
+        if cluster.zookeeper.process is not None and is_alive(cluster.zookeeper.process):
+            names.append("ZooKeeper")
+        if names:
+            raise LaunchError(
+                f"the data directory {self.directory} is in use by a running cluster ({', '.join(names)}): "
+                "stop it with `minibroker down`, start what is missing with `minibroker start all`, "
+                "or use another --data"
+            )
+
+    def _signal(self, who: Who, number: signal.Signals, from_states: tuple[ProcessState, ...]) -> list[Member]:
+        """Signal the members that are in one of the states; one named alone that is not is an error."""
+        members = self.resolve(who)
+        cluster = self.file()
+        acted: list[Member] = []
+        for member in members:
+            process = self._process_of(cluster, member)
+            state = ProcessState.GONE if process is None else state_of(process)
+            if process is not None and state in from_states and send_signal(process, number):
+                acted.append(member)
+            elif not isinstance(who, AllBrokers):
+                raise LaunchError(_cannot(member, state, number))
+        return acted
+
+    def _wait_for_end(self, members: list[Member], timeout_s: float, remedy: str) -> None:
+        cluster = self.file()
+        processes = {member: self._process_of(cluster, member) for member in members}
+        left = wait_until_gone([process for process in processes.values() if process is not None], timeout_s)
+        for member, process in processes.items():
+            if process in left:
+                raise LaunchTimedOut(f"{_name(member)} did not end within {timeout_s:g} s: {remedy}")
+
+    def _write_that_it_is_down(self) -> None:
+        latest = self.file()
+        if not any(is_alive(process) for process in latest.processes()):
+            cluster_file.save(self.directory, msgspec.structs.replace(latest, running=False))
+
+    def _start_zookeeper(self, who: ZooKeeperServer) -> list[Member]:
+        members = self.resolve(who)
+        with cluster_file.locked(self.directory):
+            cluster = self.file()
+            ours = cluster.zookeeper
+            if ours.process is not None and is_alive(ours.process):
+                raise LaunchError(f"ZooKeeper is running already (process {ours.process.pid})")
+            if ours.port is not None and not is_free(ours.port):
+                raise LaunchError(f"port {ours.port} of ZooKeeper is in use: stop what listens there, then try again")
+            cluster = self._spawn_zookeeper(cluster)
+        self._wait_for_zookeeper(cluster)
+        return members
+
+    def _spawn_all(self, cluster: ClusterFile) -> tuple[ClusterFile, list[StartingBroker]]:
+        """Spawn ZooKeeper, if it is ours, and the brokers; each is in the file as soon as it runs."""
+        if cluster.zookeeper.port is not None:
+            cluster = self._spawn_zookeeper(cluster)
+        starting: list[StartingBroker] = []
+        for entry in cluster.brokers:
+            cluster, started = self._spawn_broker(cluster, entry)
+            starting.append(started)
+        return cluster, starting
+
+    def _spawn_zookeeper(self, cluster: ClusterFile) -> ClusterFile:
+        port = cluster.zookeeper.port
+        assert port is not None
+        program = zookeeper.find_program()
+        process = zookeeper.start(program, self.directory / ZOOKEEPER, self.log_of(ZOOKEEPER), port)
+        entry = ZooKeeperEntry(f"{LOOPBACK}:{port}", port, process)
+        cluster = msgspec.structs.replace(cluster, zookeeper=entry, running=True)
+        cluster_file.save(self.directory, cluster)
+        return cluster
+
+    def _spawn_broker(self, cluster: ClusterFile, entry: BrokerEntry) -> tuple[ClusterFile, StartingBroker]:
+        started = broker_process.start(
+            entry.id,
+            entry.port,
+            self.directory / f"broker-{entry.id}",
+            self.log_of(entry.id),
+            cluster.zookeeper.connect,
+            cluster.settings,
+        )
+        cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
+        cluster = msgspec.structs.replace(cluster, running=True)
+        cluster_file.save(self.directory, cluster)
+        return cluster, started
+
+    def _wait_for_zookeeper(self, cluster: ClusterFile) -> None:
+        ours = cluster.zookeeper
+        if ours.process is not None and ours.port is not None:
+            zookeeper.wait_until_serving(ours.process, ours.port, self.log_of(ZOOKEEPER))
+
+    def _end_all(self, cluster: ClusterFile, *, kill: bool, timeout_s: float) -> list[Member]:
+        """Brokers before ZooKeeper, which they need for a clean shutdown. Says who lived."""
+        ended: list[Member] = [entry.id for entry in cluster.brokers if _lives(entry)]
+        brokers = [entry.process for entry in cluster.brokers if entry.process is not None]
+        _end(brokers, kill=kill, timeout_s=timeout_s)
+        if cluster.zookeeper.process is not None:
+            if is_alive(cluster.zookeeper.process):
+                ended.append(ZOOKEEPER)
+            _end([cluster.zookeeper.process], kill=kill, timeout_s=timeout_s)
+        return ended
+
+
+def _planned(
+    before: ClusterFile | None,
+    brokers: int | None,
+    base_port: int | None,
+    zookeeper_connect: str | None,
+    settings: Mapping[str, str] | None,
+) -> ClusterFile:
+    """What shall run: as given, else as it was before, else the default. No processes yet."""
+    if before is not None:
+        brokers = len(before.brokers) if brokers is None else brokers
+        base_port = before.brokers[0].port if base_port is None else base_port
+        settings = before.settings if settings is None else settings
+    count = DEFAULT_BROKERS if brokers is None else brokers
+    first_port = DEFAULT_BASE_PORT if base_port is None else base_port
+    if first_port + count > 65_536:
+        raise LaunchError(f"{count} brokers from port {first_port} on go past port 65535: use a lower --base-port")
+    if zookeeper_connect is not None:
+        entry = ZooKeeperEntry(zookeeper_connect)
+    elif before is not None and (before.zookeeper.port is None or is_free(before.zookeeper.port)):
+        entry = msgspec.structs.replace(before.zookeeper, process=None)
+    else:
+        (port,) = free_ports(1, avoid=range(first_port, first_port + count))
+        entry = ZooKeeperEntry(f"{LOOPBACK}:{port}", port)
+    return ClusterFile(
+        zookeeper=entry,
+        brokers=tuple(BrokerEntry(number + 1, first_port + number) for number in range(count)),
+        settings=dict(settings or {}),
+    )
+
+
+def _check_ports(brokers: list[BrokerEntry] | tuple[BrokerEntry, ...]) -> None:
+    taken = [entry for entry in brokers if not is_free(entry.port)]
+    if taken:
+        ports = ", ".join(f"{entry.port} (broker {entry.id})" for entry in taken)
+        raise LaunchError(
+            f"port {ports} is in use: stop what listens there, or use other ports with `minibroker up --base-port`"
+        )
+
+
+def _lives(entry: BrokerEntry) -> bool:
+    return entry.process is not None and is_alive(entry.process)
+
+
+def _name(member: Member) -> str:
+    return "ZooKeeper" if isinstance(member, str) else f"broker {member}"
+
+
+def _cannot(member: Member, state: ProcessState, number: signal.Signals) -> str:
+    name = _name(member)
+    if state is ProcessState.GONE:
+        return f"{name} is not running: `minibroker start {member}` starts it"
+    if number is signal.SIGCONT:
+        return f"{name} is not paused, so there is nothing to resume: see `minibroker status`"
+    return f"{name} is paused: `minibroker resume {member}` first"
+
+
+def _end(processes: list[Process], *, kill: bool, timeout_s: float) -> None:
+    """Terminate, and kill who has not ended in time. Raises LaunchTimedOut where not even that ends one."""
+    if not kill:
+        for process in processes:
+            send_signal(process, signal.SIGTERM)
+            # One that is paused hears nothing until it goes on.
+            send_signal(process, signal.SIGCONT)
+        processes = wait_until_gone(processes, timeout_s)
+    for process in processes:
+        send_signal(process, signal.SIGKILL)
+    left = wait_until_gone(processes, KILL_TIMEOUT_S)
+    if left:
+        raise LaunchTimedOut(
+            f"process {left[0].pid} does not end even when killed: it hangs inside the operating system"
+        )

@@ -1,0 +1,134 @@
+"""Processes that outlive the command that started them: spawn, recognise again, signal, wait.
+
+The problem: `minibroker up --detach` ends, and a later `minibroker kill 2` must find that broker, and never hit
+a stranger that got its process id since. The choice: a process is its id *and* its birth (the host's boot id and
+the start time in /proc/PID/stat), and both are compared before every signal. Rejected: pid files (a recycled id is
+killed), process groups (the same), a supervisor daemon (one more process that can die).
+
+A child that has ended stays a zombie until its parent asks for it, and the parent may be a foreground `up` or an
+`init` that never does. So a zombie counts as gone, and our own are reaped whenever someone looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+_POLL_INTERVAL_S = 0.005
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process of this host, recognisable after its id was given to another."""
+
+    pid: int
+    birth: str
+
+
+class ProcessState(Enum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    """Stopped by a signal (SIGSTOP): it holds its memory and connections and does nothing."""
+    GONE = "gone"
+
+
+def spawn(command: list[str], log: Path) -> Process:
+    """Start `command` in a session of its own, so that a Ctrl-C at the terminal is not its business.
+
+    What it prints is appended to `log`. Raises OSError where the program cannot be executed.
+    """
+    log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        command[0],
+        command,
+        dict(os.environ),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), log_flags, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGTERM],
+    )
+    found = _look(pid)
+    return Process(pid, found[1] if found else "")
+
+
+def spawn_python(module: str, arguments: Sequence[str], log: Path) -> Process:
+    """`spawn` for a module under this interpreter, unbuffered.
+
+    With -P, since a `broker.py` in the user's working directory is not the broker that is meant.
+    """
+    return spawn([sys.executable, "-P", "-u", "-m", module, *arguments], log)
+
+
+def state_of(process: Process) -> ProcessState:
+    _reap(process.pid)
+    found = _look(process.pid)
+    if found is None or found[1] != process.birth:
+        return ProcessState.GONE
+    if found[0] in "ZX":
+        return ProcessState.GONE
+    return ProcessState.PAUSED if found[0] in "Tt" else ProcessState.RUNNING
+
+
+def is_alive(process: Process) -> bool:
+    return state_of(process) is not ProcessState.GONE
+
+
+def send_signal(process: Process, number: signal.Signals) -> bool:
+    """False, and nothing done, where the process is gone."""
+    if not is_alive(process):
+        return False
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Look every few milliseconds; False where `condition` did not become true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_INTERVAL_S)
+    return True
+
+
+def wait_until_gone(processes: Iterable[Process], timeout_s: float) -> list[Process]:
+    """Those that still live at the end of the time."""
+    living = list(processes)
+
+    def all_gone() -> bool:
+        living[:] = [process for process in living if is_alive(process)]
+        return not living
+
+    wait_until(all_gone, timeout_s)
+    return living
+
+
+def _reap(pid: int) -> None:
+    # Where it is not our child, whoever started it, or init, reaps it.
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _look(pid: int) -> tuple[str, str] | None:
+    """The state letter and the birth of whoever has this process id now."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the program's name in parentheses, and may itself hold spaces and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return fields[0], f"{boot_id}:{fields[19]}"

@@ -1,0 +1,59 @@
+"""WHO, as commands take it: a broker id, `controller`, `leader:TOPIC-PARTITION`, `all` or `zookeeper`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from protocol.errors import MinibrokerError
+from protocol.model import TopicPartition, topic_name_problem
+
+
+class BrokerId(NamedTuple):
+    id: int
+
+
+class Controller(NamedTuple):
+    pass
+
+
+class LeaderOf(NamedTuple):
+    partition: TopicPartition
+
+
+class AllBrokers(NamedTuple):
+    pass
+
+
+class ZooKeeperServer(NamedTuple):
+    pass
+
+
+Who = BrokerId | Controller | LeaderOf | AllBrokers | ZooKeeperServer
+
+
+class MalformedWho(MinibrokerError, ValueError):
+    """The text names nobody. Says what is expected."""
+
+
+def parse_who(text: str) -> Who:
+    """Raises MalformedWho."""
+    if text == "controller":
+        return Controller()
+    if text == "all":
+        return AllBrokers()
+    if text == "zookeeper":
+        return ZooKeeperServer()
+    if text.isascii() and text.isdecimal() and len(text) <= 10:
+        return BrokerId(int(text))
+    if text.startswith("leader:"):
+        return LeaderOf(_partition(text))
+    raise MalformedWho(f"{text!r} names nobody: give a broker id, controller, leader:TOPIC-PARTITION, all or zookeeper")
+
+
+def _partition(text: str) -> TopicPartition:
+    topic, dash, number = text.removeprefix("leader:").rpartition("-")
+    if not (dash and number.isascii() and number.isdecimal() and len(number) <= 10) or topic_name_problem(topic):
+        raise MalformedWho(
+            f"{text!r} names no partition: leader:TOPIC-PARTITION is expected, for instance leader:orders-0"
+        )
+    return TopicPartition(topic, int(number))

@@ -1,0 +1,152 @@
+"""A real ZooKeeper as a local process, from whatever this machine has of it.
+
+Looked for in this order: ZOOKEEPER_HOME, Debian's package, the jars in the `pyspark` wheel. One standalone server on
+loopback, with ticks of 500 ms, so that sessions of 1 to 10 s can be had.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.errors import LaunchError, LaunchTimedOut
+from deploy.java import find_java
+from deploy.ports import LOOPBACK
+from deploy.processes import Process, is_alive, spawn, wait_until
+
+DEFAULT_PORT = 2181
+START_TIMEOUT_S = 20.0
+
+_DEBIAN_JARS = Path("/usr/share/java")
+# What ZooKeeper's server reaches in Spark's directory of 270 jars; all of them on the class path cost 100 ms.
+_PYSPARK_JARS = (
+    "zookeeper-*.jar",
+    "slf4j-api-*.jar",
+    "log4j-slf4j2-impl-*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "netty-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+    "commons-io-*.jar",
+)
+
+
+class ZooKeeperProgram:
+    """A Java and the jars, found before anything is started."""
+
+    def __init__(self, java: Path, class_path: list[Path]) -> None:
+        self.java = java
+        self.class_path = class_path
+
+
+def find_program(environment: Mapping[str, str] = os.environ) -> ZooKeeperProgram:
+    """Raises LaunchError with the remedy where the jars or Java are missing."""
+    return ZooKeeperProgram(find_java(environment), _find_class_path(environment))
+
+
+def start(program: ZooKeeperProgram, data: Path, log: Path, port: int) -> Process:
+    """Start a server over the directory `data`; it does not answer yet (`wait_until_serving`)."""
+    data.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    configuration = data / "zoo.cfg"
+    configuration.write_text(
+        "tickTime=500\n"
+        f"dataDir={data / 'data'}\n"
+        f"clientPort={port}\n"
+        f"clientPortAddress={LOOPBACK}\n"
+        "admin.enableServer=false\n"
+        "maxClientCnxns=0\n"
+        "4lw.commands.whitelist=srvr,ruok\n"
+        "autopurge.purgeInterval=1\n",
+        encoding="utf-8",
+    )
+    command = [
+        str(program.java),
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        "-Xmx256m",
+        f"-XX:ErrorFile={log.parent / 'zookeeper-crash-%p.log'}",
+        "-Dlog4j2.level=INFO",
+        "-Dzookeeper.jmx.log4j.disable=true",
+        "-cp",
+        os.pathsep.join(str(path) for path in program.class_path),
+        "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+        str(configuration),
+    ]
+    try:
+        return spawn(command, log)
+    except OSError as error:
+        raise LaunchError(f"ZooKeeper did not start: {program.java}: {error.strerror}") from error
+
+
+def wait_until_serving(process: Process, port: int, log: Path, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Raises LaunchError where the process ends, LaunchTimedOut where it does not answer in time."""
+    if not wait_until(lambda: not is_alive(process) or is_serving(LOOPBACK, port), timeout_s):
+        raise LaunchTimedOut(f"ZooKeeper did not answer on port {port} within {timeout_s:g} s: see {log}")
+    if not is_alive(process):
+        raise LaunchError(f"ZooKeeper ended while it started on port {port}: see {log}")
+
+
+def is_serving(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """A ZooKeeper answers `srvr` there and takes requests."""
+    answer = _ask_srvr(host, port, timeout_s)
+    # A server where the command is not allowed says so, and then serves for all that can be known.
+    return answer.startswith("Zookeeper version") or "not in the whitelist" in answer
+
+
+def check_servers(servers: str, timeout_s: float = 2.0) -> None:
+    """Raises LaunchError where none of `HOST:PORT,HOST:PORT/chroot` answers, or where the text is malformed."""
+    addresses, _, _ = servers.partition("/")
+    for address in addresses.split(","):
+        host, colon, port = address.strip().rpartition(":")
+        if not (colon and host and port.isdecimal() and 0 < int(port) < 65_536):
+            raise LaunchError(
+                f"{address!r} is no address of a ZooKeeper: HOST:PORT is expected, for instance 127.0.0.1:2181"
+            )
+        if is_serving(host.removeprefix("[").removesuffix("]"), int(port), timeout_s):
+            return
+    raise LaunchError(
+        f"no ZooKeeper answers at {servers}: start it, mend the address, or leave out --zookeeper to get one of its own"
+    )
+
+
+def _ask_srvr(host: str, port: int, timeout_s: float) -> str:
+    answer = b""
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            connection.sendall(b"srvr")
+            while len(answer) < 4_096 and (more := connection.recv(4_096)):
+                answer += more
+    except OSError:
+        return ""
+    return answer.decode("utf-8", "replace")
+
+
+def _find_class_path(environment: Mapping[str, str]) -> list[Path]:
+    home = environment.get("ZOOKEEPER_HOME")
+    if home:
+        jars = sorted(Path(home, "lib").glob("*.jar")) + sorted(Path(home).glob("*.jar"))
+        if not any(jar.name.startswith("zookeeper-") for jar in jars):
+            raise LaunchError(
+                f"ZOOKEEPER_HOME is {home}, but there is no lib/zookeeper-*.jar: point it at an unpacked ZooKeeper, "
+                "or unset it"
+            )
+        return [Path(home, "conf"), *jars]
+    if (_DEBIAN_JARS / "zookeeper.jar").exists():
+        # Its manifest names the jars it needs, but no implementation of the logging interface.
+        names = ("zookeeper.jar", "zookeeper-jute.jar", "slf4j-simple.jar")
+        return [_DEBIAN_JARS / name for name in names if (_DEBIAN_JARS / name).exists()]
+    package = importlib.util.find_spec("pyspark")
+    if package is not None and package.origin is not None:
+        directory = Path(package.origin).parent / "jars"
+        jars = [jar for pattern in _PYSPARK_JARS for jar in sorted(directory.glob(pattern))]
+        if any(jar.name.startswith("zookeeper-") for jar in jars):
+            return jars
+    raise LaunchError(
+        "no ZooKeeper on this machine: run `pip install 'minibroker[local]'`, or install Debian's package zookeeper, "
+        "or set ZOOKEEPER_HOME, or name a running one with --zookeeper HOST:PORT"
+    )

@@ -1,0 +1,36 @@
+"""Fixtures for every test: a real ZooKeeper, and clusters of real brokers."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from deploy import zookeeper as zookeeper_launcher
+from deploy.ports import LOOPBACK, free_ports
+from deploy.processes import send_signal, wait_until_gone
+
+_chroot_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def zookeeper_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One real ZooKeeper for the whole run: `127.0.0.1:PORT`. Tests share it, so take `zookeeper` instead."""
+    directory = tmp_path_factory.mktemp("zookeeper")
+    log = directory / "zookeeper.log"
+    port = free_ports(1)[0]
+    process = zookeeper_launcher.start(zookeeper_launcher.find_program(), directory, log, port)
+    try:
+        zookeeper_launcher.wait_until_serving(process, port, log)
+        yield f"{LOOPBACK}:{port}"
+    finally:
+        send_signal(process, signal.SIGKILL)
+        wait_until_gone([process], 10)
+
+
+@pytest.fixture
+def zookeeper(zookeeper_address: str) -> str:
+    """A connection string with a chroot of this test's own: `127.0.0.1:PORT/test-N`."""
+    return f"{zookeeper_address}/test-{next(_chroot_numbers)}"

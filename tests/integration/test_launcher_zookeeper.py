@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from deploy.errors import LaunchError
+from deploy.zookeeper import check_servers, is_serving
+
+
+def test_the_zookeeper_fixture_serves(zookeeper: str) -> None:
+    check_servers(zookeeper)
+
+
+def test_nobody_answers_where_no_zookeeper_is() -> None:
+    assert not is_serving("127.0.0.1", 1)
+    with pytest.raises(LaunchError, match="no ZooKeeper answers at 127.0.0.1:1/chroot"):
+        check_servers("127.0.0.1:1/chroot")

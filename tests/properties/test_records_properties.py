@@ -1,0 +1,215 @@
+"""Batches come back as they went in, damage is found, and whatever is wrong is one error."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+from typing import Any
+
+import msgpack
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.compression import Compression, DecompressionFailed, compress, decompress
+from protocol.records import (
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    CorruptRecord,
+    decode_batch,
+    encode_batch,
+    iterate_batches,
+    parse_header,
+    validate_batch,
+)
+
+LIMIT = 1 << 20
+NULLABLE_BYTES = st.none() | st.binary(max_size=40)
+HEADERS = st.lists(st.tuples(st.text(max_size=5), NULLABLE_BYTES), max_size=3)
+CODECS = st.sampled_from(list(Compression))
+MAGICS = st.sampled_from([MAGIC_COLUMNS, MAGIC_RECORDS])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """The arguments of `encode_batch`."""
+    count = draw(st.integers(1, 12))
+
+    def column(elements: st.SearchStrategy[Any]) -> Any:
+        return draw(st.none() | st.lists(elements, min_size=count, max_size=count))
+
+    gaps = column(st.integers(1, 1000))
+    offset_deltas = None if gaps is None else [sum(gaps[: index + 1]) - 1 for index in range(count)]
+    last = count - 1 if offset_deltas is None else offset_deltas[-1]
+    return {
+        "values": draw(st.lists(NULLABLE_BYTES, min_size=count, max_size=count)),
+        "keys": column(NULLABLE_BYTES),
+        "headers": column(st.none() | HEADERS),
+        "base_timestamp": draw(st.integers(-(1 << 62), 1 << 62)),
+        "timestamp_deltas": column(st.integers(-(1 << 62), 1 << 62) | st.integers(-3, 300)),
+        "offset_deltas": offset_deltas,
+        "last_offset_delta": draw(st.none() | st.integers(last, 0x7FFFFFFF)),
+        "base_offset": draw(st.integers(0, 1 << 62)),
+        "producer_id": draw(st.integers(-1, (1 << 63) - 1)),
+        "producer_epoch": draw(st.integers(-1, (1 << 15) - 1)),
+        "base_sequence": draw(st.integers(-1, (1 << 31) - 1)),
+        "transactional": draw(st.booleans()),
+        "compression": draw(CODECS),
+        "magic": draw(MAGICS),
+    }
+
+
+def with_honest_crc(batch: bytes | bytearray) -> bytes:
+    return bytes(batch[:17]) + struct.pack(">I", crc32c(bytes(batch[21:]))) + bytes(batch[21:])
+
+
+def with_body(body: bytes, count: int, magic: int, codec: Compression) -> bytes:
+    """A batch of one record, its body replaced, with an honest length and CRC."""
+    batch = encode_batch([b""], base_timestamp=0, magic=magic)[:61] + body
+    struct.pack_into(">i", batch, 8, len(batch) - 12)
+    struct.pack_into(">hi", batch, 21, codec, max(count - 1, 0))
+    struct.pack_into(">i", batch, 57, count)
+    return with_honest_crc(batch)
+
+
+def decoded_or_corrupt(batch: bytes) -> None:
+    """Any error but CorruptRecord fails the test; what does decode has columns of the right length."""
+    try:
+        decoded = decode_batch(batch, max_body_bytes=LIMIT)
+    except CorruptRecord:
+        return
+    columns = (decoded.offsets, decoded.timestamps, decoded.keys, decoded.values, decoded.headers)
+    assert {len(column) for column in columns if column is not None} == {decoded.header.records_count}
+    assert {type(value) for value in decoded.values} <= {bytes, type(None)}
+
+
+@given(batches())
+def test_a_batch_decodes_to_what_was_encoded(arguments: dict[str, Any]) -> None:
+    batch = encode_batch(**arguments)
+    decoded = decode_batch(batch)
+    count = len(arguments["values"])
+    deltas = arguments["timestamp_deltas"] or [0] * count
+    base_timestamp, base_offset = arguments["base_timestamp"], arguments["base_offset"]
+
+    assert decoded.header.size == len(batch)
+    assert decoded.values == arguments["values"]
+    assert (decoded.keys or [None] * count) == (arguments["keys"] or [None] * count)
+    assert [entry or [] for entry in decoded.headers or [None] * count] == [
+        entry or [] for entry in arguments["headers"] or [None] * count
+    ]
+    assert decoded.timestamps == [base_timestamp + delta for delta in deltas]
+    assert decoded.header.max_timestamp == max(decoded.timestamps)
+    assert list(decoded.offsets) == [base_offset + delta for delta in arguments["offset_deltas"] or range(count)]
+    assert decoded.header.last_offset >= decoded.offsets[-1]
+    assert decoded.header.compression is arguments["compression"]
+    assert decoded.header.is_transactional is arguments["transactional"]
+    for field in ("producer_id", "producer_epoch", "base_sequence"):
+        assert getattr(decoded.header, field) == arguments[field]
+
+
+@given(batches())
+def test_both_magics_hold_the_same_records(arguments: dict[str, Any]) -> None:
+    columns = decode_batch(encode_batch(**{**arguments, "magic": MAGIC_COLUMNS}))
+    varints = decode_batch(encode_batch(**{**arguments, "magic": MAGIC_RECORDS}))
+
+    assert list(columns.offsets) == list(varints.offsets)
+    assert (columns.timestamps, columns.keys, columns.values) == (
+        varints.timestamps,
+        varints.keys,
+        varints.values,
+    )
+
+
+@given(batches(), st.data())
+def test_a_changed_byte_from_the_attributes_on_is_found(arguments: dict[str, Any], data: st.DataObject) -> None:
+    batch = encode_batch(**arguments)
+    position = data.draw(st.integers(21, len(batch) - 1))
+    batch[position] ^= data.draw(st.integers(1, 255))
+
+    for check in (lambda: validate_batch(batch, parse_header(batch)), lambda: decode_batch(batch)):
+        try:
+            check()
+        except CorruptRecord:
+            continue
+        raise AssertionError(f"a changed byte at {position} went unnoticed")
+
+
+@given(batches(), st.data())
+def test_damage_under_an_honest_crc_is_corrupt_or_decodes(arguments: dict[str, Any], data: st.DataObject) -> None:
+    batch = encode_batch(**arguments)
+    for _ in range(data.draw(st.integers(1, 3))):
+        position = data.draw(st.integers(21, len(batch) - 1))
+        batch[position] = data.draw(st.integers(0, 255))
+
+    decoded_or_corrupt(with_honest_crc(batch))
+
+
+@given(st.binary(max_size=200), st.integers(0, 5), MAGICS, CODECS, st.booleans())
+def test_any_body_is_corrupt_or_decodes(
+    body: bytes, count: int, magic: int, codec: Compression, compressed: bool
+) -> None:
+    decoded_or_corrupt(with_body(compress(codec, body) if compressed else body, count, magic, codec))
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.binary(max_size=9)
+ANYTHING = st.recursive(
+    SCALARS | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=15,
+)
+
+
+@given(st.lists(ANYTHING, min_size=4, max_size=6), st.integers(1, 4))
+def test_any_messagepack_is_corrupt_or_decodes(columns: list[Any], count: int) -> None:
+    decoded_or_corrupt(with_body(msgpack.packb(columns), count, MAGIC_COLUMNS, Compression.NONE))
+
+
+@given(st.lists(batches(), max_size=4), st.integers(0, 400))
+def test_a_stream_of_batches_splits_where_they_were_joined(arguments: list[dict[str, Any]], cut: int) -> None:
+    encoded = [encode_batch(**each) for each in arguments]
+    stream = b"".join(encoded)[: max(0, sum(map(len, encoded)) - cut)]
+    slices = list(iterate_batches(stream))
+
+    ends = itertools.accumulate(map(len, encoded))
+    expected = list(itertools.takewhile(lambda end: end <= len(stream), ends))
+    assert [entry.end for entry in slices] == expected
+    assert [bytes(stream[entry.start : entry.end]) for entry in slices] == encoded[: len(expected)]
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_split_into_batches_or_are_corrupt(data: bytes) -> None:
+    try:
+        for header, start, end in iterate_batches(data):
+            assert end - start == header.size
+    except CorruptRecord:
+        pass
+
+
+@given(CODECS, st.binary(max_size=2000), st.integers(0, 100), st.integers(0, 3000))
+def test_decompression_inverts_compression_up_to_the_limit(
+    codec: Compression, data: bytes, repeats: int, limit: int
+) -> None:
+    data *= repeats
+    compressed = compress(codec, data)
+
+    assert bytes(decompress(codec, compressed, len(data))) == data
+    try:
+        assert bytes(decompress(codec, compressed, limit)) == data
+        assert len(data) <= limit
+    except DecompressionFailed:
+        assert len(data) > limit
+
+
+@settings(max_examples=300)
+@given(st.data(), CODECS, st.binary(max_size=300))
+def test_damaged_compressed_data_never_raises_another_error_or_passes_the_limit(
+    data: st.DataObject, codec: Compression, content: bytes
+) -> None:
+    compressed = bytearray(compress(codec, content))
+    for _ in range(data.draw(st.integers(0, 4)) if compressed else 0):
+        compressed[data.draw(st.integers(0, len(compressed) - 1))] = data.draw(st.integers(0, 255))
+    damaged = compressed[: data.draw(st.integers(0, len(compressed)))]
+
+    with contextlib.suppress(DecompressionFailed):
+        assert len(decompress(codec, damaged, 4096)) <= 4096

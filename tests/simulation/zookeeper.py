@@ -1,0 +1,590 @@
+"""ZooKeeper in memory: one linearizable store, many sessions, no threads, no real time.
+
+The problem: what makes a controller wrong is hardly ever a plain read or write. It is the multi that was
+carried out while its reply got lost, the watch that fired between two reads, the node that another session
+created a moment before. A test must be able to place those at will and get the same run again.
+
+The choice: a server that carries out one request at a time, and for each session two pipes, one up and one
+down, each strictly in order. A request is carried out when it leaves the upper pipe; watch events and replies
+enter the lower one in the order in which ZooKeeper sends them (the events of a write before its reply). So a
+connection that is cut loses exactly what was still inside a pipe, as with TCP. Latency is a function that the
+owner hands in; time is the event loop's own, so the simulator's virtual loop makes it virtual.
+
+What is kept from the real one: data versions, czxid and mzxid, ephemeral and sequential nodes, `multi` as one
+transaction, one-shot watches with the server's rules for which write fires which, watches forgotten with the
+connection, the limit on a request's size, a session that outlives its connection for its timeout. What is
+left out: several servers (a session never meets an older state), ACLs, quotas.
+
+Rejected: replacing kazoo's client with a fake (its threads would come along); calling the store directly
+without pipes (no call would ever be in flight, so nothing could be lost).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from protocol.world import (
+    BadVersion,
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    SessionExpired,
+    SessionState,
+    SetData,
+    Stat,
+    Watcher,
+    WatchEvent,
+    WatchKind,
+    ZooKeeperError,
+)
+
+T = TypeVar("T")
+
+MAX_REQUEST_BYTES = 0xFFFFF
+"""The server's `jute.maxbuffer`: it closes the connection of who sends more."""
+
+_FIRST_SESSION_ID = 0x1000
+_ROOT = "/"
+
+
+def parent_of(path: str) -> str:
+    return path.rpartition("/")[0] or _ROOT
+
+
+@dataclass
+class _Node:
+    data: bytes
+    czxid: int
+    mzxid: int
+    owner: int = 0
+    version: int = 0
+    next_number: int = 0
+    children: set[str] = field(default_factory=set)
+
+    def stat(self) -> Stat:
+        return Stat(self.version, self.czxid, self.mzxid, self.owner, len(self.children))
+
+
+_WatchTable = dict[str, dict[tuple["VirtualSession", Watcher], None]]
+
+
+class VirtualZooKeeper:
+    """The server, and (through `connect`) an implementation of `protocol.world.ZooKeeper`.
+
+    `before` and `after` are hooks for tests: called with the session and the operations of each write request
+    (`create`, `set`, `delete` are shown as the operation they are) just before and just after it is carried
+    out. `after` is not called for what was refused. A hook may write, cut, or expire as it likes.
+    """
+
+    def __init__(self, latency_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._latency_s = latency_s
+        self._nodes: dict[str, _Node] = {_ROOT: _Node(b"", 0, 0)}
+        self._zxid = 0
+        self._data_watches: _WatchTable = {}
+        self._child_watches: _WatchTable = {}
+        self._next_session_id = _FIRST_SESSION_ID
+        self._live: dict[int, VirtualSession] = {}
+        self.sessions: list[VirtualSession] = []
+        """Every session ever opened, in order."""
+        self.reachable = True
+        """False: nobody can connect, as with a server that is down. Sessions that exist are not touched."""
+        self.before: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
+        self.after: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
+
+    async def connect(
+        self, servers: str, session_timeout_ms: int, connect_timeout_ms: int, *, owner: str = ""
+    ) -> VirtualSession:
+        """A new session. `owner` names the process that holds it, for the test that wants to find it again."""
+        hosts, slash, path = servers.partition("/")
+        await asyncio.sleep(2 * self._latency_s())
+        if not self.reachable:
+            await asyncio.sleep(connect_timeout_ms / 1000)
+            raise ConnectionLoss(f"no ZooKeeper answers at {hosts} within {connect_timeout_ms} ms")
+        chroot = slash + path.rstrip("/") if path else ""
+        if chroot:
+            self.make(chroot)
+        session = VirtualSession(self, self._next_session_id, chroot, session_timeout_ms, self._latency_s, owner)
+        self._next_session_id += 1
+        self._live[session.session_id] = session
+        self.sessions.append(session)
+        return session
+
+    # -- for tests: what somebody with zkCli would do, at once --
+
+    def make(self, path: str, data: bytes = b"") -> None:
+        """Create a node, with all its parents, or replace its data."""
+        if path in self._nodes:
+            self._transact(None, [SetData(path, data)])
+            return
+        missing = []
+        parent = parent_of(path)
+        while parent not in self._nodes:
+            missing.append(parent)
+            parent = parent_of(parent)
+        for above in reversed(missing):
+            self._transact(None, [Create(above, b"")])
+        self._transact(None, [Create(path, data)])
+
+    def remove(self, path: str) -> None:
+        """Delete a node and everything below it."""
+        for name in sorted(self._nodes[path].children):
+            self.remove(f"{path.rstrip('/')}/{name}")
+        self._transact(None, [Delete(path)])
+
+    def data(self, path: str) -> bytes:
+        return self._node(path).data
+
+    def stat(self, path: str) -> Stat:
+        return self._node(path).stat()
+
+    def has(self, path: str) -> bool:
+        return path in self._nodes
+
+    def names(self, path: str) -> list[str]:
+        return sorted(self._node(path).children)
+
+    def paths(self) -> list[str]:
+        """Every node there is, sorted."""
+        return sorted(self._nodes)
+
+    # -- what requests do --
+
+    def _node(self, path: str) -> _Node:
+        try:
+            return self._nodes[path]
+        except KeyError:
+            raise NoNode(f"there is no znode {path}") from None
+
+    def read_data(self, path: str) -> tuple[bytes, Stat]:
+        node = self._node(path)
+        return node.data, node.stat()
+
+    def read_children(self, path: str) -> list[str]:
+        return sorted(self._node(path).children)
+
+    def write(self, session: VirtualSession, operations: Sequence[Operation], *, multi: bool) -> list[Any]:
+        if self.before is not None:
+            self.before(session, operations)
+        try:
+            results = self._transact(session, operations)
+        except MultiFailed as failure:
+            if multi:
+                raise
+            raise failure.cause from None
+        if self.after is not None:
+            self.after(session, operations)
+        return results
+
+    def _transact(self, session: VirtualSession | None, operations: Sequence[Operation]) -> list[Any]:
+        """Carry out all of the operations as one transaction, or none of them."""
+        self._zxid += 1
+        undo: list[Callable[[], None]] = []
+        fired: list[tuple[WatchKind, str]] = []
+        results: list[Any] = []
+        for index, operation in enumerate(operations):
+            try:
+                results.append(self._carry_out(operation, session.session_id if session else 0, undo, fired))
+            except ZooKeeperError as cause:
+                for step in reversed(undo):
+                    step()
+                raise MultiFailed(index, cause) from cause
+        for kind, path in fired:
+            self._fire(kind, path)
+        return results
+
+    def _carry_out(
+        self,
+        operation: Operation,
+        session_id: int,
+        undo: list[Callable[[], None]],
+        fired: list[tuple[WatchKind, str]],
+    ) -> str | Stat | None:
+        match operation:
+            case Create():
+                return self._create(operation, session_id, undo, fired)
+            case SetData(path, data, version):
+                node = self._expect(path, version)
+                before = (node.data, node.version, node.mzxid)
+
+                def restore() -> None:
+                    node.data, node.version, node.mzxid = before
+
+                undo.append(restore)
+                node.data, node.version, node.mzxid = bytes(data), node.version + 1, self._zxid
+                fired.append((WatchKind.CHANGED, path))
+                return node.stat()
+            case Delete(path, version):
+                node = self._expect(path, version)
+                if node.children:
+                    raise NotEmpty(f"the znode {path} has children")
+                siblings = self._nodes[parent_of(path)].children
+                name = path.rpartition("/")[2]
+
+                def bring_back() -> None:
+                    self._nodes[path] = node
+                    siblings.add(name)
+
+                undo.append(bring_back)
+                del self._nodes[path]
+                siblings.discard(name)
+                fired.append((WatchKind.DELETED, path))
+                return None
+            case Check(path, version):
+                self._expect(path, version)
+                return None
+
+    def _create(
+        self,
+        operation: Create,
+        session_id: int,
+        undo: list[Callable[[], None]],
+        fired: list[tuple[WatchKind, str]],
+    ) -> str:
+        path = operation.path
+        parent_path = parent_of(path)
+        parent = self._node(parent_path)
+        if parent.owner:
+            raise ZooKeeperError(f"the znode {parent_path} is ephemeral and cannot have children")
+        if operation.sequence:
+            path = f"{path}{parent.next_number:010d}"
+        if path in self._nodes:
+            raise NodeExists(f"there is a znode {path} already")
+        number = parent.next_number
+        owner = session_id if operation.ephemeral else 0
+        name = path.rpartition("/")[2]
+
+        def take_back() -> None:
+            del self._nodes[path]
+            parent.children.discard(name)
+            parent.next_number = number
+
+        undo.append(take_back)
+        self._nodes[path] = _Node(bytes(operation.data), self._zxid, self._zxid, owner)
+        parent.children.add(name)
+        parent.next_number += 1
+        fired.append((WatchKind.CREATED, path))
+        return path
+
+    def _expect(self, path: str, version: int) -> _Node:
+        node = self._node(path)
+        if version not in (-1, node.version):
+            raise BadVersion(f"the znode {path} has version {node.version}, not {version}")
+        return node
+
+    # -- watches --
+
+    def watch_data(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
+        self._data_watches.setdefault(path, {})[session, watcher] = None
+
+    def watch_children(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
+        self._child_watches.setdefault(path, {})[session, watcher] = None
+
+    def forget_watches(self, session: VirtualSession) -> None:
+        for table in (self._data_watches, self._child_watches):
+            for path in list(table):
+                table[path] = {key: None for key in table[path] if key[0] is not session}
+                if not table[path]:
+                    del table[path]
+
+    def _fire(self, kind: WatchKind, path: str) -> None:
+        watchers = dict(self._data_watches.pop(path, {}))
+        if kind is WatchKind.DELETED:
+            watchers |= self._child_watches.pop(path, {})
+        for session, watcher in watchers:
+            session.tell(watcher, kind, path)
+        if kind is not WatchKind.CHANGED:
+            parent = parent_of(path)
+            for session, watcher in self._child_watches.pop(parent, {}):
+                session.tell(watcher, WatchKind.CHILDREN, parent)
+
+    # -- sessions --
+
+    def knows(self, session: VirtualSession) -> bool:
+        """The session has neither expired nor been closed."""
+        return session.session_id in self._live
+
+    def end(self, session: VirtualSession) -> None:
+        """Expire or close a session: its ephemeral nodes go, in one transaction."""
+        if self._live.pop(session.session_id, None) is None:
+            return
+        self.forget_watches(session)
+        owned = [path for path in sorted(self._nodes) if self._nodes[path].owner == session.session_id]
+        if owned:
+            self._transact(None, [Delete(path) for path in owned])
+
+
+class _Pipe(Generic[T]):
+    """Delivers in the order of `put`, each item after a latency of its own; `cut` loses what is inside."""
+
+    def __init__(self, deliver: Callable[[T], None], latency_s: Callable[[], float]) -> None:
+        self._deliver = deliver
+        self._latency_s = latency_s
+        self._items: deque[T] = deque()
+        self._last_arrival = 0.0
+        self._generation = 0
+
+    def put(self, item: T) -> None:
+        loop = asyncio.get_running_loop()
+        self._items.append(item)
+        arrival = max(self._last_arrival, loop.time() + self._latency_s())
+        self._last_arrival = arrival
+        if arrival <= loop.time():
+            loop.call_soon(self._arrive, self._generation)
+        else:
+            loop.call_at(arrival, self._arrive, self._generation)
+
+    def _arrive(self, generation: int) -> None:
+        # Timers of the same moment may come in any order, so it is always the oldest item that is delivered.
+        if generation == self._generation:
+            self._deliver(self._items.popleft())
+
+    def cut(self) -> list[T]:
+        lost = list(self._items)
+        self._items.clear()
+        self._generation += 1
+        self._last_arrival = 0.0
+        return lost
+
+
+@dataclass(eq=False)
+class _Request:
+    carry_out: Callable[[], Any]
+    future: asyncio.Future[Any]
+    size: int
+
+
+class VirtualSession:
+    """One session: `protocol.world.ZooKeeperSession`, and hooks to harm it.
+
+    `suspend` cuts the connection (the server gives the session its timeout from then on), `resume` connects
+    again, `expire` ends it at once on the server, `sever` is for a process that was killed: the server waits
+    for the timeout, and nobody is told anything.
+    """
+
+    def __init__(
+        self,
+        server: VirtualZooKeeper,
+        session_id: int,
+        chroot: str,
+        session_timeout_ms: int,
+        latency_s: Callable[[], float],
+        owner: str,
+    ) -> None:
+        self._server = server
+        self._session_id = session_id
+        self._chroot = chroot
+        self._timeout_s = session_timeout_ms / 1000
+        self.owner = owner
+        self._state = SessionState.CONNECTED
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._up: _Pipe[_Request] = _Pipe(self._arrived, latency_s)
+        self._down: _Pipe[Callable[[], None]] = _Pipe(lambda deliver: deliver(), latency_s)
+        self._pending: dict[_Request, None] = {}
+        self._expiry: asyncio.TimerHandle | None = None
+        self._severed = False
+
+    def __repr__(self) -> str:
+        return f"VirtualSession({self._session_id:#x} {self.owner} {self._state.value})"
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append(listener)
+
+    # -- calls --
+
+    async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
+        operation = Create(self._full(path), data, ephemeral, sequence)
+        [created] = await self._call(lambda: self._server.write(self, [operation], multi=False), len(data))
+        return self._local(created)
+
+    async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
+        full = self._full(path)
+
+        def carry_out() -> tuple[bytes, Stat]:
+            result = self._server.read_data(full)
+            if watch is not None:
+                self._server.watch_data(full, self, watch)
+            return result
+
+        return await self._call(carry_out)
+
+    async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
+        full = self._full(path)
+
+        def carry_out() -> Stat | None:
+            if watch is not None:
+                self._server.watch_data(full, self, watch)
+            return self._server.stat(full) if self._server.has(full) else None
+
+        return await self._call(carry_out)
+
+    async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
+        full = self._full(path)
+
+        def carry_out() -> list[str]:
+            names = self._server.read_children(full)
+            if watch is not None:
+                self._server.watch_children(full, self, watch)
+            return names
+
+        return await self._call(carry_out)
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        operation = SetData(self._full(path), data, version)
+        [stat] = await self._call(lambda: self._server.write(self, [operation], multi=False), len(data))
+        assert isinstance(stat, Stat)
+        return stat
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        operation = Delete(self._full(path), version)
+        await self._call(lambda: self._server.write(self, [operation], multi=False))
+
+    async def multi(self, operations: Sequence[Operation]) -> list[str | Stat | None]:
+        full = [operation._replace(path=self._full(operation.path)) for operation in operations]
+        size = sum(len(o.path) + len(o.data) if isinstance(o, Create | SetData) else len(o.path) for o in full)
+        results = await self._call(lambda: self._server.write(self, full, multi=True), size)
+        return [self._local(result) if isinstance(result, str) else result for result in results]
+
+    async def close(self) -> None:
+        if self._state is SessionState.CONNECTED:
+            # Where the goodbye does not arrive, the server ends the session after its timeout.
+            with contextlib.suppress(ZooKeeperError):
+                await self._call(lambda: self._server.end(self))
+        self._state = SessionState.EXPIRED
+        self._fail_pending(SessionExpired(f"session {self._session_id:#x} was closed"))
+        self._up.cut()
+        self._down.cut()
+
+    def _full(self, path: str) -> str:
+        if not path.startswith("/") or (path != _ROOT and path.endswith("/")) or "//" in path:
+            raise ValueError(f"{path!r} is no path: it begins with a slash and does not end with one")
+        return (self._chroot + path).rstrip("/") or _ROOT
+
+    def _local(self, path: str) -> str:
+        return path.removeprefix(self._chroot) or _ROOT
+
+    async def _call(self, carry_out: Callable[[], T], data_bytes: int = 0) -> T:
+        if self._severed:
+            await asyncio.get_running_loop().create_future()
+        if self._state is SessionState.EXPIRED:
+            raise SessionExpired(f"session {self._session_id:#x} is over")
+        if self._state is SessionState.SUSPENDED:
+            raise ConnectionLoss(f"session {self._session_id:#x} is not connected")
+        request = _Request(carry_out, asyncio.get_running_loop().create_future(), data_bytes)
+        self._pending[request] = None
+        self._up.put(request)
+        result: T = await request.future
+        return result
+
+    def _arrived(self, request: _Request) -> None:
+        if not self._server.knows(self):
+            return
+        if request.size > MAX_REQUEST_BYTES:
+            self.suspend()
+            asyncio.get_running_loop().call_soon(self.resume)
+            return
+        result: Any = None
+        failure: ZooKeeperError | None = None
+        try:
+            result = request.carry_out()
+        except ZooKeeperError as error:
+            failure = error
+        if request in self._pending:  # unless a hook cut the connection in the meantime: then the reply is lost
+            self._down.put(lambda: self._answer(request, result, failure))
+
+    def _answer(self, request: _Request, result: object, failure: ZooKeeperError | None) -> None:
+        self._pending.pop(request, None)
+        if request.future.done():
+            return
+        if failure is not None:
+            request.future.set_exception(failure)
+        else:
+            request.future.set_result(result)
+
+    def tell(self, watcher: Watcher, kind: WatchKind, path: str) -> None:
+        """The server's side: send a watch event."""
+        event = WatchEvent(kind, self._local(path))
+        self._down.put(lambda: watcher(event))
+
+    # -- harm --
+
+    def suspend(self, *, requests_arrive: bool = False) -> None:
+        """Cut the connection. What was on its way is lost; with `requests_arrive`, only replies are."""
+        if self._state is not SessionState.CONNECTED:
+            return
+        lost = self._up.cut()
+        self._down.cut()
+        self._server.forget_watches(self)
+        self._change(SessionState.SUSPENDED)
+        self._fail_pending(ConnectionLoss(f"session {self._session_id:#x} lost its connection"))
+        if requests_arrive:
+            for request in lost:
+                with contextlib.suppress(ZooKeeperError):  # a refusal is lost as any other reply
+                    request.carry_out()
+            self._server.forget_watches(self)
+        if self._server.knows(self):
+            self._expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._server.end, self)
+
+    def resume(self) -> None:
+        """Connect again: to the same session, or to the news that it has expired."""
+        if self._state is not SessionState.SUSPENDED or self._severed:
+            return
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._server.knows(self):
+            self._change(SessionState.CONNECTED)
+        else:
+            self._change(SessionState.EXPIRED)
+
+    def expire(self) -> None:
+        """End the session on the server now. A connected client learns it now, another when it resumes."""
+        self._server.end(self)
+        if self._state is SessionState.CONNECTED:
+            self._up.cut()
+            self._down.cut()
+            self._change(SessionState.EXPIRED)
+            self._fail_pending(SessionExpired(f"session {self._session_id:#x} has expired"))
+
+    def sever(self) -> None:
+        """The process is gone: the server learns nothing and ends the session after its timeout."""
+        if self._severed:
+            return
+        self._severed = True
+        self._up.cut()
+        self._down.cut()
+        self._listeners.clear()
+        self._pending.clear()
+        self._server.forget_watches(self)
+        self._state = SessionState.SUSPENDED
+        if self._expiry is None and self._server.knows(self):
+            self._expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._server.end, self)
+
+    def _change(self, state: SessionState) -> None:
+        self._state = state
+        for listener in list(self._listeners):
+            listener(state)
+
+    def _fail_pending(self, failure: ZooKeeperError) -> None:
+        pending, self._pending = self._pending, {}
+        for request in pending:
+            if not request.future.done():
+                request.future.set_exception(failure)
+                request.future.exception()  # whoever was cancelled meanwhile must not cause a warning

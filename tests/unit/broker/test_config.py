@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+from broker.config import (
+    InvalidConfig,
+    broker_config,
+    parse_listeners,
+    read_properties,
+    topic_config,
+    topic_config_problem,
+)
+from protocol.model import Endpoint
+
+REQUIRED = {"broker.id": "1", "log.dirs": "/data", "zookeeper.connect": "127.0.0.1:2181"}
+
+
+def test_settings_have_kafkas_names_and_typed_values() -> None:
+    config = broker_config({**REQUIRED, "num.io.threads": "4", "listeners": "PLAINTEXT://h:1,CONTROLLER://h:2"})
+    assert (config.broker_id, config.num_io_threads, config.replica_lag_time_max_ms) == (1, 4, 30_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("broker.id", "-1", "broker.id"),
+        ("broker.id", "one", "broker.id"),
+        ("num.io.threads", "0", "num.io.threads"),
+        ("num.io.thread", "3", "num.io.thread"),
+        ("replica.fetch.wait.max.ms", "60000", "replica.lag.time.max.ms"),
+        ("log.dirs", "/a,/b", "one is supported"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_rule(name: str, value: str, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        broker_config({**REQUIRED, name: value})
+
+
+def test_a_missing_setting_is_named() -> None:
+    with pytest.raises(InvalidConfig, match="zookeeper.connect"):
+        broker_config({"broker.id": "1", "log.dirs": "/data"})
+
+
+@pytest.mark.parametrize("text", ["", "h:1", "PLAINTEXT://h", "PLAINTEXT://h:x", "A://h:1,A://h:2"])
+def test_a_malformed_listener_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="listeners"):
+        parse_listeners("listeners", text)
+
+
+def test_the_control_listener_is_there_even_where_nobody_asked_for_it() -> None:
+    config = broker_config({**REQUIRED, "listeners": "PLAINTEXT://127.0.0.1:9092"})
+    assert config.listener_endpoints()[1] == Endpoint("CONTROLLER", "127.0.0.1", 0)
+
+
+def test_ports_that_were_taken_free_are_advertised() -> None:
+    config = broker_config({**REQUIRED, "listeners": "PLAINTEXT://127.0.0.1:0"})
+    advertised = config.advertised_endpoints({"PLAINTEXT": 5, "CONTROLLER": 6})
+    assert advertised == [Endpoint("PLAINTEXT", "127.0.0.1", 5), Endpoint("CONTROLLER", "127.0.0.1", 6)]
+
+
+def test_a_wildcard_address_must_be_advertised_as_something_else() -> None:
+    config = broker_config({**REQUIRED, "listeners": "PLAINTEXT://0.0.0.0:9092"})
+    with pytest.raises(InvalidConfig, match=r"advertised\.listeners"):
+        config.advertised_endpoints({"PLAINTEXT": 9092, "CONTROLLER": 1})
+
+
+def test_topic_settings_are_checked_by_name_and_value() -> None:
+    assert topic_config({"min.insync.replicas": "2"}).min_insync_replicas == 2
+    assert topic_config_problem("min.insync.replicas", "2") is None
+    assert "min.insync.replicas" in str(topic_config_problem("min.insync.replicas", "0"))
+    assert "not known" in str(topic_config_problem("min.insync", "1"))
+
+
+def test_a_properties_file_gives_names_and_values(tmp_path: Path) -> None:
+    path = tmp_path / "broker.properties"
+    path.write_text("# comment\n\nbroker.id = 3\nlog.dirs=/data\n")
+    assert read_properties(str(path)) == {"broker.id": "3", "log.dirs": "/data"}
+    path.write_text("broker.id\n")
+    with pytest.raises(InvalidConfig, match="line 1"):
+        read_properties(str(path))
+    with pytest.raises(InvalidConfig, match="nowhere"):
+        read_properties(str(tmp_path / "nowhere"))

@@ -1,0 +1,97 @@
+import struct
+
+import pytest
+
+from protocol.framing import (
+    MAX_SMALL_REQUEST_BYTES,
+    FrameReader,
+    FrameTooLarge,
+    api_key_of,
+    request_limit,
+    response_limit,
+)
+
+LARGE = 200_000
+
+
+def frame(payload: bytes) -> bytes:
+    return struct.pack(">i", len(payload)) + payload
+
+
+def feed(reader: FrameReader, data: bytes, piece: int) -> list[bytes]:
+    """Hand `data` to the reader as a transport would, at most `piece` bytes at a time."""
+    frames: list[bytes] = []
+    position = 0
+    while position < len(data):
+        buffer = reader.get_buffer()
+        size = min(piece, len(buffer), len(data) - position)
+        assert size > 0
+        buffer[:size] = data[position : position + size]
+        position += size
+        frames.extend(bytes(f) for f in reader.buffer_updated(size))
+    return frames
+
+
+@pytest.mark.parametrize("piece", [1, 3, 4, 5, 17, 65_536, 10_000_000])
+def test_frames_come_out_whole_and_in_order_however_the_bytes_arrive(piece: int) -> None:
+    payloads = [b"", b"a", b"bc" * 20_000, bytes(range(256)) * 800, b"tail"]
+    if piece < 17:
+        payloads[2:4] = [b"x" * 70_000]
+    reader = FrameReader(response_limit(10_000_000))
+    assert feed(reader, b"".join(map(frame, payloads)), piece) == payloads
+    assert not reader.in_frame
+
+
+def test_a_part_of_a_frame_is_seen_as_such() -> None:
+    reader = FrameReader(response_limit(LARGE))
+    assert feed(reader, frame(b"abc")[:-1], 100) == []
+    assert reader.in_frame
+    assert feed(reader, b"c", 100) == [b"abc"]
+    assert not reader.in_frame
+
+
+@pytest.mark.parametrize("length", [-1, -(2**31)])
+def test_a_negative_length_is_refused(length: int) -> None:
+    with pytest.raises(FrameTooLarge, match=str(length)):
+        feed(FrameReader(response_limit(100)), struct.pack(">i", length), 4)
+
+
+def test_a_length_over_the_limit_is_refused_before_memory_is_taken() -> None:
+    reader = FrameReader(response_limit(LARGE))
+    with pytest.raises(FrameTooLarge, match="2147483647"):
+        feed(reader, struct.pack(">i", 2**31 - 1) + b"12345678", 12)
+
+
+def test_memory_follows_the_bytes_that_arrived_not_those_announced() -> None:
+    reader = FrameReader(response_limit(2**31))
+    feed(reader, struct.pack(">i", 2**30) + b"12345678", 12)
+    assert len(reader.get_buffer()) <= 1024 * 1024
+
+
+def test_a_large_frame_keeps_its_bytes_while_later_frames_arrive() -> None:
+    reader = FrameReader(response_limit(10_000_000))
+    payload = bytes(range(256)) * 1_000
+    kept: list[bytes | memoryview] = []
+    for data in (frame(payload), frame(b"y" * 60_000), frame(b"z" * 300_000)):
+        position = 0
+        while position < len(data):
+            buffer = reader.get_buffer()
+            size = min(len(buffer), len(data) - position)
+            buffer[:size] = data[position : position + size]
+            position += size
+            kept.extend(reader.buffer_updated(size))
+    assert [bytes(f) for f in kept] == [payload, b"y" * 60_000, b"z" * 300_000]
+
+
+def test_only_requests_that_carry_records_may_be_large() -> None:
+    limit_of = request_limit(100_000_000, frozenset({0}))
+    produce, metadata = bytes([0x95, 0, 0, 1, 0xC0, 0x91, 0, 0]), bytes([0x95, 3, 0, 1, 0xC0, 0x91, 0, 0])
+    assert limit_of(produce) == 100_000_000
+    assert limit_of(metadata) == MAX_SMALL_REQUEST_BYTES
+    assert limit_of(b"GET / HT") == MAX_SMALL_REQUEST_BYTES
+
+
+def test_the_api_key_is_read_from_an_envelope_alone() -> None:
+    assert api_key_of(bytes([0x95, 18, 0])) == 18
+    assert api_key_of(b"GET /") is None
+    assert api_key_of(b"\x95") is None

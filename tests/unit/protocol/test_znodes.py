@@ -1,0 +1,87 @@
+import json
+from random import Random
+
+import pytest
+
+from protocol import znodes
+from protocol.model import Broker, Endpoint, LeaderAndIsr, TopicPartition
+from protocol.znodes import MalformedZnode, ProducerIdBlock, TopicZnode
+
+PARTITION = TopicPartition("orders", 3)
+
+
+def test_a_broker_reads_back_with_the_epoch_of_its_znode() -> None:
+    endpoints = [Endpoint("PLAINTEXT", "127.0.0.1", 9092), Endpoint("CONTROLLER", "::1", 9192)]
+    data = znodes.encode_broker(endpoints, "r1", 1_529_210_278_988)
+    assert znodes.decode_broker(7, data, 42) == Broker(7, 42, tuple(endpoints), "r1")
+    node = json.loads(data)
+    assert (node["host"], node["port"], node["version"]) == ("127.0.0.1", 9092, 5)
+    assert node["timestamp"] == "1529210278988"
+
+
+def test_what_kafka_wrote_for_a_broker_is_understood() -> None:
+    data = (
+        b'{"listener_security_protocol_map":{"PLAINTEXT":"PLAINTEXT"},"endpoints":["PLAINTEXT://h:9092"],"jmx_port":9999,'
+        b'"features":{},"host":"h","timestamp":"1","port":9092,"version":5,"tags":{}}'
+    )
+    assert znodes.decode_broker(0, data, 5).endpoints == (Endpoint("PLAINTEXT", "h", 9092),)
+
+
+@pytest.mark.parametrize("endpoint", ["", "PLAINTEXT", "PLAINTEXT://h", "PLAINTEXT://h:x", "PLAINTEXT://h:99999"])
+def test_a_malformed_endpoint_names_the_path(endpoint: str) -> None:
+    with pytest.raises(MalformedZnode, match="/brokers/ids/7"):
+        znodes.decode_broker(7, json.dumps({"endpoints": [endpoint]}).encode(), 1)
+
+
+def test_a_topic_reads_back_with_its_partitions_in_order() -> None:
+    topic = TopicZnode("abc", {10: (1, 2), 2: (3, 1)})
+    data = znodes.encode_topic(topic)
+    assert znodes.decode_topic("orders", data) == topic
+    assert list(json.loads(data)["partitions"]) == ["2", "10"]
+    assert json.loads(data)["version"] == 3
+
+
+@pytest.mark.parametrize("partitions", [{"x": [1]}, {"-1": [1]}, {"0": []}, {"0": [1, 1]}])
+def test_an_assignment_that_cannot_be_is_refused(partitions: dict[str, list[int]]) -> None:
+    with pytest.raises(MalformedZnode, match="/brokers/topics/orders"):
+        znodes.decode_topic("orders", json.dumps({"partitions": partitions, "topic_id": "x"}).encode())
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "a" * 250])
+def test_a_topic_znode_with_an_illegal_name_is_refused(name: str) -> None:
+    with pytest.raises(MalformedZnode):
+        znodes.decode_topic(name, znodes.encode_topic(TopicZnode("abc", {0: (1,)})))
+
+
+def test_a_state_reads_back_with_the_version_of_its_znode() -> None:
+    state = LeaderAndIsr(leader=3, leader_epoch=2, isr=(3, 1), controller_epoch=7, partition_epoch=9)
+    data = znodes.encode_state(state)
+    assert znodes.decode_state(PARTITION, data, 9) == state
+    assert json.loads(data) == {"controller_epoch": 7, "leader": 3, "version": 1, "leader_epoch": 2, "isr": [3, 1]}
+
+
+def test_the_controller_znode_is_kafkas() -> None:
+    assert znodes.encode_controller(0, 1529210278988) == b'{"version":1,"brokerid":0,"timestamp":"1529210278988"}'
+    assert znodes.decode_controller(b'{"version":2,"brokerid":4,"timestamp":"1","kraftControllerEpoch":-1}') == 4
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"-1", b"\xff"])
+def test_a_controller_epoch_that_is_no_number_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedZnode, match="/controller_epoch"):
+        znodes.decode_controller_epoch(data)
+
+
+def test_small_znodes_read_back() -> None:
+    assert znodes.decode_controller_epoch(znodes.encode_controller_epoch(12)) == 12
+    assert znodes.decode_cluster_id(znodes.encode_cluster_id("abc")) == "abc"
+    assert znodes.decode_isr_change("/x", znodes.encode_isr_change([PARTITION])) == [PARTITION]
+    assert znodes.decode_config("/x", znodes.encode_config({"a": "b"})) == {"a": "b"}
+    block = ProducerIdBlock(2, 1_000, 1_999)
+    assert znodes.decode_producer_id_block(znodes.encode_producer_id_block(block)) == block
+
+
+def test_new_ids_have_22_characters_and_do_not_begin_with_a_dash() -> None:
+    random = Random(1)
+    ids = [znodes.new_uuid(random) for _ in range(2_000)]
+    assert len(set(ids)) == 2_000
+    assert all(len(i) == 22 and not i.startswith("-") for i in ids)
