@@ -32,6 +32,7 @@ from deploy.processes import (
     wait_until,
     wait_until_gone,
 )
+from deploy.status import Status, status_of_processes
 from deploy.who import AllBrokers, BrokerId, Controller, LeaderOf, Who, ZooKeeperServer
 from protocol.model import NO_LEADER
 
@@ -56,12 +57,15 @@ class LocalCluster:
 
     def file(self) -> ClusterFile:
         """Raises LaunchError where there is no cluster in the directory."""
-        found = cluster_file.load(self.directory)
+        found = self.file_or_none()
         if found is None:
             raise LaunchError(
                 f"there is no cluster in {self.directory}: run `minibroker up`, or name another with --data"
             )
         return found
+
+    def file_or_none(self) -> ClusterFile | None:
+        return cluster_file.load(self.directory)
 
     def bootstrap(self) -> str:
         """`host:port,host:port` of all brokers, living or not."""
@@ -78,6 +82,14 @@ class LocalCluster:
     def view(self) -> ClusterView:
         """What the brokers that are able to answer say; waits at most 2 s for one that hangs."""
         return asyncio.run(ask_cluster(self._answering_addresses(self.file())))
+
+    def status(self) -> Status:
+        cluster = self.file()
+        states = {
+            entry.id: ProcessState.GONE if entry.process is None else state_of(entry.process)
+            for entry in cluster.brokers
+        }
+        return status_of_processes(cluster, states, self.view())
 
     def resolve(self, who: Who) -> list[Member]:
         """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller."""
@@ -134,20 +146,21 @@ class LocalCluster:
                 f"the data directory {self.directory} cannot be made: {error.strerror}; use --data"
             ) from error
         with cluster_file.locked(self.directory):
-            before = cluster_file.load(self.directory)
+            before = self.file_or_none()
             if before is not None:
                 self._check_not_running(before)
             cluster = _planned(before, brokers, base_port, zookeeper_connect, settings)
             _check_ports(cluster.brokers)
             if cluster.zookeeper.port is None:
                 zookeeper.check_servers(cluster.zookeeper.connect)
+            cluster_file.save(self.directory, cluster)
             try:
                 cluster, starting = self._spawn_all(cluster)
                 # The brokers start meanwhile, and try again until ZooKeeper answers.
                 self._wait_for_zookeeper(cluster)
                 broker_process.wait_until_ready(starting)
             except BaseException:
-                self._end_all(cluster, kill=True, timeout_s=0)
+                self._end_all(self.file(), kill=True, timeout_s=0)
                 self._write_that_it_is_down()
                 raise
             return cluster
@@ -168,7 +181,8 @@ class LocalCluster:
         self._check_not_running(cluster)
         # Also those of brokers of an earlier, larger cluster.
         for path in [*self.directory.glob("broker-*"), self.directory / ZOOKEEPER, self.directory / "logs"]:
-            shutil.rmtree(path)
+            if path.exists():
+                shutil.rmtree(path)
         (self.directory / cluster_file.FILE_NAME).unlink()
 
     # -- one or some --
@@ -184,7 +198,7 @@ class LocalCluster:
             cluster = self.file()
             if cluster.zookeeper.process is not None and not is_alive(cluster.zookeeper.process):
                 raise LaunchError(
-                    "ZooKeeper is not running, and brokers need it: use `minibroker start zookeeper`, or `minibroker up`"
+                    "ZooKeeper is not running: `minibroker start zookeeper` first, or bring all up with `minibroker up`"
                 )
             gone = [entry for entry in cluster.brokers if entry.id in members and not _lives(entry)]
             if not gone and not isinstance(who, AllBrokers):
@@ -263,7 +277,7 @@ class LocalCluster:
         left = wait_until_gone([process for process in processes.values() if process is not None], timeout_s)
         for member, process in processes.items():
             if process in left:
-                raise LaunchTimedOut(f"{_name(member)} did not end within {timeout_s:g} s: {remedy}")
+                raise LaunchTimedOut(f"{name_of(member)} did not end within {timeout_s:g} s: {remedy}")
 
     def _write_that_it_is_down(self) -> None:
         latest = self.file()
@@ -377,12 +391,12 @@ def _lives(entry: BrokerEntry) -> bool:
     return entry.process is not None and is_alive(entry.process)
 
 
-def _name(member: Member) -> str:
+def name_of(member: Member) -> str:
     return "ZooKeeper" if isinstance(member, str) else f"broker {member}"
 
 
 def _cannot(member: Member, state: ProcessState, number: signal.Signals) -> str:
-    name = _name(member)
+    name = name_of(member)
     if state is ProcessState.GONE:
         return f"{name} is not running: `minibroker start {member}` starts it"
     if number is signal.SIGCONT:

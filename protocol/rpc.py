@@ -8,7 +8,7 @@ the next one, too, and an answer cannot be told from silence.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from protocol import messages as m
 from protocol.apis import Api, decode_response, decode_response_envelope, encode_request
@@ -51,6 +51,11 @@ class Connection(asyncio.BufferedProtocol):
     def in_flight(self) -> int:
         """Requests that wait for their response."""
         return len(self._pending)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of requests that the operating system has not taken yet: all the backpressure there is with acks 0."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def on_lost(self, listener: Callable[["Connection"], None]) -> None:
         """Call `listener` once, when the connection has ended for whatever reason."""
@@ -105,8 +110,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- the transport's side --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.get_buffer()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from deploy import zookeeper as zookeeper_launcher
+from deploy.local_cluster import LocalCluster
 from deploy.ports import LOOPBACK, free_ports
 from deploy.processes import send_signal, wait_until_gone
 
@@ -34,3 +36,25 @@ def zookeeper_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 def zookeeper(zookeeper_address: str) -> str:
     """A connection string with a chroot of this test's own: `127.0.0.1:PORT/test-N`."""
     return f"{zookeeper_address}/test-{next(_chroot_numbers)}"
+
+
+@pytest.fixture
+def local_cluster(tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
+    """`local_cluster(brokers=3, settings=None, zookeeper=None)`: a cluster of real processes, killed after the test.
+
+    It has a ZooKeeper of its own unless the address of another is given. What it logged is in its `directory`.
+    """
+    clusters: list[LocalCluster] = []
+
+    def start(
+        brokers: int = 3, settings: Mapping[str, str] | None = None, zookeeper: str | None = None
+    ) -> LocalCluster:
+        cluster = LocalCluster(tmp_path / f"cluster-{len(clusters) + 1}")
+        clusters.append(cluster)
+        cluster.up(brokers, free_ports(brokers)[0], zookeeper, settings)
+        return cluster
+
+    yield start
+    for cluster in clusters:
+        if cluster.file_or_none() is not None:
+            cluster.down(kill=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from protocol.apis import APIS
+
 
 class ApiMetrics:
     """Sums over the requests of one API, in seconds (Kafka's RequestQueueTimeMs, LocalTimeMs, TotalTimeMs)."""
@@ -27,7 +29,8 @@ class ApiMetrics:
 
 class NetworkMetrics:
     def __init__(self) -> None:
-        self.per_api: dict[int, ApiMetrics] = {}
+        self.per_api = {key: ApiMetrics(api.name) for key, api in APIS.items()}
+        """By API key."""
         self.connections_opened = 0
         self.connections_refused = 0
         """Over a connection limit."""

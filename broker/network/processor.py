@@ -34,6 +34,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Any, cast
 
 from broker.network.metrics import NetworkMetrics
 from broker.network.request_channel import Request, RequestChannel
@@ -41,6 +42,7 @@ from broker.network.settings import NetworkSettings
 from protocol import apis
 from protocol.errors import ErrorCode, InvalidMessage
 from protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
+from protocol.messages import RequestEnvelope
 from protocol.world import Incoming
 
 logger = logging.getLogger("minibroker.network")
@@ -54,7 +56,7 @@ RESPONSE_HIGH_WATER_BYTES = 1024 * 1024
 _PREFIX = 16  # bytes of a frame in which its correlation id stands
 
 
-def _accepted_apis(plane: apis.Plane) -> dict[int, apis.Api[apis.Any, apis.Any]]:
+def _accepted_apis(plane: apis.Plane) -> dict[int, apis.Api[Any, Any]]:
     """What a listener of this plane accepts. ApiVersions is for everybody who connects."""
     return {key: api for key, api in apis.APIS.items() if api.plane is plane or api is apis.API_VERSIONS}
 
@@ -93,11 +95,6 @@ class Processor:
     def start(self) -> None:
         """Begin to look at deadlines."""
         self._sweep_timer = asyncio.get_running_loop().call_later(self._sweep_interval_s(), self._sweep)
-
-    def stop_reading(self) -> None:
-        """Dispatch nothing more, and leave the connections open for what is still being answered."""
-        for connection in list(self.connections):
-            connection.stop_reading()
 
     async def close(self, grace_s: float) -> None:
         """Close every connection; those whose responses are not read within `grace_s` lose them."""
@@ -141,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
         "_backlog_bytes",
+        "_closed_here",
         "_closing_since",
         "_frame_since",
         "_in_line",
@@ -151,7 +149,6 @@ class Connection(asyncio.BufferedProtocol):
         "_reader",
         "_reading_paused",
         "_refusal",
-        "_stopped",
         "_transport",
         "_unanswered",
         "_unanswered_bytes",
@@ -174,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog_bytes = 0
         self._muted = False
         self._in_line = False
-        self._stopped = False
+        self._closed_here = False
         self._refusal: tuple[str, int | None] | None = None
         self._unanswered = 0
         self._unanswered_bytes = 0
@@ -190,9 +187,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- the transport's side --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=RESPONSE_HIGH_WATER_BYTES)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=RESPONSE_HIGH_WATER_BYTES)
         self._last_active = self._processor.clock()
         self._processor.joined(self)
 
@@ -205,9 +201,11 @@ class Connection(asyncio.BufferedProtocol):
         try:
             frames = self._reader.buffer_updated(nbytes)
         except FrameTooLarge as error:
+            limit = self._processor.settings.socket_request_max_bytes
             frames = error.frames
-            self._refusal = (str(error), correlation_id_of(error.prefix))
-        if not self._reader.in_frame:
+            remedy = f"records may come in frames of socket.request.max.bytes={limit}, all else in 1 MiB"
+            self._refusal = (f"{error} ({remedy})", correlation_id_of(error.prefix))
+        if self._refusal is not None or not self._reader.in_frame:
             self._frame_since = None
         elif frames or self._frame_since is None:
             self._frame_since = now
@@ -229,11 +227,181 @@ class Connection(asyncio.BufferedProtocol):
         self._advance(wake=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._closing_since is None or self._frame_since is None:
-            pass
+        if self._frame_since is not None and not self._closed_here:
+            logger.info("%s on listener %s: closed by the peer in the middle of a frame", self.peer, self.listener)
         self._end()
         self._transport = None
         self._write_paused_since = None
         self._processor.left(self)
         self._on_lost()
         self._advance(wake=True)
+
+    # -- the channel's and the handlers' side --
+
+    def answered(self, request: Request, frame: bytearray | None) -> None:
+        self._unanswered -= 1
+        self._unanswered_bytes -= request.size
+        of_api = self._processor.metrics.per_api[request.api.key]
+        of_api.answered += 1
+        of_api.total_s += request.sent_at - request.received_at
+        if frame is not None and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+            self._last_active = request.sent_at
+            if self._write_paused_since is not None:
+                unsent = self._transport.get_write_buffer_size()
+                if unsent > self._processor.settings.max_unsent_response_bytes:
+                    self._drop(f"{unsent} bytes of responses wait for it to read them")
+        if not self._muted:
+            self._advance(wake=True)
+
+    def handled(self) -> None:
+        self._muted = False
+        self._advance(wake=False)
+
+    def close_connection(self, reason: str) -> None:
+        if not self.closed:
+            logger.info("%s on listener %s, closed: %s", self.peer, self.listener, reason)
+            self.close()
+
+    def room_in_channel(self) -> None:
+        self._in_line = False
+        if self._backlog and self._may_dispatch():
+            self._dispatch(wake=True)
+        self._update_reading()
+
+    # -- the processor's side --
+
+    def check_deadlines(self, now: float) -> None:
+        """Close the connection if its peer takes too long for something."""
+        settings = self._processor.settings
+        write_timeout_s = settings.write_timeout_ms / 1_000
+        if self._closing_since is not None:
+            if now - self._closing_since >= write_timeout_s:
+                self.abort()
+        elif self._write_paused_since is not None:
+            if now - self._write_paused_since >= write_timeout_s:
+                self._drop(f"it has not read its responses for {write_timeout_s:g} s")
+        elif self._frame_since is not None:
+            if not self._reading_paused and now - self._frame_since >= settings.frame_timeout_ms / 1_000:
+                self._drop(f"a frame was not complete after {settings.frame_timeout_ms / 1_000:g} s")
+        elif (
+            self._processor.plane is apis.Plane.DATA
+            and not self._unanswered
+            and not self._backlog
+            and now - self._last_active >= settings.connections_max_idle_ms / 1_000
+        ):
+            logger.debug("%s on listener %s: idle, closed", self.peer, self.listener)
+            self._processor.metrics.idle_closed += 1
+            self.close()
+
+    def close(self) -> None:
+        """Dispatch nothing more, and close once everything that was written has been read by the peer."""
+        self._end()
+        self._closed_here = True
+        self._backlog.clear()
+        self._refusal = None
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        self.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- inside --
+
+    def _advance(self, *, wake: bool) -> None:
+        """Dispatch the next frame if nothing forbids it; read on, or stop reading."""
+        if not self._muted and not self._in_line:
+            if self._backlog:
+                if self._may_dispatch():
+                    size = len(self._backlog[0][0])
+                    if self._processor.channel.has_room(size):
+                        self._dispatch(wake)
+                    else:
+                        self._in_line = True
+                        self._processor.channel.get_in_line(self, size)
+            elif self._refusal is not None:
+                reason, correlation_id = self._refusal
+                self._refuse(reason, ErrorCode.INVALID_REQUEST, correlation_id)
+        self._update_reading()
+
+    def _may_dispatch(self) -> bool:
+        settings = self._processor.settings
+        return (
+            self._write_paused_since is None
+            and self._unanswered < settings.max_in_flight_requests_per_connection
+            and self._unanswered_bytes < settings.max_in_flight_bytes_per_connection
+        )
+
+    def _update_reading(self) -> None:
+        if self.closed or self._transport is None:
+            return
+        pause = (
+            self._in_line
+            or self._refusal is not None
+            or self._backlog_bytes >= READ_AHEAD_BYTES
+            or not self._may_dispatch()
+        )
+        if pause is self._reading_paused or self._transport.is_closing():
+            return
+        self._reading_paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            if self._frame_since is not None:
+                self._frame_since = self._processor.clock()  # the pause was ours
+            self._transport.resume_reading()
+
+    def _dispatch(self, wake: bool) -> None:
+        """Decode the first frame of the backlog and hand it to the channel, or refuse it."""
+        frame, received_at = self._backlog.popleft()
+        size = len(frame)
+        self._backlog_bytes -= size
+        processor = self._processor
+        try:
+            envelope = apis.decode_request_envelope(frame)
+            api = processor.apis.get(envelope.api_key)
+            if api is None or not api.min_version <= envelope.api_version <= api.max_version:
+                self._refuse(*self._why_not_served(envelope), envelope.correlation_id)
+                return
+            body = apis.decode_request(api, envelope)
+        except InvalidMessage as error:
+            self._refuse(str(error), ErrorCode.INVALID_REQUEST, correlation_id_of(bytes(frame[:_PREFIX])))
+            return
+        self._muted = True
+        self._unanswered += 1
+        self._unanswered_bytes += size
+        request = Request(self, processor.clock, api, envelope, body, size, received_at)
+        processor.channel.offer(request, wake=wake)
+
+    def _why_not_served(self, envelope: RequestEnvelope) -> tuple[str, ErrorCode]:
+        api = apis.APIS.get(envelope.api_key)
+        if api is None:
+            return f"unknown API {envelope.api_key}", ErrorCode.INVALID_REQUEST
+        if api.key not in self._processor.apis:
+            plane = self._processor.plane.value
+            return f"{api.name} is not for the {plane} plane's listener {self.listener}", ErrorCode.INVALID_REQUEST
+        versions = f"{api.min_version} to {api.max_version}"
+        reason = f"version {envelope.api_version} of {api.name}; this broker knows {versions}"
+        return reason, ErrorCode.UNSUPPORTED_VERSION
+
+    def _refuse(self, reason: str, code: ErrorCode, correlation_id: int | None) -> None:
+        """Answer bad input with an error, if it is known what to answer, and close."""
+        logger.warning("%s on listener %s sent bad input, closed: %s", self.peer, self.listener, reason)
+        self._processor.metrics.bad_input += 1
+        self._refusal = None
+        if correlation_id is not None and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(apis.encode_error(correlation_id, code, reason))
+        self.close()
+
+    def _drop(self, reason: str) -> None:
+        logger.warning("%s on listener %s, closed: %s", self.peer, self.listener, reason)
+        self._processor.metrics.slow_closed += 1
+        self.abort()
+
+    def _end(self) -> None:
+        self.closed = True
+        if self._closing_since is None:
+            self._closing_since = self._processor.clock()

@@ -54,6 +54,10 @@ class RequestSource(Protocol):
         """The handler of this connection's request has returned: the next one may be dispatched."""
         ...
 
+    def close_connection(self, reason: str) -> None:
+        """Close once what was sent so far has been read."""
+        ...
+
     def room_in_channel(self) -> None:
         """The channel had been full; this connection may offer its next request now, without asking again."""
         ...
@@ -159,6 +163,11 @@ class Request:
             self.respond_error(code, message)
             self._failed = True
 
+    def close_connection(self, reason: str) -> None:
+        """Log the reason and close the sender's connection, once the answers given so far have been read. Requests
+        that it sent after this one are not handled. This is all that a producer with acks=0 can notice."""
+        self._source.close_connection(reason)
+
     def _may_answer(self) -> bool:
         if self._answered and not self._failed:
             raise RuntimeError(f"{self!r} is answered a second time")
@@ -199,6 +208,11 @@ class RequestChannel:
     def __len__(self) -> int:
         """Requests that wait for a handler."""
         return len(self._queue)
+
+    @property
+    def in_line(self) -> int:
+        """Connections that wait for room."""
+        return len(self._in_line)
 
     # -- the processors' side --
 
@@ -260,16 +274,13 @@ class RequestChannel:
     # -- the end --
 
     def close(self) -> None:
-        """Take nothing more. Handlers get what is queued and then None."""
+        """Take nothing more: there is never room again, so no connection is read from for long. Handlers get what
+        is queued and then None."""
         self._closed = True
         self._in_line.clear()
         if not self._queue:
             while self._idle:
                 self._give(None)
-
-    def clear(self) -> None:
-        """Drop what is queued."""
-        self._queue.clear()
 
     def _give(self, request: Request | None) -> bool:
         """Hand the request to an idle handler; False if there is none."""

@@ -12,5 +12,5 @@ def test_the_zookeeper_fixture_serves(zookeeper: str) -> None:
 
 def test_nobody_answers_where_no_zookeeper_is() -> None:
     assert not is_serving("127.0.0.1", 1)
-    with pytest.raises(LaunchError, match="no ZooKeeper answers at 127.0.0.1:1/chroot"):
+    with pytest.raises(LaunchError, match=r"no ZooKeeper answers at 127\.0\.0\.1:1/chroot"):
         check_servers("127.0.0.1:1/chroot")

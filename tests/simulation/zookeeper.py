@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -339,10 +340,11 @@ class _Pipe(Generic[T]):
         self._items.append(item)
         arrival = max(self._last_arrival, loop.time() + self._latency_s())
         self._last_arrival = arrival
+        # In nobody's context: what is in the pipe is no business of the process that caused it, which may be killed.
         if arrival <= loop.time():
-            loop.call_soon(self._arrive, self._generation)
+            loop.call_soon(self._arrive, self._generation, context=Context())
         else:
-            loop.call_at(arrival, self._arrive, self._generation)
+            loop.call_at(arrival, self._arrive, self._generation, context=Context())
 
     def _arrive(self, generation: int) -> None:
         # Timers of the same moment may come in any order, so it is always the oldest item that is delivered.

@@ -1,0 +1,44 @@
+# Everything runs in .venv, which `make setup` makes; the other targets make it first where it is missing or old.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+# The first that is Python 3.11 or newer; or name one: make PYTHON=/path/to/python3.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
+	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
+
+.PHONY: setup demo test check up bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@"$(PYTHON)" -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { \
+		echo "error: no Python 3.11 or newer was found: install one, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
+	@echo "installing into $(VENV) (the first time downloads 500 MB, most of it for a local ZooKeeper) ..." >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/minibroker demo
+
+test: setup
+	$(BIN)/pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+up: setup
+	$(BIN)/minibroker up
+
+bench: setup
+	$(BIN)/minibroker bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,88 @@
+"""One acceptor per listener: applies the connection limits and hands connections to processors in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from broker.network.metrics import NetworkMetrics
+from broker.network.processor import Processor
+from broker.network.quotas import ConnectionQuotas
+from protocol.world import Incoming, Listener
+
+logger = logging.getLogger("minibroker.network")
+
+REFUSALS_LOG_INTERVAL_S = 1.0
+
+
+class Acceptor:
+    def __init__(
+        self,
+        name: str,
+        listener: Listener,
+        processors: Sequence[Processor],
+        quotas: ConnectionQuotas,
+        metrics: NetworkMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.listener = listener
+        self.processors = processors
+        self._quotas = quotas
+        self._metrics = metrics
+        self._clock = clock
+        self._next_processor = 0
+        self._handing_over: set[asyncio.Task[None]] = set()
+        self._refused_since_log = 0
+        self._log_refusals_after = 0.0
+
+    def start(self) -> None:
+        """Begin to accept."""
+        for processor in self.processors:
+            processor.start()
+        self.listener.start(self._on_connection)
+
+    async def close(self) -> None:
+        """Accept no more, and wait until every connection accepted is its processor's."""
+        await self.listener.close()
+        await asyncio.gather(*self._handing_over)
+
+    def _on_connection(self, incoming: Incoming) -> None:
+        now = self._clock()
+        address = incoming.peer.rpartition(":")[0]
+        refusal = self._quotas.try_open(address, now)
+        if refusal is not None:
+            incoming.close()
+            self._log_refusal(incoming.peer, refusal, now)
+            return
+        processor = self.processors[self._next_processor]
+        self._next_processor = (self._next_processor + 1) % len(self.processors)
+        task = asyncio.get_running_loop().create_task(
+            self._hand_over(incoming, address, processor), name=f"accept {incoming.peer} on {self.name}"
+        )
+        self._handing_over.add(task)
+        task.add_done_callback(self._handing_over.discard)
+
+    async def _hand_over(self, incoming: Incoming, address: str, processor: Processor) -> None:
+        try:
+            await processor.adopt(incoming, lambda: self._quotas.close(address))
+        except OSError as error:
+            self._quotas.close(address)
+            logger.info("%s on listener %s was gone before it was accepted: %s", incoming.peer, self.name, error)
+
+    def _log_refusal(self, peer: str, reason: str, now: float) -> None:
+        """One line per second at most: a flood of connections must not become a flood of lines."""
+        self._metrics.connections_refused += 1
+        self._refused_since_log += 1
+        if now < self._log_refusals_after:
+            return
+        logger.warning(
+            "listener %s refused %d connections, the last of them from %s: %s",
+            self.name,
+            self._refused_since_log,
+            peer,
+            reason,
+        )
+        self._refused_since_log = 0
+        self._log_refusals_after = now + REFUSALS_LOG_INTERVAL_S

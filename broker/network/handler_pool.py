@@ -1,0 +1,111 @@
+"""The tasks that take requests from a channel and run their handlers (Kafka's KafkaRequestHandlerPool)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from broker.network.metrics import NetworkMetrics
+from broker.network.request_channel import Request, RequestChannel
+from protocol.errors import BrokerError, ErrorCode
+
+logger = logging.getLogger("minibroker.network")
+
+RequestHandler = Callable[[Request], Awaitable[None]]
+
+
+class RequestHandlerPool:
+    """`size` handler tasks on one channel. Whatever a handler raises is answered, and the task goes on."""
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        channel: RequestChannel,
+        handler: RequestHandler,
+        metrics: NetworkMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.size = size
+        self._name = name
+        self._channel = channel
+        self._handler = handler
+        self._metrics = metrics.per_api
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started_at = 0.0
+        self.busy_s = 0.0
+        """Seconds spent in handlers, waiting for disks included, added up over the tasks."""
+
+    def start(self) -> None:
+        self._started_at = self._clock()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._handle_requests(), name=f"{self._name}-request-handler-{number}")
+            for number in range(self.size)
+        ]
+
+    def idle_ratio(self) -> float:
+        """The part of its time, since the start, in which the average task had nothing to do: 1.0 is all of it.
+        (Kafka's RequestHandlerAvgIdlePercent.) It is low if handlers wait for something; that they use up the
+        processor shows in the event loop's lag instead."""
+        elapsed_s = self._clock() - self._started_at
+        return 1.0 - self.busy_s / (elapsed_s * self.size) if elapsed_s > 0 else 1.0
+
+    async def close(self, grace_s: float) -> None:
+        """Let the tasks handle what is queued in the channel, which must be closed; after `grace_s` cancel them."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+            if late:
+                logger.warning("%s: %d requests were not handled within %g s", self._name, len(late), grace_s)
+            for task in late:
+                task.cancel()
+        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                logger.error("%s: a request handler task had failed", self._name, exc_info=outcome)
+
+    async def _handle_requests(self) -> None:
+        channel, clock, handler, metrics = self._channel, self._clock, self._handler, self._metrics
+        now = clock()
+        while True:
+            request = channel.poll(now)
+            if request is None:
+                request = await channel.wait()
+                now = clock()
+                channel.woken(now)
+                if request is None:
+                    return
+            request.dequeued_at = now
+            failed = False
+            try:
+                await handler(request)
+            except BrokerError as error:
+                failed = True
+                request.fail(error.code, error.detail)
+            except asyncio.CancelledError:
+                if _this_task_is_cancelled():
+                    raise
+                failed = True
+                logger.exception("%r was cancelled by something that its handler waited for", request)
+                request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, "what the handler waited for was cancelled")
+            except Exception as error:
+                failed = True
+                logger.exception("%r failed in its handler", request)
+                request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__} in the handler")
+            now = request.handled_at = clock()
+            local_s = now - request.dequeued_at
+            self.busy_s += local_s
+            of_api = metrics[request.api.key]
+            of_api.handled += 1
+            of_api.errors += failed
+            of_api.request_bytes += request.size
+            of_api.request_queue_s += request.dequeued_at - request.received_at
+            of_api.local_s += local_s
+            channel.handled(request)
+            request.source.handled()
+
+
+def _this_task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

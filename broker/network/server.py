@@ -1,0 +1,149 @@
+"""SocketServer: listeners, processors, channels and handlers of a broker, put together (Kafka's SocketServer).
+
+The data plane has one request channel and one pool of handlers for all its listeners, the control plane one
+processor, one handler, a channel and connection limits of its own, so that nothing which clients do can keep the
+controller out (KIP-291). Listeners bind first, so that the broker can register the ports that it really has;
+connections then wait in the operating system's queue until `start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+
+from broker.network.acceptor import Acceptor
+from broker.network.handler_pool import RequestHandler, RequestHandlerPool
+from broker.network.metrics import NetworkMetrics
+from broker.network.processor import Processor
+from broker.network.quotas import ConnectionQuotas
+from broker.network.request_channel import Request, RequestChannel
+from broker.network.settings import NetworkSettings
+from protocol.apis import Plane
+from protocol.errors import NetworkError
+from protocol.world import World
+
+__all__ = ["NetworkSettings", "Request", "RequestHandler", "SocketServer"]
+
+ALL_ADDRESSES = "0.0.0.0"
+"""What an empty host means in Kafka's `listeners`."""
+
+CONNECTIONS_GRACE_S = 1.0
+"""How long `close` waits for peers to read their last responses."""
+
+
+class _PlaneParts:
+    """What a plane has once, whatever the number of its listeners."""
+
+    def __init__(self, channel: RequestChannel, pool: RequestHandlerPool, quotas: ConnectionQuotas) -> None:
+        self.channel = channel
+        self.pool = pool
+        self.quotas = quotas
+
+
+class SocketServer:
+    """`handler` is called with each request, in a task of its plane. While it runs, the connection's next request
+    waits. It, or somebody to whom it gives the request, answers. A BrokerError that it raises is answered with its
+    code, any other exception is logged and answered with UNKNOWN_SERVER_ERROR."""
+
+    def __init__(self, world: World, settings: NetworkSettings, handler: RequestHandler) -> None:
+        clock = world.clock.monotonic
+        self.metrics = NetworkMetrics()
+        self._network = world.network
+        self._clock = clock
+        self._settings = settings
+        control = RequestChannel(settings.control_queued_max_requests, settings.queued_max_request_bytes, clock)
+        data = RequestChannel(
+            settings.queued_max_requests, settings.queued_max_request_bytes, clock, gives_way_to=control
+        )
+        self._planes = {
+            plane: _PlaneParts(
+                channel,
+                RequestHandlerPool(f"{plane.value}-plane", handlers, channel, handler, self.metrics, clock),
+                ConnectionQuotas(
+                    settings.max_connections,
+                    settings.max_connections_per_ip,
+                    settings.max_connection_creation_rate,
+                ),
+            )
+            for plane, channel, handlers in ((Plane.CONTROL, control, 1), (Plane.DATA, data, settings.num_io_threads))
+        }
+        self._acceptors: list[Acceptor] = []
+
+    async def bind(self, listeners: Sequence[tuple[str, str, int, Plane]]) -> dict[str, int]:
+        """Bind (name, host, port, plane) each, and return the port of each name. An empty host is every address;
+        port 0 takes a free one. Raises NetworkError naming the address and the remedy; then none is bound."""
+        try:
+            for name, host, port, plane in listeners:
+                await self._bind(name, host, port, plane)
+        except BaseException:
+            for acceptor in self._acceptors:
+                await acceptor.close()
+            self._acceptors.clear()
+            raise
+        return {acceptor.name: acceptor.listener.port for acceptor in self._acceptors}
+
+    def start(self) -> None:
+        """Begin to accept connections and to handle requests."""
+        for parts in self._planes.values():
+            parts.pool.start()
+        for acceptor in self._acceptors:
+            acceptor.start()
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Accept nothing and read nothing more; let what is queued be handled for up to `grace_s`, then cancel it;
+        close all connections. Returns when every task has ended and every connection is closed."""
+        for acceptor in self._acceptors:
+            await acceptor.close()
+        processors = [processor for acceptor in self._acceptors for processor in acceptor.processors]
+        for parts in self._planes.values():
+            parts.channel.close()
+        await asyncio.gather(*(parts.pool.close(grace_s) for parts in self._planes.values()))
+        await asyncio.gather(*(processor.close(CONNECTIONS_GRACE_S) for processor in processors))
+
+    def connection_count(self, plane: Plane) -> int:
+        return self._planes[plane].quotas.total
+
+    def request_queue_size(self, plane: Plane) -> int:
+        """Requests that wait for a handler."""
+        return len(self._planes[plane].channel)
+
+    def request_queue_bytes(self, plane: Plane) -> int:
+        """Bytes of the requests that wait for a handler or are being handled."""
+        return self._planes[plane].channel.bytes
+
+    def connections_waiting(self, plane: Plane) -> int:
+        """Connections that are not read from because the request channel is full."""
+        return self._planes[plane].channel.in_line
+
+    def handler_idle_ratio(self, plane: Plane) -> float:
+        return self._planes[plane].pool.idle_ratio()
+
+    async def _bind(self, name: str, host: str, port: int, plane: Plane) -> None:
+        try:
+            listener = await self._network.listen(host or ALL_ADDRESSES, port)
+        except OSError as error:
+            raise NetworkError(_why_not_bound(name, host, port, error)) from error
+        parts = self._planes[plane]
+        processors = [
+            Processor(name, plane, parts.channel, self._settings, self.metrics, self._clock)
+            for _ in range(1 if plane is Plane.CONTROL else self._settings.num_network_threads)
+        ]
+        self._acceptors.append(Acceptor(name, listener, processors, parts.quotas, self.metrics, self._clock))
+
+
+def _why_not_bound(name: str, host: str, port: int, error: OSError) -> str:
+    what = f"the listener {name} cannot listen on {host or ALL_ADDRESSES}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{what}: another process does. Stop it (`ss -ltnp 'sport = :{port}'` names it), or give {name} "
+            f"another port in `listeners`"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{what}: this machine does not have that address. Use one that it has, or 0.0.0.0 for all of them"
+    if error.errno == errno.EACCES:
+        return f"{what}: not permitted. Use a port from 1024 on"
+    if isinstance(error, socket.gaierror):
+        return f"{what}: the name {host!r} is not known. Use an address of this machine, or 0.0.0.0 for all of them"
+    return f"{what}: {error.strerror or error}"

@@ -1,0 +1,1 @@
+"""Logs on disk. See `log` for the rule that holds them together."""

@@ -1,0 +1,746 @@
+"""One replica's log: a sequence of segments, of which the last is appended to.
+
+The problem: a produce request must cost little more than its CRC and one write, and yet after a crash, a power cut
+or a failing disk the log must hold what it promised, and everything derived from it (indexes, leader epochs,
+producer state) must agree with it.
+
+The choice: **the batches are the truth, and one number says how far they are safe.** Appending writes batches and
+moves numbers in memory, nothing else. Indexes, epochs and producer snapshots live in memory and reach their files
+with the next flush, off the event loop; then the recovery point moves. After a crash all that lies at or above the
+recovery point on disk is disregarded but for the batches themselves, and built again from their headers
+(`recovery`). So there is no order among files to keep, with one exception: a truncation below the recovery point
+that is on disk lowers that first, synchronously. It is rare, since what is truncated is the youngest.
+
+That holds for leader epochs too. KAFKA-7415 asks that a leader's epoch is known with its start offset before the
+first append: it is, in memory, and every batch carries its epoch to disk. An epoch under which nothing was written
+needs no file: a broker that restarts leads in a new epoch.
+
+Appends and truncations are synchronous, so that nothing can come between validation, offset assignment and the move
+of the end offset. `flush` takes a picture, has it written by a worker thread, and counts it only if the log was not
+truncated meanwhile. Nobody's buffer is changed: the leader's offset and epoch go into the first 16 bytes of each
+batch, and those are written from a new piece beside the rest of the received one, in one vectored write.
+
+After a failed write or fsync the page cache may hold pages that are marked clean and are not on disk; a second fsync
+would "succeed". So the first failure ends the whole log directory, for good (RELIABILITY: fsync).
+
+Rejected: preallocated and memory-mapped index files (a torn one must be rebuilt anyway, and mapping hides I/O errors
+as signals); flushing each append (as Kafka, the replicas are the first line; the recovery point is there for who
+wants more).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from broker.storage.checkpoints import LEADER_EPOCH_FILE, OffsetCheckpoint, encode_epochs
+from broker.storage.index import MAX_RELATIVE_OFFSET
+from broker.storage.producer_state import Producer, ProducerState, encode_snapshot
+from broker.storage.recovery import Recovered, drop_snapshots_above, load_producers, remove_if_there, replay
+from broker.storage.segment import SNAPSHOT_SUFFIX, Appended, IndexWrite, Segment, file_name
+from protocol.errors import BrokerError, ErrorCode
+from protocol.model import TopicPartition
+from protocol.records import (
+    BatchHeader,
+    Buffer,
+    CorruptRecord,
+    InvalidRecord,
+    decode_batch,
+    parse_header,
+    validate_batch,
+    validate_produced,
+)
+from protocol.world import File, World
+
+logger = logging.getLogger("minibroker.storage")
+
+_STAMP = struct.Struct(">qii")  # base offset, batch length, partition leader epoch: what the leader writes anew
+_MAX_PIECES = 512
+"""A vectored write takes at most 1,024 pieces (IOV_MAX)."""
+_KEPT_SNAPSHOTS = 2
+"""Besides those at the beginning of a segment."""
+_base_offset_of = attrgetter("base_offset")
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic's settings, as far as its logs care. Kafka's names and defaults where it has them."""
+
+    segment_bytes: int = 1024**3
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1_048_588
+    message_timestamp_after_max_ms: int | None = None
+    """How far ahead of the broker's clock a batch's largest timestamp may be; None: any time is taken."""
+    producer_id_expiration_ms: int = 86_400_000
+    flush_bytes: int = 32 * 1024**2
+    """Flush in the background each time this much was appended: it bounds what a crash leaves to check, and keeps the
+    kernel from writing back all at once."""
+
+
+class AppendInfo(NamedTuple):
+    """Where a record set is in the log."""
+
+    first_offset: int
+    last_offset: int
+    max_timestamp: int
+    duplicate: bool = False
+    """It was there already: nothing was written."""
+
+    @property
+    def next_offset(self) -> int:
+        return self.last_offset + 1
+
+
+class LogInvariantViolated(RuntimeError):
+    """Whoever called broke the log's contract; going on would make replicas differ."""
+
+
+class LogDirectory:
+    """What the logs of one directory share: the world, the recovery points on disk, and whether the disk has failed."""
+
+    def __init__(self, world: World, recovery_points: OffsetCheckpoint) -> None:
+        self.world = world
+        self.recovery_points = recovery_points
+        self.failure: BaseException | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_offline(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, once, when the directory fails; at once if it has failed already."""
+        self._listeners.append(listener)
+        if self.failure is not None:
+            listener()
+
+    def fail(self, error: BaseException, doing: str) -> None:
+        """Take the directory offline for good. Called in the event loop."""
+        if self.failure is None:
+            self.failure = error
+            logger.error("the log directory is offline: %s failed: %r", doing, error, exc_info=error)
+            for listener in self._listeners:
+                listener()
+
+    def check(self) -> None:
+        """Raises BrokerError (KAFKA_STORAGE_ERROR) once the directory has failed."""
+        if self.failure is not None:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log directory is offline: {self.failure!r}")
+
+    def fail_and_raise(self, error: OSError, doing: str) -> NoReturn:
+        self.fail(error, doing)
+        raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{doing} failed: {error}") from error
+
+
+@dataclass
+class _Flush:
+    """A picture of what is to be written, for a worker thread."""
+
+    end_offset: int
+    created_segments: int
+    epochs_version: int
+    directory: str
+    files: list[File] = field(default_factory=list)
+    indexes: list[IndexWrite] = field(default_factory=list)
+    sealed: list[Segment] = field(default_factory=list)
+    sync_directory: bool = False
+    epochs: bytes | None = None
+    snapshots: list[tuple[int, list[tuple[int, Producer]]]] = field(default_factory=list)
+    old_snapshots: list[int] = field(default_factory=list)
+    lowest_cut: int | None = None
+    """Where the log was truncated meanwhile."""
+
+    def carry_out(self, world: World) -> None:
+        """Blocks. Raises OSError; then nothing is known about what was written."""
+        disk = world.disk
+        for file in self.files:
+            file.fdatasync()
+        for index in self.indexes:
+            index.carry_out(disk)
+        for offset, captured in self.snapshots:
+            # Not synced: its CRC tells a reader whether it is whole, and an older one will do.
+            snapshot = disk.open(self.snapshot_path(offset), create=True)
+            try:
+                data = encode_snapshot(captured)
+                snapshot.pwrite([data], 0)
+                snapshot.truncate(len(data))
+            finally:
+                snapshot.close()
+        for offset in self.old_snapshots:
+            remove_if_there(disk, self.snapshot_path(offset))
+        if self.epochs is not None:
+            disk.write_atomically(f"{self.directory}/{LEADER_EPOCH_FILE}", self.epochs)
+        if self.sync_directory:
+            disk.sync_directory(self.directory)
+
+    def snapshot_path(self, offset: int) -> str:
+        return f"{self.directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
+
+
+class Log:
+    """All methods but `flush`, `checkpoint` and `close` are synchronous and belong to the event loop.
+
+    Every method raises BrokerError: KAFKA_STORAGE_ERROR once the log directory has failed (this call's I/O error
+    included), NOT_LEADER_OR_FOLLOWER once the log is closed.
+    """
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        path: str,
+        partition: TopicPartition,
+        topic_id: str,
+        config: LogConfig,
+        recovered: Recovered,
+    ) -> None:
+        self.partition = partition
+        self.topic_id = topic_id
+        """Empty where the topic's id is not known."""
+        self.config = config
+        self.path = path
+        self._directory = directory
+        self._disk = directory.world.disk
+        self._clock = directory.world.clock
+        self._segments = recovered.segments
+        self._active = recovered.segments[-1]
+        self._log_end_offset = recovered.log_end_offset
+        self._log_start_offset = recovered.log_start_offset
+        self._recovery_point = recovered.recovery_point
+        self._epochs = recovered.epochs
+        self._producers = recovered.producers
+        self._snapshots = recovered.snapshots
+        """Offsets of the snapshot files, ascending."""
+        self._pending_snapshots: list[tuple[int, list[tuple[int, Producer]]]] = []
+        self._written_epochs_version = recovered.written_epochs_version
+        self._bytes_since_flush = 0
+        self._bytes_since_snapshot = 0
+        self._created_segments = 1
+        self._synced_segments = 1 if recovered.clean else 0  # otherwise some name may not be on disk yet
+        self._written_now: _Flush | None = None
+        self._flushing: asyncio.Task[None] | None = None
+        self._retired: list[Segment] = []
+        self._closed = False
+
+    # -- where it is --
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self._log_end_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below survives a power cut."""
+        return self._recovery_point
+
+    @property
+    def latest_epoch(self) -> int:
+        """The newest leader epoch, or NO_EPOCH."""
+        return self._epochs.latest
+
+    @property
+    def size(self) -> int:
+        """Bytes of all batches."""
+        return sum(segment.size for segment in self._segments)
+
+    def __repr__(self) -> str:
+        return f"<Log {self.partition} {self._log_start_offset}..{self._log_end_offset}>"
+
+    # -- appending --
+
+    def append_as_leader(self, records: Buffer, leader_epoch: int, now_ms: int) -> AppendInfo:
+        """Give the batches their offsets and `leader_epoch` and append them, all or none. `records` is not changed.
+
+        Raises BrokerError, with nothing written: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE,
+        RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP, and as `ProducerState.check`. A repetition of one of a producer's last
+        five batches gets the offsets of the first time.
+        """
+        self._require_usable()
+        if leader_epoch < self._epochs.latest:
+            raise LogInvariantViolated(
+                f"append to {self.partition} in epoch {leader_epoch}, but {self._epochs.latest} has begun"
+            )
+        headers = self._validated(records, now_ms)
+        first = headers[0]
+        if first.has_producer_id or len(headers) > 1:
+            known = self._known_repetition(headers)
+            if known is not None:
+                return known
+
+        view = memoryview(records)
+        first_offset = offset = self._log_end_offset
+        pieces: list[Buffer] = []
+        appended: list[Appended] = []
+        position = 0
+        max_timestamp = first.max_timestamp
+        for header in headers:
+            size = header.size
+            pieces.append(_STAMP.pack(offset, header.batch_length, leader_epoch))
+            pieces.append(view[position + _STAMP.size : position + size])
+            offset += header.last_offset_delta + 1
+            appended.append(Appended(offset - 1, header.max_timestamp, size))
+            max_timestamp = max(max_timestamp, header.max_timestamp)
+            position += size
+        if len(pieces) > _MAX_PIECES:
+            pieces = [b"".join(pieces)]
+
+        self._write(pieces, position, appended)
+        if leader_epoch > self._epochs.latest:
+            self._epochs.assign(leader_epoch, first_offset)
+        if first.has_producer_id:
+            self._producers.update(first, first_offset, now_ms)
+        return AppendInfo(first_offset, offset - 1, max_timestamp)
+
+    def append_as_follower(self, records: Buffer) -> AppendInfo:
+        """Append batches as the leader has them, offsets and epochs included.
+
+        They must begin at the log's end, without gaps. (When compaction comes: a gap is legal in what was compacted.)
+        Raises BrokerError CORRUPT_MESSAGE and LogInvariantViolated, with nothing written.
+        """
+        self._require_usable()
+        appended: list[Appended] = []
+        headers: list[BatchHeader] = []
+        position = 0
+        offset, epoch = self._log_end_offset, self._epochs.latest
+        max_timestamp = -1
+        end = len(records)
+        while position < end:
+            try:
+                header = parse_header(records, position)
+                validate_batch(records, header, position)
+            except CorruptRecord as error:
+                raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}, fetched batch: {error}") from error
+            if header.base_offset != offset or header.partition_leader_epoch < epoch:
+                raise LogInvariantViolated(
+                    f"{self.partition} is at offset {offset} in epoch {epoch}; a batch of offset {header.base_offset} "
+                    f"and epoch {header.partition_leader_epoch} does not continue it"
+                )
+            offset, epoch = header.next_offset, header.partition_leader_epoch
+            max_timestamp = max(max_timestamp, header.max_timestamp)
+            appended.append(Appended(header.last_offset, header.max_timestamp, header.size))
+            headers.append(header)
+            position += header.size
+        if not headers:
+            raise LogInvariantViolated(f"{self.partition}: nothing to append")
+        self._write([records], position, appended)
+        now_ms = self._clock.wall_ms()
+        for header in headers:
+            if header.partition_leader_epoch > self._epochs.latest:
+                self._epochs.assign(header.partition_leader_epoch, header.base_offset)
+            if header.has_producer_id:
+                self._producers.update(header, header.base_offset, now_ms)
+        return AppendInfo(headers[0].base_offset, offset - 1, max_timestamp)
+
+    def _validated(self, records: Buffer, now_ms: int) -> list[BatchHeader]:
+        """The headers of what a producer sent, once nothing is wrong with it."""
+        config = self.config
+        headers: list[BatchHeader] = []
+        position = 0
+        end = len(records)
+        latest_ms = None
+        if config.message_timestamp_after_max_ms is not None:
+            latest_ms = now_ms + config.message_timestamp_after_max_ms
+        while position < end:
+            try:
+                header = parse_header(records, position)
+                if header.size > config.max_message_bytes:
+                    raise BrokerError(
+                        ErrorCode.MESSAGE_TOO_LARGE,
+                        f"a batch of {header.size} bytes for {self.partition}, "
+                        f"whose max.message.bytes is {config.max_message_bytes}",
+                    )
+                validate_batch(records, header, position)
+                validate_produced(header)
+            except CorruptRecord as error:
+                raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}: {error}") from error
+            except InvalidRecord as error:
+                raise BrokerError(ErrorCode.INVALID_RECORD, f"{self.partition}: {error}") from error
+            if header.base_timestamp < 0 or header.max_timestamp < 0:
+                raise BrokerError(
+                    ErrorCode.INVALID_TIMESTAMP,
+                    f"{self.partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms",
+                )
+            if latest_ms is not None and header.max_timestamp > latest_ms:
+                raise BrokerError(
+                    ErrorCode.INVALID_TIMESTAMP,
+                    f"{self.partition}: {header.max_timestamp} ms is {header.max_timestamp - now_ms} ms ahead of the "
+                    f"broker's clock, message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}",
+                )
+            headers.append(header)
+            position += header.size
+        if not headers:
+            raise BrokerError(ErrorCode.INVALID_RECORD, f"{self.partition}: the record set is empty")
+        if position > config.segment_bytes or sum(h.last_offset_delta + 1 for h in headers) > MAX_RELATIVE_OFFSET:
+            raise BrokerError(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"{position} bytes, {len(headers)} batches for {self.partition}, "
+                f"whose segment.bytes is {config.segment_bytes}",
+            )
+        return headers
+
+    def _known_repetition(self, headers: Sequence[BatchHeader]) -> AppendInfo | None:
+        if len(headers) > 1:
+            if any(header.has_producer_id for header in headers):
+                raise BrokerError(
+                    ErrorCode.INVALID_RECORD,
+                    f"{self.partition}: {len(headers)} batches, but an idempotent producer sends one at a time",
+                )
+            return None
+        batch = self._producers.check(headers[0])
+        if batch is None:
+            return None
+        return AppendInfo(batch.first_offset, batch.last_offset, headers[0].max_timestamp, duplicate=True)
+
+    def _write(self, pieces: Sequence[Buffer], size: int, appended: list[Appended]) -> None:
+        active = self._active
+        last_offset = appended[-1].last_offset
+        try:
+            if (active.size and active.size + size > self.config.segment_bytes) or (
+                last_offset - active.base_offset > MAX_RELATIVE_OFFSET
+            ):
+                self.roll()
+                active = self._active
+            active.append(pieces, appended)
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"appending to {active.path}")
+        self._log_end_offset = last_offset + 1
+        self._bytes_since_flush += size
+        self._bytes_since_snapshot += size
+        if self._bytes_since_flush >= self.config.flush_bytes:
+            self._flush_in_background()
+
+    def roll(self) -> None:
+        """Seal the active segment, unless it is empty, and begin a new one."""
+        if not self._active.size:
+            return
+        try:
+            segment = Segment.create(self._disk, self.path, self._log_end_offset, self.config.index_interval_bytes)
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"rolling {self.path}")
+        self._active.seal()
+        self._segments.append(segment)
+        self._active = segment
+        self._created_segments += 1
+        self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
+        self._flush_in_background()
+
+    # -- reading --
+
+    def read(self, offset: int, max_bytes: int, up_to_offset: int, min_one: bool = True) -> bytes:
+        """Whole batches from the one that holds `offset`: at most `max_bytes` of them (but the first at any size, with
+        `min_one`), none that reaches `up_to_offset`. Empty where there is none.
+
+        Raises BrokerError OFFSET_OUT_OF_RANGE (below the log's start or past its end), CORRUPT_MESSAGE (damaged disk).
+        """
+        self._require_usable()
+        end_offset = self._log_end_offset
+        if not self._log_start_offset <= offset <= end_offset:
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} of {self.partition}, which holds {self._log_start_offset} to {end_offset}",
+            )
+        up_to_offset = min(up_to_offset, end_offset)
+        if offset >= up_to_offset:
+            return b""
+        segments = self._segments
+        index = self._segment_index(offset)
+        try:
+            while index < len(segments):
+                segment = segments[index]
+                if segment.base_offset >= up_to_offset:
+                    break
+                index += 1
+                segment_end = segments[index].base_offset if index < len(segments) else end_offset
+                stop = segment.size if segment_end <= up_to_offset else segment.locate(up_to_offset)
+                data = segment.read(offset, max_bytes, stop, min_one=min_one)
+                if data is not None:
+                    return data
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"reading {segment.path}")
+        except CorruptRecord as error:
+            self._report_damage(error)
+        return b""
+
+    def bytes_between(self, offset: int, up_to_offset: int) -> int:
+        """Bytes of the batches from `offset` to `up_to_offset`, both within the log."""
+        self._require_usable()
+        if offset >= up_to_offset:
+            return 0
+        first, last = self._segment_index(offset), self._segment_index(up_to_offset)
+        try:
+            total = self._segments[last].locate(up_to_offset) - self._segments[first].locate(offset)
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"reading {self.path}")
+        except CorruptRecord as error:
+            self._report_damage(error)
+        return total + sum(segment.size for segment in self._segments[first:last])
+
+    def offset_for_timestamp(self, timestamp_ms: int, up_to_offset: int) -> tuple[int, int] | None:
+        """Timestamp and offset of the first record below `up_to_offset` whose timestamp is `timestamp_ms` or later."""
+        self._require_usable()
+        start = self._log_start_offset
+        try:
+            for segment in self._segments[self._segment_index(start) :]:
+                if segment.max_timestamp < timestamp_ms:
+                    continue
+                for position, header in segment.batches_since(timestamp_ms, start):
+                    if header.base_offset >= up_to_offset:
+                        return None
+                    batch = decode_batch(segment.file.pread(header.size, position))
+                    for timestamp, offset in zip(batch.timestamps, batch.offsets, strict=True):
+                        if timestamp >= timestamp_ms and offset >= start:
+                            return (timestamp, offset) if offset < up_to_offset else None
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"reading {segment.path}")
+        except CorruptRecord as error:
+            self._report_damage(error)
+        return None
+
+    def _segment_index(self, offset: int) -> int:
+        if offset >= self._active.base_offset:
+            return len(self._segments) - 1
+        return max(0, bisect_right(self._segments, offset, key=_base_offset_of) - 1)
+
+    def _report_damage(self, error: CorruptRecord) -> NoReturn:
+        logger.error("%s is damaged on disk: %s", self.partition, error)
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition} is damaged on disk: {error}") from error
+
+    # -- leader epochs --
+
+    def assign_epoch_start(self, epoch: int, offset: int) -> None:
+        """`epoch` begins at `offset`: the log's end, for who becomes leader."""
+        self._require_usable()
+        self._epochs.assign(epoch, offset)
+
+    def end_offset_for(self, requested_epoch: int) -> tuple[int, int]:
+        """As `LeaderEpochCache.end_offset_for`."""
+        return self._epochs.end_offset_for(requested_epoch, self._log_end_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch of the record at `offset`, or NO_EPOCH."""
+        return self._epochs.epoch_at(offset)
+
+    # -- truncating --
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut all records from `offset` on; the whole batch that holds it, if it begins before. Below the log's start:
+        empty the log and begin there. Epochs that wrote nothing below the new end are forgotten in any case: a leader
+        that was replaced before its first append has one (KAFKA-7415)."""
+        self._require_usable()
+        if offset >= self._log_end_offset:
+            self._epochs.truncate_from_end(self._log_end_offset)
+            return
+        if offset < self._log_start_offset:
+            self.truncate_fully_and_start_at(offset)
+            return
+        index = self._segment_index(offset)
+        segment = self._segments[index]
+        try:
+            position = segment.locate(offset)
+            for _, header in segment.walk(position, segment.size):
+                offset = min(offset, header.base_offset)
+                break
+            self._begin_cut(offset)
+            # From the end on, so that a crash in between leaves a log without a gap.
+            for later in reversed(self._segments[index + 1 :]):
+                self._drop(later)
+            del self._segments[index + 1 :]
+            segment.truncate(offset, position)
+            self._active = segment
+            self._end_at(offset)
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"truncating {self.path} to offset {offset}")
+        except CorruptRecord as error:
+            self._closed = True  # cut halfway
+            self._report_damage(error)
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Drop everything: the log is empty, and its next offset is `offset`."""
+        self._require_usable()
+        try:
+            self._begin_cut(offset)
+            for segment in reversed(self._segments):
+                self._drop(segment)
+            self._active = Segment.create(self._disk, self.path, offset, self.config.index_interval_bytes)
+            self._segments = [self._active]
+            self._created_segments += 1
+            self._log_start_offset = offset
+            self._epochs.clear()
+            self._end_at(offset)
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"emptying {self.path}")
+
+    def move_log_start_offset(self, offset: int) -> None:
+        """Records below `offset` are gone for readers; never moves back. Raises BrokerError OFFSET_OUT_OF_RANGE."""
+        self._require_usable()
+        if offset > self._log_end_offset:
+            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{self.partition} ends at {self._log_end_offset}")
+        if offset > self._log_start_offset:
+            self._log_start_offset = offset
+            self._epochs.truncate_from_start(offset)
+
+    def _begin_cut(self, offset: int) -> None:
+        """Nobody may rely any more on what a flush under way writes, nor on a recovery point past `offset`."""
+        self._recovery_point = min(self._recovery_point, offset)
+        work = self._written_now
+        if work is not None:
+            work.lowest_cut = offset if work.lowest_cut is None else min(work.lowest_cut, offset)
+        self._directory.recovery_points.lower(self.partition, offset)
+
+    def _drop(self, segment: Segment) -> None:
+        segment.remove_files()
+        if self._flushing is None:
+            segment.close()
+        else:
+            self._retired.append(segment)  # a worker thread may be syncing its file
+
+    def _end_at(self, offset: int) -> None:
+        """Bring what is derived from the batches back to the log's new end."""
+        self._log_end_offset = offset
+        self._log_start_offset = min(self._log_start_offset, offset)
+        self._epochs.truncate_from_end(offset)
+        self._pending_snapshots = [snapshot for snapshot in self._pending_snapshots if snapshot[0] <= offset]
+        self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, offset)
+        if self._producers.reaches(offset):
+            producers, start = load_producers(self._disk, self.path, self._snapshots)
+            for taken_at, captured in self._pending_snapshots:
+                producers, start = ProducerState.restore(captured), taken_at
+            replay(self._segments, start, offset, producers, start, None, self._clock.wall_ms())
+            self._producers = producers
+
+    # -- flushing --
+
+    async def flush(self) -> None:
+        """On return, all that was appended before the call survives a power cut. Several callers share one fdatasync.
+
+        Raises BrokerError KAFKA_STORAGE_ERROR: then the log directory is offline.
+        """
+        self._directory.check()
+        target = self._log_end_offset
+        while self._recovery_point < min(target, self._log_end_offset) and not self._closed:
+            await asyncio.shield(self._flush_task())
+            self._directory.check()
+
+    async def checkpoint(self) -> None:
+        """`flush`, and write what makes a restart short: index entries and producer state up to now."""
+        self._directory.check()
+        self._producers.forget_unseen_since(self._clock.wall_ms() - self.config.producer_id_expiration_ms)
+        if self._flushing is not None:
+            await asyncio.shield(self._flushing)
+            self._directory.check()
+        if self._has_unwritten() and not self._closed:
+            self._take_snapshot()
+            await asyncio.shield(self._flush_task())
+        await self.flush()
+
+    def _has_unwritten(self) -> bool:
+        return (
+            self._recovery_point < self._log_end_offset
+            or self._epochs.version != self._written_epochs_version
+            or self._synced_segments < self._created_segments
+            or self._bytes_since_snapshot > 0
+            or bool(self._pending_snapshots)
+            or (len(self._segments) > 1 and not self._segments[-2].stored)
+        )
+
+    def _take_snapshot(self) -> None:
+        self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
+        self._bytes_since_snapshot = 0
+
+    def _flush_task(self) -> asyncio.Task[None]:
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().create_task(self._flush(), name=f"flush {self.partition}")
+            self._flushing.add_done_callback(self._flush_ended)
+        return self._flushing
+
+    def _flush_in_background(self) -> None:
+        self._bytes_since_flush = 0
+        self._flush_task()
+
+    def _flush_ended(self, task: asyncio.Task[None]) -> None:
+        self._flushing = None
+        for segment in self._retired:
+            segment.close()
+        self._retired.clear()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._directory.fail(error, f"flushing {self.path}")
+
+    async def _flush(self) -> None:
+        """Write one picture of the log. What fails ends up in the directory's `failure`."""
+        if self._bytes_since_snapshot >= self.config.flush_bytes:
+            self._take_snapshot()
+        work = self._written_now = self._picture()
+        self._bytes_since_flush = 0
+        try:
+            await self._directory.world.executor.run(work.carry_out, self._directory.world)
+        except OSError as error:
+            self._directory.fail(error, f"flushing {self.path}")
+            return
+        finally:
+            self._written_now = None
+        written = [offset for offset, _ in work.snapshots]
+        self._snapshots = sorted({*self._snapshots, *written} - set(work.old_snapshots))
+        self._synced_segments = max(self._synced_segments, work.created_segments)
+        if work.epochs is not None:
+            self._written_epochs_version = work.epochs_version
+        if work.lowest_cut is not None:
+            self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, work.lowest_cut)
+            return
+        for index in work.indexes:
+            index.carried_out()
+        for segment in work.sealed:
+            segment.indexes_stored()
+        self._recovery_point = max(self._recovery_point, work.end_offset)
+
+    def _picture(self) -> _Flush:
+        work = _Flush(
+            end_offset=self._log_end_offset,
+            created_segments=self._created_segments,
+            epochs_version=self._epochs.version,
+            directory=self.path,
+        )
+        work.sync_directory = self._synced_segments < self._created_segments
+        snapshot_due = bool(self._pending_snapshots)
+        work.snapshots, self._pending_snapshots = self._pending_snapshots, []
+        for number in range(len(self._segments) - 1, -1, -1):
+            segment = self._segments[number]
+            is_active = segment is self._active
+            end = self._log_end_offset if is_active else self._segments[number + 1].base_offset
+            if not is_active and segment.stored and end <= self._recovery_point:
+                break
+            work.files.insert(0, segment.file)
+            if not is_active or snapshot_due:
+                work.indexes[:0] = segment.index_writes()
+            if not is_active and not segment.stored:
+                work.sealed.append(segment)
+        if self._epochs.version != self._written_epochs_version:
+            work.epochs = encode_epochs(self._epochs.entries)
+        if work.snapshots:
+            begins = {segment.base_offset for segment in self._segments}
+            others = [offset for offset in self._snapshots if offset not in begins]
+            work.old_snapshots = others[:-_KEPT_SNAPSHOTS]
+        return work
+
+    # -- the end --
+
+    async def close(self) -> None:
+        """Wait for a flush that is under way and close the files. Flushes nothing: see `checkpoint`."""
+        self._closed = True
+        if self._flushing is not None:
+            await asyncio.shield(self._flushing)
+        for segment in self._segments:
+            segment.close()
+
+    def _require_usable(self) -> None:
+        if self._directory.failure is not None:
+            self._directory.check()
+        if self._closed:
+            raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log of {self.partition} is closed")

@@ -1,0 +1,469 @@
+"""The logs of a data directory (Kafka's LogManager): whose it is, opening, creating, deleting, closing.
+
+One broker process owns the directory, by its lock; `meta.properties` says which broker of which cluster it belongs
+to. The clean-shutdown marker is the last thing that a stopping broker writes and the first that a starting one
+removes, durably, before anything can be appended: a marker that outlives its truth hides a torn log (KAFKA-15375,
+KAFKA-10471). It is not written at all where the disk has failed.
+
+Every log is opened in a worker thread. One that cannot be opened costs this broker that replica and nothing else:
+it is in `damaged`, and asking for it raises until its directory is out of the way. What blocks for more than a
+moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from broker.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    HIGH_WATERMARK_FILE,
+    LOCK_FILE,
+    LOG_START_OFFSET_FILE,
+    META_PROPERTIES_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINT_FILE,
+    MalformedFile,
+    MetaProperties,
+    OffsetCheckpoint,
+    decode_clean_shutdown,
+    decode_meta_properties,
+    decode_topic_id,
+    encode_clean_shutdown,
+    encode_meta_properties,
+    encode_topic_id,
+)
+from broker.storage.log import Log, LogConfig, LogDirectory
+from broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
+from protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from protocol.model import TopicPartition, topic_name_problem
+from protocol.records import CorruptRecord
+from protocol.world import Lock, World
+
+logger = logging.getLogger("minibroker.storage")
+
+_DELETE_SUFFIX = "-delete"
+_MAX_FILE_NAME = 255
+_DELETED_NAME = re.compile(r".+-[0-9]+\.[0-9a-f]{32}-delete", re.ASCII)
+_PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.ASCII)
+
+
+class DataDirectoryUnusable(MinibrokerError):
+    """The broker cannot start on this data directory. Says which one, why, and what to do."""
+
+
+class _Opened(NamedTuple):
+    topic_id: str
+    recovered: Recovered
+
+
+class LogManager:
+    """Use: `open`, then anything, then `close`. Belongs to the event loop, but for `write_high_watermarks`."""
+
+    def __init__(
+        self,
+        world: World,
+        log_dir: str,
+        broker_id: int,
+        *,
+        default_config: LogConfig | None = None,
+        checkpoint_interval_ms: int = 60_000,
+    ) -> None:
+        """`log_dir` is an absolute path. `default_config` is for logs that nobody has asked for yet;
+        `checkpoint_interval_ms` is log.flush.offset.checkpoint.interval.ms."""
+        self.log_dir = log_dir
+        self.was_clean = False
+        """The broker before us stopped in order: nothing can be missing."""
+        self.previous_broker_epoch = -1
+        """Of the broker that stopped in order, -1 if unknown."""
+        self.reports: dict[TopicPartition, RecoveryReport] = {}
+        """What opening each log took."""
+        self.damaged: dict[TopicPartition, str] = {}
+        """Replicas that could not be opened, and why."""
+        self._world = world
+        self._disk = world.disk
+        self._broker_id = broker_id
+        self._default_config = default_config or LogConfig()
+        self._checkpoint_interval_s = checkpoint_interval_ms / 1_000
+        self._recovery_points = OffsetCheckpoint(self._disk, self._path(RECOVERY_POINT_FILE))
+        self._log_start_offsets = OffsetCheckpoint(self._disk, self._path(LOG_START_OFFSET_FILE))
+        self._high_watermarks = OffsetCheckpoint(self._disk, self._path(HIGH_WATERMARK_FILE))
+        self._directory = LogDirectory(world, self._recovery_points)
+        self._logs: dict[TopicPartition, Log] = {}
+        self._locks: dict[TopicPartition, asyncio.Lock] = {}
+        self._lock: Lock | None = None
+        self._stopping = asyncio.Event()
+        self._checkpoints: asyncio.Task[None] | None = None
+        self._removals: set[asyncio.Task[None]] = set()
+
+    def _path(self, name: str) -> str:
+        return f"{self.log_dir}/{name}"
+
+    # -- open --
+
+    async def open(self, cluster_id: str) -> None:
+        """Take the directory and open every log in it. Raises DataDirectoryUnusable."""
+        try:
+            self._disk.make_directories(self.log_dir)
+            self._take_lock()
+            try:
+                self._check_owner(cluster_id)
+                self._read_clean_marker()
+                recovery_points = self._read_offsets(self._recovery_points)
+                log_start_offsets = self._read_offsets(self._log_start_offsets)
+                self._read_offsets(self._high_watermarks)
+                await self._open_logs(recovery_points, log_start_offsets)
+                # What the file promised may be more than what is there.
+                await self._write_recovery_points()
+            except BaseException:
+                await self.close(clean=False)
+                raise
+        except OSError as error:
+            raise DataDirectoryUnusable(
+                f"the data directory {self.log_dir} cannot be used: {error}. Check that it is a directory, that the "
+                f"broker's user may write to it and that the disk is not full, or choose another with --data"
+            ) from error
+        self._checkpoints = asyncio.get_running_loop().create_task(self._checkpoint_regularly(), name="log checkpoints")
+        self._checkpoints.add_done_callback(self._report_failure)
+
+    def _take_lock(self) -> None:
+        try:
+            self._lock = self._disk.lock(self._path(LOCK_FILE))
+        except BlockingIOError as error:
+            raise DataDirectoryUnusable(
+                f"the data directory {self.log_dir} is in use by another broker process: stop it, or choose another "
+                f"directory with --data"
+            ) from error
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _check_owner(self, cluster_id: str) -> None:
+        path = self._path(META_PROPERTIES_FILE)
+        mine = MetaProperties(self._broker_id, cluster_id)
+        if not self._disk.exists(path):
+            self._disk.write_atomically(path, encode_meta_properties(mine))
+            return
+        try:
+            found = decode_meta_properties(path, self._disk.read_file(path))
+        except MalformedFile as error:
+            raise DataDirectoryUnusable(
+                f"{error}. If {self.log_dir} is the data directory of broker {self._broker_id} in cluster "
+                f"{cluster_id}, remove that file; otherwise choose another directory with --data"
+            ) from error
+        if found.cluster_id != cluster_id:
+            raise DataDirectoryUnusable(
+                f"the data directory {self.log_dir} belongs to cluster {found.cluster_id}, but this ZooKeeper holds "
+                f"cluster {cluster_id}: connect to that cluster's ZooKeeper, or choose an empty directory with --data"
+            )
+        if found.broker_id != self._broker_id:
+            raise DataDirectoryUnusable(
+                f"the data directory {self.log_dir} belongs to broker {found.broker_id}, but this is broker "
+                f"{self._broker_id}: start it with broker.id={found.broker_id}, or choose another directory with --data"
+            )
+
+    def _read_clean_marker(self) -> None:
+        path = self._path(CLEAN_SHUTDOWN_FILE)
+        if not self._disk.exists(path):
+            return
+        try:
+            self.previous_broker_epoch = decode_clean_shutdown(path, self._disk.read_file(path))
+            self.was_clean = True
+        except MalformedFile as error:
+            logger.warning("%s; taking the last stop for a crash", error)
+        self._disk.remove(path)
+        self._disk.sync_directory(self.log_dir)
+
+    def _read_offsets(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
+        try:
+            return checkpoint.read()
+        except MalformedFile as error:
+            logger.warning("%s; going on without it", error)
+            return {}
+
+    async def _open_logs(
+        self, recovery_points: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]
+    ) -> None:
+        found: list[TopicPartition] = []
+        for name in self._disk.list(self.log_dir):
+            if _DELETED_NAME.fullmatch(name):
+                logger.info("removing %s, left over from a deletion", self._path(name))
+                self._remove_in_background(self._path(name))
+                continue
+            partition = _parse_partition(name)
+            if partition is not None:
+                found.append(partition)
+            elif not self._is_own_file(name):
+                logger.warning("ignoring %s: it is no partition's directory", self._path(name))
+
+        async def open_one(partition: TopicPartition) -> None:
+            try:
+                opened = await self._world.executor.run(
+                    self._open_log,
+                    partition,
+                    # A replica that could not be opened last time was not part of the clean stop.
+                    self.was_clean and partition in recovery_points,
+                    recovery_points.get(partition, 0),
+                    log_start_offsets.get(partition, 0),
+                )
+            except (DamagedLog, MalformedFile, CorruptRecord, OSError) as error:
+                logger.error("%s cannot be opened: %s", partition, error)
+                self.damaged[partition] = str(error)
+                return
+            self._adopt(partition, opened, self._default_config)
+
+        await asyncio.gather(*(open_one(partition) for partition in found))
+
+    def _is_own_file(self, name: str) -> bool:
+        return name.removesuffix(".tmp") in (
+            RECOVERY_POINT_FILE,
+            LOG_START_OFFSET_FILE,
+            HIGH_WATERMARK_FILE,
+            META_PROPERTIES_FILE,
+            CLEAN_SHUTDOWN_FILE,
+            LOCK_FILE,
+        ) or name.startswith(".")
+
+    def _open_log(self, partition: TopicPartition, clean: bool, recovery_point: int, log_start_offset: int) -> _Opened:
+        """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
+        directory = self._path(str(partition))
+        metadata_path = f"{directory}/{PARTITION_METADATA_FILE}"
+        topic_id = ""
+        if self._disk.exists(metadata_path):
+            topic_id = decode_topic_id(metadata_path, self._disk.read_file(metadata_path))
+        recovered = recover(
+            self._disk,
+            directory,
+            recovery_point=recovery_point,
+            clean=clean,
+            log_start_offset=log_start_offset,
+            index_interval_bytes=self._default_config.index_interval_bytes,
+            now_ms=self._world.clock.wall_ms(),
+        )
+        return _Opened(topic_id, recovered)
+
+    def _adopt(self, partition: TopicPartition, opened: _Opened, config: LogConfig) -> Log:
+        report = opened.recovered.report
+        self.reports[partition] = report
+        if report.problem:
+            logger.warning(
+                "%s: cut %d bytes; it ends at offset %d now: %s",
+                partition,
+                report.bytes_cut,
+                report.log_end_offset,
+                report.problem,
+            )
+        log = Log(self._directory, self._path(str(partition)), partition, opened.topic_id, config, opened.recovered)
+        self._logs[partition] = log
+        return log
+
+    # -- logs --
+
+    def get(self, partition: TopicPartition) -> Log | None:
+        return self._logs.get(partition)
+
+    def logs(self) -> list[Log]:
+        return list(self._logs.values())
+
+    async def get_or_create(self, partition: TopicPartition, topic_id: str, config: LogConfig) -> Log:
+        """The partition's log, with `config` from now on. An empty `topic_id` is not checked.
+
+        Raises BrokerError: INCONSISTENT_TOPIC_ID (the log is of another topic of that name), KAFKA_STORAGE_ERROR (the
+        directory has failed, or the replica is damaged), INVALID_TOPIC_EXCEPTION.
+        """
+        problem = topic_name_problem(partition.topic)
+        if problem:
+            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        async with self._exclusively(partition):
+            self._directory.check()
+            if partition in self.damaged:
+                if self._disk.exists(self._path(str(partition))):
+                    raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, self.damaged[partition])
+                del self.damaged[partition]
+            log = self._logs.get(partition)
+            if log is not None and topic_id and log.topic_id and log.topic_id != topic_id:
+                raise BrokerError(
+                    ErrorCode.INCONSISTENT_TOPIC_ID,
+                    f"{log.path} is of the topic with id {log.topic_id}, not {topic_id}",
+                )
+            try:
+                if log is None:
+                    opened = await self._world.executor.run(self._create_log, partition, topic_id)
+                    log = self._adopt(partition, opened, config)
+                elif topic_id and not log.topic_id:
+                    await self._world.executor.run(self._write_topic_id, log.path, topic_id)
+                    log.topic_id = topic_id
+            except OSError as error:
+                self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
+            log.config = config
+            return log
+
+    def _create_log(self, partition: TopicPartition, topic_id: str) -> _Opened:
+        """In a worker thread. Raises OSError."""
+        # Offsets that an earlier topic of that name left in the files must not be taken for this one's.
+        self._recovery_points.lower(partition, 0)
+        self._log_start_offsets.lower(partition, 0)
+        directory = self._path(str(partition))
+        self._disk.make_directories(directory)
+        if topic_id:
+            self._write_topic_id(directory, topic_id)
+        self._disk.sync_directory(self.log_dir)
+        return self._open_log(partition, False, 0, 0)
+
+    def _write_topic_id(self, directory: str, topic_id: str) -> None:
+        self._disk.write_atomically(f"{directory}/{PARTITION_METADATA_FILE}", encode_topic_id(topic_id))
+
+    async def delete(self, partition: TopicPartition) -> None:
+        """Forget the log, and remove its files in the background; nothing where there is none. Once this returns, a
+        restart does not find it. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        log = self._logs.pop(partition, None)
+        async with self._exclusively(partition):
+            if log is None:
+                log = self._logs.pop(partition, None)  # it was being created
+            if log is None and partition not in self.damaged:
+                return
+            self._directory.check()
+            if log is not None:
+                await log.close()
+            self.damaged.pop(partition, None)
+            self.reports.pop(partition, None)
+            doomed = self._path(_deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
+            try:
+                await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)
+            except OSError as error:
+                self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
+            self._remove_in_background(doomed)
+
+    def _rename_away(self, path: str, doomed: str) -> None:
+        self._disk.rename(path, doomed)
+        self._disk.sync_directory(self.log_dir)
+
+    def _remove_in_background(self, path: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._remove_tree(path), name=f"remove {path}")
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+        task.add_done_callback(self._report_failure)
+
+    async def _remove_tree(self, path: str) -> None:
+        try:
+            await self._world.executor.run(self._disk.remove_tree, path)
+        except OSError as error:
+            self._directory.fail(error, f"removing {path}")
+
+    @asynccontextmanager
+    async def _exclusively(self, partition: TopicPartition) -> AsyncIterator[None]:
+        """Creations and deletions of one partition happen one after the other."""
+        async with self._locks.setdefault(partition, asyncio.Lock()):
+            yield
+
+    # -- checkpoints --
+
+    async def checkpoint_recovery_points(self) -> None:
+        """Flush every log and write down that it is. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        for log in self.logs():
+            await log.checkpoint()
+        try:
+            await self._write_recovery_points()
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"writing {self._recovery_points.path}")
+
+    async def _write_recovery_points(self) -> None:
+        points = {partition: log.recovery_point for partition, log in self._logs.items()}
+        await self._world.executor.run(self._recovery_points.write, self._recovery_points.stage(points))
+
+    async def checkpoint_log_start_offsets(self) -> None:
+        """For logs that begin later than their first segment. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        offsets = {p: log.log_start_offset for p, log in self._logs.items() if log.log_start_offset > 0}
+        if offsets == self._log_start_offsets.values:
+            return
+        try:
+            await self._world.executor.run(self._log_start_offsets.write, self._log_start_offsets.stage(offsets))
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"writing {self._log_start_offsets.path}")
+
+    def read_high_watermarks(self) -> dict[TopicPartition, int]:
+        """As last written; empty where nothing was, or the file is damaged."""
+        return dict(self._high_watermarks.values)
+
+    def write_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """Blocks; one call at a time. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        self._directory.check()
+        try:
+            self._high_watermarks.write(self._high_watermarks.stage(high_watermarks))
+        except OSError as error:
+            raise BrokerError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"writing {self._high_watermarks.path}: {error}"
+            ) from error
+
+    async def _checkpoint_regularly(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                async with asyncio.timeout(self._checkpoint_interval_s):
+                    await self._stopping.wait()
+            except TimeoutError:
+                if self._directory.failure is not None:
+                    return
+                try:
+                    await self.checkpoint_recovery_points()
+                    await self.checkpoint_log_start_offsets()
+                except BrokerError:
+                    return  # the directory is offline, and everybody has been told
+
+    def _report_failure(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._directory.fail(error, task.get_name())
+
+    # -- failure and end --
+
+    def on_offline(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, once, when a write or fsync has failed: nothing is appended or read any more."""
+        self._directory.on_offline(listener)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the directory is offline; None while it is not."""
+        return self._directory.failure
+
+    async def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
+        """Stop. With `clean`, everything is on disk on return, and the marker that says so, unless the directory has
+        failed. Whoever appends must have stopped before."""
+        self._stopping.set()
+        if self._checkpoints is not None:
+            await asyncio.wait([self._checkpoints])
+        if self._removals:
+            await asyncio.wait(set(self._removals))
+        clean = clean and self._directory.failure is None
+        if clean:
+            try:
+                await self.checkpoint_recovery_points()
+                await self.checkpoint_log_start_offsets()
+            except BrokerError:
+                clean = False  # the directory went offline, and everybody has been told
+        for log in self.logs():
+            await log.close()
+        if clean:
+            try:
+                self._disk.write_atomically(self._path(CLEAN_SHUTDOWN_FILE), encode_clean_shutdown(broker_epoch))
+            except OSError as error:
+                self._directory.fail(error, f"writing {self._path(CLEAN_SHUTDOWN_FILE)}")
+        self._release_lock()
+
+
+def _parse_partition(directory: str) -> TopicPartition | None:
+    match = _PARTITION_NAME.fullmatch(directory)
+    if match is None or topic_name_problem(match[1]) is not None:
+        return None
+    return TopicPartition(match[1], int(match[2]))
+
+
+def _deleted_name(partition: TopicPartition, unique: str) -> str:
+    """`<topic>-<partition>.<unique>-delete`, with the topic cut where a file name would be too long."""
+    suffix = f"-{partition.partition}.{unique}{_DELETE_SUFFIX}"
+    return partition.topic[: _MAX_FILE_NAME - len(suffix)] + suffix

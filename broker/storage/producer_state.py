@@ -1,0 +1,171 @@
+"""What idempotent producers wrote last: their epochs and last five batches (Kafka's ProducerStateManager).
+
+The problem: a producer that got no answer sends again, with up to five requests in flight, to whichever broker leads
+by then. The log must take each batch once and in order.
+
+The choice: every batch carries producer id, epoch and the sequence of its first record. A leader takes a batch that
+follows the producer's last one, answers a repetition of one of the last five with its old offsets, and refuses all
+else. The state is a function of the log, so followers and recovery build the same from batch headers; snapshots
+spare them reading from the beginning.
+
+Two departures from Kafka. A producer that the log does not know must begin with sequence 0, else UNKNOWN_PRODUCER_ID:
+Kafka takes any sequence then, which hides the gap left by batches that were lost. And a snapshot holds all five
+batches: Kafka writes the last alone, so that after a crash a repetition of an earlier one in flight counts as out of
+order. The format has room: one entry per batch, oldest first; whoever reads one per producer keeps the newest.
+
+A producer that wrote nothing for a day is forgotten. "When" is the clock of the broker that saw the batch, not the
+records' timestamps as in Kafka: importing last year's records would make the log forget who imports them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from protocol.errors import BrokerError, ErrorCode
+from protocol.records import NO_SEQUENCE, BatchHeader
+
+RETAINED_BATCHES = 5
+"""As many as a producer may have in flight (Kafka's NUM_BATCHES_TO_RETAIN)."""
+
+_SEQUENCES = 1 << 31  # after 2^31 - 1 comes 0
+
+_SNAPSHOT_VERSION = 1
+_SNAPSHOT_HEADER = struct.Struct(">hIi")  # version, CRC-32C of all that follows it, number of entries
+_CRC_END = 6
+# producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch, first offset of the
+# open transaction
+_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+
+
+class InvalidSnapshot(ValueError):
+    """The bytes are no snapshot; an older one will do."""
+
+
+class ProducerBatch(NamedTuple):
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+
+
+class Producer(NamedTuple):
+    epoch: int
+    batches: tuple[ProducerBatch, ...]
+    """The last batches of this epoch, oldest first."""
+    last_seen_ms: int
+
+
+class ProducerState:
+    def __init__(self) -> None:
+        self._producers: dict[int, Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def get(self, producer_id: int) -> Producer | None:
+        return self._producers.get(producer_id)
+
+    def check(self, header: BatchHeader) -> ProducerBatch | None:
+        """Whether a leader may append the batch: the batch that it repeats, or None to go on and append.
+
+        Raises BrokerError: INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID, OUT_OF_ORDER_SEQUENCE_NUMBER.
+        """
+        producer = self._producers.get(header.producer_id)
+        first_sequence = header.base_sequence
+        if producer is None:
+            if first_sequence != 0:
+                raise BrokerError(
+                    ErrorCode.UNKNOWN_PRODUCER_ID,
+                    f"producer {header.producer_id} is not known here and begins with sequence {first_sequence}",
+                )
+            return None
+        if header.producer_epoch < producer.epoch:
+            raise BrokerError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {header.producer_id} is in epoch {producer.epoch}, the batch in {header.producer_epoch}",
+            )
+        expected = 0
+        if header.producer_epoch == producer.epoch and producer.batches:
+            last_sequence = header.last_sequence
+            for batch in reversed(producer.batches):
+                if batch.first_sequence == first_sequence and batch.last_sequence == last_sequence:
+                    return batch
+            expected = (producer.batches[-1].last_sequence + 1) % _SEQUENCES
+        if first_sequence != expected:
+            raise BrokerError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} in epoch {header.producer_epoch} sends sequence {first_sequence}, "
+                f"{expected} is expected",
+            )
+        return None
+
+    def update(self, header: BatchHeader, first_offset: int, now_ms: int) -> None:
+        """The batch is in the log, at `first_offset`. Nothing is checked: the leader did."""
+        producer = self._producers.get(header.producer_id)
+        batches: tuple[ProducerBatch, ...] = ()
+        if producer is not None and producer.epoch == header.producer_epoch:
+            batches = producer.batches
+        if header.base_sequence != NO_SEQUENCE:  # a transaction's marker has none: it only moves the epoch
+            last_offset = first_offset + header.last_offset_delta
+            batch = ProducerBatch(header.base_sequence, header.last_sequence, first_offset, last_offset)
+            batches = (*batches[-RETAINED_BATCHES + 1 :], batch)
+        self._producers[header.producer_id] = Producer(header.producer_epoch, batches, now_ms)
+
+    def reaches(self, offset: int) -> bool:
+        """Whether some of this comes, or may come, from `offset` or later."""
+        return any(not p.batches or p.batches[-1].last_offset >= offset for p in self._producers.values())
+
+    def forget_unseen_since(self, time_ms: int) -> None:
+        self._producers = {i: p for i, p in self._producers.items() if p.last_seen_ms >= time_ms}
+
+    def capture(self) -> list[tuple[int, Producer]]:
+        """A picture of now, for `encode_snapshot` in another thread."""
+        return list(self._producers.items())
+
+    @classmethod
+    def restore(cls, captured: Iterable[tuple[int, Producer]]) -> ProducerState:
+        state = cls()
+        state._producers.update(captured)
+        return state
+
+
+def encode_snapshot(captured: Iterable[tuple[int, Producer]]) -> bytes:
+    entries: list[bytes] = []
+    for producer_id, (epoch, batches, last_seen_ms) in captured:
+        for first_sequence, last_sequence, first_offset, last_offset in batches or (_NO_BATCH,):
+            delta = last_offset - first_offset
+            assert first_sequence == NO_SEQUENCE or (first_sequence + delta) % _SEQUENCES == last_sequence
+            entries.append(
+                _SNAPSHOT_ENTRY.pack(producer_id, epoch, last_sequence, last_offset, delta, last_seen_ms, -1, -1)
+            )
+    body = b"".join(entries)
+    count = struct.pack(">i", len(entries))
+    return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc32c(body, crc32c(count)), len(entries)) + body
+
+
+_NO_BATCH = ProducerBatch(NO_SEQUENCE, NO_SEQUENCE, -1, -1)
+
+
+def decode_snapshot(data: bytes) -> list[tuple[int, Producer]]:
+    """Raises InvalidSnapshot."""
+    if len(data) < _SNAPSHOT_HEADER.size:
+        raise InvalidSnapshot(f"{len(data)} bytes")
+    version, crc, count = _SNAPSHOT_HEADER.unpack_from(data)
+    if version != _SNAPSHOT_VERSION or crc != crc32c(memoryview(data)[_CRC_END:]):
+        raise InvalidSnapshot(f"version {version}, or the CRC does not match")
+    if len(data) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
+        raise InvalidSnapshot(f"{count} entries in {len(data)} bytes")
+    producers: dict[int, Producer] = {}
+    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEADER.size :]):
+        producer_id, epoch, last_sequence, last_offset, delta, last_seen_ms, _, _ = fields
+        known = producers.get(producer_id)
+        batches = known.batches if known is not None and known.epoch == epoch else ()
+        if last_sequence != NO_SEQUENCE:
+            first_sequence = (last_sequence - delta) % _SEQUENCES
+            batches = (*batches, ProducerBatch(first_sequence, last_sequence, last_offset - delta, last_offset))
+        producers[producer_id] = Producer(epoch, batches[-RETAINED_BATCHES:], last_seen_ms)
+    return list(producers.items())

@@ -1,0 +1,338 @@
+"""Opening a log: after a clean stop, after a crash of the process, after a power cut, and with damaged files.
+
+Below the recovery point, the log's bytes, the names of its files and its leader epochs are on disk for certain.
+From there on only the bytes of the batches are believed, and those only as far as their CRCs, offsets and epochs
+are right; whatever else lies about (index entries, snapshots, leader epochs) may be of a log that was truncated
+since, and is built again from the batches. So a restart reads what was written since the last flush, not the whole
+segment, and nothing but the recovery point has to be written in step with the log.
+
+What is checked, and why that finds lost writes:
+- the CRC, for torn and overwritten batches;
+- batches follow each other, and each segment begins where the one before ends: of two files that were not synced,
+  the power cut may have kept the later one alone. (Compaction leaves gaps only within segments: it keeps the last
+  batch of each, empty if need be.)
+- leader epochs never decrease: after a truncation the old tail may reappear behind new batches.
+
+At the first batch that fails, the log is cut and later segments are removed. Only where that would remove a whole
+segment below the recovery point, which no crash explains, nothing is touched and the replica is reported as damaged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from broker.storage.checkpoints import LEADER_EPOCH_FILE, MalformedFile, decode_epochs
+from broker.storage.index import OFFSET_INDEX, TIME_INDEX
+from broker.storage.leader_epochs import LeaderEpochCache
+from broker.storage.producer_state import InvalidSnapshot, ProducerState, decode_snapshot
+from broker.storage.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Appended, Segment, file_name
+from protocol.errors import MinibrokerError
+from protocol.records import (
+    HEADER_SIZE,
+    MAX_BODY_BYTES,
+    NO_LEADER_EPOCH,
+    BatchHeader,
+    CorruptRecord,
+    check_header,
+    parse_header,
+    validate_batch,
+)
+from protocol.world import Disk
+
+_SCAN_BYTES = 1024 * 1024
+_LARGEST_BATCH_BYTES = 2 * MAX_BODY_BYTES
+"""No reader accepts a body larger than half of this: a damaged length must not make recovery take gigabytes."""
+
+_EVERY_OFFSET = 1 << 62
+
+_FILE_NAME = re.compile(r"(\d{20})(\.[a-z]+)", re.ASCII)
+
+
+class DamagedLog(MinibrokerError):
+    """The replica cannot be opened without deleting what was safely on disk. Says where, and what to do."""
+
+
+class RecoveryReport(NamedTuple):
+    """What opening a log took."""
+
+    log_end_offset: int
+    scanned_bytes: int
+    bytes_cut: int
+    lost_more_than_an_incomplete_batch: bool
+    """Records that had been in the log may be gone: this replica must not be elected as if it had all of them. False
+    where just one batch was cut short, as a crash in the middle of an append leaves it."""
+    indexes_rebuilt: int
+    problem: str
+    """Why the log was cut; empty if it was not."""
+
+
+class Recovered(NamedTuple):
+    """What a Log is made of."""
+
+    segments: list[Segment]
+    log_start_offset: int
+    log_end_offset: int
+    recovery_point: int
+    clean: bool
+    """All of it is on disk as it is here."""
+    written_epochs_version: int
+    epochs: LeaderEpochCache
+    producers: ProducerState
+    snapshots: list[int]
+    report: RecoveryReport
+
+
+class _Bad(NamedTuple):
+    """Where the batches of a segment end before the file does."""
+
+    problem: str
+    incomplete: bool
+
+
+class _Scan:
+    """Reads a segment's batches with their CRCs checked. `bad` says at the end whether something else follows."""
+
+    def __init__(self, segment: Segment, position: int, next_base: int | None, leader_epoch: int) -> None:
+        self.position = position
+        self.next_offset = segment.base_offset
+        self.bad: _Bad | None = None
+        self.leader_epoch = leader_epoch
+        self._segment = segment
+        self._next_base = next_base
+
+    def batches(self) -> Iterator[tuple[int, BatchHeader]]:
+        size = self._segment.size
+        chunk = b""
+        chunk_position = self.position
+        while self.position < size:
+            left = size - self.position
+            at = self.position - chunk_position
+            if at + HEADER_SIZE > len(chunk):
+                chunk, chunk_position, at = self._read(_SCAN_BYTES), self.position, 0
+            if left < HEADER_SIZE:
+                self.bad = _Bad(f"{left} bytes follow the last batch", True)
+                return
+            try:
+                header = parse_header(chunk, at)
+                check_header(header)
+                problem = self._contradiction(header)
+                if not problem and header.size > left:
+                    self.bad = _Bad(f"{left} of {header.size} bytes of a batch are there", True)
+                    return
+                if not problem:
+                    if at + header.size > len(chunk):
+                        chunk, chunk_position, at = self._read(max(_SCAN_BYTES, header.size)), self.position, 0
+                    validate_batch(chunk, header, at)
+            except CorruptRecord as error:
+                problem = str(error)
+            if problem:
+                self.bad = _Bad(problem, False)
+                return
+            self.leader_epoch = header.partition_leader_epoch
+            self.next_offset = header.next_offset
+            yield self.position, header
+            self.position += header.size
+
+    def _read(self, size: int) -> bytes:
+        return self._segment.file.pread(size, self.position)
+
+    def _contradiction(self, header: BatchHeader) -> str:
+        if header.size > _LARGEST_BATCH_BYTES:
+            return f"a batch of {header.size} bytes"
+        if header.base_offset < self.next_offset:
+            return f"offset {header.base_offset} where {self.next_offset} is next"
+        if self._next_base is not None and header.last_offset >= self._next_base:
+            return f"offset {header.last_offset} in a segment that ends before {self._next_base}"
+        if header.partition_leader_epoch < self.leader_epoch:
+            return f"leader epoch {header.partition_leader_epoch} follows {self.leader_epoch}"
+        return ""
+
+
+def recover(
+    disk: Disk,
+    directory: str,
+    *,
+    recovery_point: int,
+    clean: bool,
+    log_start_offset: int,
+    index_interval_bytes: int,
+    now_ms: int,
+) -> Recovered:
+    """Open the log in `directory`, mending what a crash left. Blocks.
+
+    `recovery_point` is what the checkpoint says, 0 if nothing; `clean`: the broker stopped in order, so all of the log
+    is on disk. A directory without segments becomes an empty log that begins at `log_start_offset`.
+    Raises DamagedLog, CorruptRecord (damage below the recovery point), OSError.
+    """
+    bases, snapshots = _tidy(disk, directory)
+    segments: list[Segment] = []
+    problem = ""
+    scanned = cut = rebuilt = 0
+    lost_more = False
+    leader_epoch = NO_LEADER_EPOCH
+    end_offset = max(log_start_offset, 0)
+    try:
+        for index, base in enumerate(bases):
+            next_base = bases[index + 1] if index + 1 < len(bases) else None
+            segment = Segment(disk, directory, base, index_interval_bytes)
+            segments.append(segment)
+            flushed = next_base is not None and (clean or next_base <= recovery_point)
+            if flushed and segment.load_sealed():
+                assert next_base is not None
+                end_offset = next_base
+                continue
+            rebuilt += flushed
+            start = 0
+            if flushed:
+                segment.clear_indexes()
+            else:
+                segment.load_active()
+                start = segment.resume(_EVERY_OFFSET if clean else recovery_point, segment.size)
+            scan = _Scan(segment, start, next_base, leader_epoch)
+            for position, header in scan.batches():
+                segment.note(Appended(header.last_offset, header.max_timestamp, header.size), position)
+            scanned += scan.position - start
+            leader_epoch = scan.leader_epoch
+            end_offset = scan.next_offset
+            if scan.bad is not None:
+                problem = f"{segment.path}, position {scan.position}: {scan.bad.problem}"
+            elif next_base is not None and end_offset != next_base:
+                problem = f"{segment.path} ends at offset {end_offset}, but the next segment begins at {next_base}"
+            if not problem:
+                if next_base is not None:
+                    segment.seal()
+                if flushed:
+                    _store_indexes(disk, segment)
+                continue
+            if flushed:
+                raise DamagedLog(
+                    f"the replica in {directory} is damaged where it had been safely on disk ({problem}), and opening "
+                    f"it would delete what follows; move the directory away to have it copied from the leader again"
+                )
+            lost_more = next_base is not None or scan.bad is None or not scan.bad.incomplete
+            cut = segment.size - scan.position
+            for later_base in reversed(bases[index + 1 :]):
+                later = Segment(disk, directory, later_base, index_interval_bytes)
+                cut += later.size
+                later.close()
+                later.remove_files()
+            if scan.position < segment.size:
+                segment.file.truncate(scan.position)
+                segment.size = scan.position
+            break
+        if not segments:
+            segments.append(Segment.create(disk, directory, end_offset, index_interval_bytes))
+        if end_offset < recovery_point:
+            lost_more = True
+            problem = (
+                problem or f"the log in {directory} ends at offset {end_offset}, {recovery_point} had been on disk"
+            )
+        believed = end_offset if clean else min(recovery_point, end_offset)
+        epochs, epochs_end = _load_epochs(disk, directory, believed)
+        snapshots = drop_snapshots_above(disk, directory, snapshots, believed)
+        producers, snapshot_offset = load_producers(disk, directory, snapshots)
+        replay(segments, min(snapshot_offset, epochs_end), end_offset, producers, snapshot_offset, epochs, now_ms)
+    except BaseException:
+        for segment in segments:
+            segment.close()
+        raise
+    log_start_offset = min(max(log_start_offset, segments[0].base_offset), end_offset)
+    epochs.truncate_from_start(log_start_offset)
+    epochs.truncate_from_end(end_offset)
+    clean = clean and not problem
+    return Recovered(
+        segments=segments,
+        log_start_offset=log_start_offset,
+        log_end_offset=end_offset,
+        recovery_point=believed,
+        clean=clean,
+        written_epochs_version=0 if clean else -1,
+        epochs=epochs,
+        producers=producers,
+        snapshots=snapshots,
+        report=RecoveryReport(end_offset, scanned, cut, lost_more, rebuilt, problem),
+    )
+
+
+def _store_indexes(disk: Disk, segment: Segment) -> None:
+    for write in segment.index_writes():
+        write.carry_out(disk)
+        write.carried_out()
+    segment.indexes_stored()
+
+
+def _tidy(disk: Disk, directory: str) -> tuple[list[int], list[int]]:
+    """The base offsets of segments and the offsets of snapshots; removes temporary files and orphaned indexes."""
+    found: dict[str, list[int]] = {}
+    for name in disk.list(directory):
+        match = _FILE_NAME.fullmatch(name)
+        if match:
+            found.setdefault(match[2], []).append(int(match[1]))
+        elif name.endswith(".tmp"):
+            disk.remove(f"{directory}/{name}")
+    bases = found.get(LOG_SUFFIX, [])
+    for suffix in (OFFSET_INDEX.suffix, TIME_INDEX.suffix):
+        for base in found.get(suffix, []):
+            if base not in bases:
+                disk.remove(f"{directory}/{file_name(base, suffix)}")
+    return bases, found.get(SNAPSHOT_SUFFIX, [])
+
+
+def _load_epochs(disk: Disk, directory: str, believed: int) -> tuple[LeaderEpochCache, int]:
+    """The epochs that the file has below `believed`, and from which offset on to add those of the batches."""
+    path = f"{directory}/{LEADER_EPOCH_FILE}"
+    try:
+        epochs = LeaderEpochCache(decode_epochs(path, disk.read_file(path)))
+    except (FileNotFoundError, MalformedFile):
+        return LeaderEpochCache(), 0
+    epochs.truncate_from_end(believed)
+    return epochs, believed
+
+
+def remove_if_there(disk: Disk, path: str) -> None:
+    try:
+        disk.remove(path)
+    except FileNotFoundError:
+        return  # a worker thread of the same log removed it first
+
+
+def drop_snapshots_above(disk: Disk, directory: str, snapshots: list[int], offset: int) -> list[int]:
+    """Remove the snapshots of states past `offset`. Returns those kept."""
+    for snapshot in snapshots:
+        if snapshot > offset:
+            remove_if_there(disk, f"{directory}/{file_name(snapshot, SNAPSHOT_SUFFIX)}")
+    return [snapshot for snapshot in snapshots if snapshot <= offset]
+
+
+def load_producers(disk: Disk, directory: str, snapshots: list[int]) -> tuple[ProducerState, int]:
+    """The state of the newest readable snapshot, and the offset that it stands for; an empty one and 0 if none is."""
+    for offset in reversed(snapshots):
+        try:
+            data = disk.read_file(f"{directory}/{file_name(offset, SNAPSHOT_SUFFIX)}")
+            return ProducerState.restore(decode_snapshot(data)), offset
+        except (FileNotFoundError, InvalidSnapshot):
+            continue
+    return ProducerState(), 0
+
+
+def replay(
+    segments: list[Segment],
+    start: int,
+    end: int,
+    producers: ProducerState,
+    producers_start: int,
+    epochs: LeaderEpochCache | None,
+    now_ms: int,
+) -> None:
+    """Bring producer state and leader epochs up to the log's `end` from batch headers."""
+    for index, segment in enumerate(segments):
+        segment_end = segments[index + 1].base_offset if index + 1 < len(segments) else end
+        if segment_end <= start:
+            continue
+        for _, header in segment.walk(segment.locate(start), segment.size):
+            if header.has_producer_id and header.base_offset >= producers_start:
+                producers.update(header, header.base_offset, now_ms)
+            if epochs is not None and header.last_offset >= start and header.partition_leader_epoch > epochs.latest:
+                epochs.assign(header.partition_leader_epoch, header.base_offset)

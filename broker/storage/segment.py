@@ -1,0 +1,334 @@
+"""A segment: batches one after the other in a file, and the two indexes that find them (Kafka's LogSegment).
+
+Reading never decodes: a batch is found by its header, and leaves as the bytes that it is. Where a read begins is
+mostly known already, because readers go on where they stopped and followers read what was just appended: `_known`
+remembers where the batches of the last few such offsets begin. Otherwise the index says where to look, and at most
+`index_interval_bytes` of headers are walked. Where a read ends is found the same way, so the bytes of the batches are
+read once, by one call, and not copied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
+from protocol.records import HEADER_SIZE, BatchHeader, Buffer, CorruptRecord, check_header, parse_header
+from protocol.world import Disk
+
+LOG_SUFFIX = ".log"
+SNAPSHOT_SUFFIX = ".snapshot"
+
+_NO_TIMESTAMP = -1
+_WALK_BYTES = 8 * 1024
+_KNOWN_OFFSETS = 64
+
+
+def file_name(offset: int, suffix: str) -> str:
+    """`00000000000000000042.log`."""
+    return f"{offset:020d}{suffix}"
+
+
+class Appended(NamedTuple):
+    """What a segment needs to know of a batch."""
+
+    last_offset: int
+    max_timestamp: int
+    size: int
+
+
+class Segment:
+    """Offsets from `base_offset` on. Every call may raise OSError, and CorruptRecord where it walks over headers."""
+
+    def __init__(self, disk: Disk, directory: str, base_offset: int, index_interval_bytes: int) -> None:
+        """Open. The indexes are empty until `load_sealed`, or `load_active` and `note`, have filled them."""
+        self.base_offset = base_offset
+        self.path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
+        self.file = disk.open(self.path, create=True)
+        self.size = self.file.size()
+        """The end of the last whole batch: where the next append goes."""
+        self.sealed = False
+        self.max_timestamp = _NO_TIMESTAMP
+        self._max_timestamp_offset = base_offset
+        self._bytes_since_entry = 0
+        self._index_interval_bytes = index_interval_bytes
+        self._disk = disk
+        self._directory = directory
+        self._offset_index: SparseIndex | StoredIndex = SparseIndex(OFFSET_INDEX)
+        self._time_index: SparseIndex | StoredIndex = SparseIndex(TIME_INDEX)
+        self._known: dict[int, int] = {base_offset: 0}
+
+    @classmethod
+    def create(cls, disk: Disk, directory: str, base_offset: int, index_interval_bytes: int) -> Segment:
+        """An empty one, whatever was there under its name."""
+        segment = cls(disk, directory, base_offset, index_interval_bytes)
+        if segment.size:
+            segment.file.truncate(0)
+            segment.size = 0
+        return segment
+
+    # -- writing --
+
+    def append(self, data: Sequence[Buffer], batches: Sequence[Appended]) -> None:
+        """Write `data`, which is `batches`, at the end. If it raises, the segment is as before but for bytes past its
+        `size`, which are overwritten or cut later."""
+        position = self.size
+        written = self.file.pwrite(data, position)
+        for batch in batches:
+            self.note(batch, position)
+            position += batch.size
+        assert position - self.size == written
+        self.size = position
+        self._remember(batches[-1].last_offset + 1, position)
+
+    def note(self, batch: Appended, position: int) -> None:
+        """Take a batch of the file into the indexes. Batches come in order, none left out."""
+        if batch.max_timestamp > self.max_timestamp:
+            self.max_timestamp = batch.max_timestamp
+            self._max_timestamp_offset = batch.last_offset
+        if self._bytes_since_entry > self._index_interval_bytes:
+            assert isinstance(self._offset_index, SparseIndex)
+            self._offset_index.append(batch.last_offset - self.base_offset, position)
+            self._add_time_entry()
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += batch.size
+
+    def _add_time_entry(self) -> None:
+        index = self._time_index
+        assert isinstance(index, SparseIndex)
+        if self.max_timestamp > (index.last[0] if index.last is not None else _NO_TIMESTAMP):
+            index.append(self.max_timestamp, self._max_timestamp_offset - self.base_offset)
+
+    def seal(self) -> None:
+        """Nothing is appended any more. The time index then ends with the segment's largest timestamp."""
+        self._add_time_entry()
+        self.sealed = True
+
+    def truncate(self, offset: int, position: int) -> None:
+        """Cut the batches from `offset` on, which begin at `position`, and be ready to append again."""
+        self.file.truncate(position)
+        self.size = position
+        self.sealed = False
+        self._known = {self.base_offset: 0}
+        try:
+            self._load_indexes()
+        except InvalidIndex:
+            # The file of a sealed segment is damaged: walk over all of its batches instead.
+            self.clear_indexes()
+        for at, header in self.walk(self.resume(offset, position), position):
+            self.note(Appended(header.last_offset, header.max_timestamp, header.size), at)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def remove_files(self) -> None:
+        for suffix in (OFFSET_INDEX.suffix, TIME_INDEX.suffix, LOG_SUFFIX):
+            path = f"{self._directory}/{file_name(self.base_offset, suffix)}"
+            if self._disk.exists(path):
+                self._disk.remove(path)
+
+    # -- indexes --
+
+    def resume(self, offset: int, position: int) -> int:
+        """Forget index entries at or past `offset` or `position`, and all where what is left does not fit the batches.
+        Returns where the batches begin that `note` must be given: what comes before is as if just appended."""
+        offsets, times = self._offset_index, self._time_index
+        assert isinstance(offsets, SparseIndex)
+        assert isinstance(times, SparseIndex)
+        offsets.keep_keys_below(offset - self.base_offset)
+        offsets.keep_values_below(position)
+        if not self._index_agrees(offsets):
+            self.clear_indexes()
+            return 0
+        last = offsets.last
+        # A time entry comes with an offset entry, except for the last of a sealed segment.
+        times.keep_values_below(last[0] + 1 if last is not None else 0)
+        newest = times.last
+        self.max_timestamp, relative = newest if newest is not None else (_NO_TIMESTAMP, 0)
+        self._max_timestamp_offset = self.base_offset + relative
+        self._bytes_since_entry = 0
+        return last[1] if last is not None else 0
+
+    def _index_agrees(self, offsets: SparseIndex) -> bool:
+        """Whether the batch of the last entry is where the index says."""
+        last = offsets.last
+        if last is None:
+            return True
+        try:
+            header = parse_header(self.file.pread(HEADER_SIZE, last[1]))
+        except CorruptRecord:
+            return False
+        return header.last_offset == self.base_offset + last[0] and last[1] + header.size <= self.size
+
+    def clear_indexes(self) -> None:
+        """Start over: `note` must be given every batch."""
+        self._offset_index, self._time_index = SparseIndex(OFFSET_INDEX), SparseIndex(TIME_INDEX)
+        self.max_timestamp = _NO_TIMESTAMP
+        self._bytes_since_entry = 0
+
+    def _load_indexes(self) -> None:
+        """Bring both indexes into memory from their files. Raises InvalidIndex."""
+        if not isinstance(self._offset_index, SparseIndex):
+            self._offset_index = self._read_index(OFFSET_INDEX)
+        if not isinstance(self._time_index, SparseIndex):
+            self._time_index = self._read_index(TIME_INDEX)
+
+    def load_active(self) -> None:
+        """Read what index files there are, as a start for `rewind` and `note`; damaged ones are taken for empty."""
+        try:
+            self._offset_index, self._time_index = self._read_index(OFFSET_INDEX), self._read_index(TIME_INDEX)
+        except InvalidIndex:
+            self.clear_indexes()
+
+    def load_sealed(self) -> bool:
+        """Check the index files of a segment that was sealed and flushed. False: they must be built again."""
+        try:
+            offsets, times = self._read_index(OFFSET_INDEX), self._read_index(TIME_INDEX)
+        except InvalidIndex:
+            return False
+        if times.last is None or not self._index_agrees(offsets):
+            return False
+        try:
+            for _, header in self.walk(offsets.last[1] if offsets.last is not None else 0, self.size):
+                if header.max_timestamp > times.last[0]:
+                    return False  # the time index was cut short
+        except CorruptRecord:
+            return False
+        self._offset_index, self._time_index = offsets, times
+        self.max_timestamp = times.last[0]
+        self._max_timestamp_offset = self.base_offset + times.last[1]
+        self.sealed = True
+        self.indexes_stored()
+        return True
+
+    def _read_index(self, layout: Layout) -> SparseIndex:
+        path = self._index_path(layout)
+        if not self._disk.exists(path):
+            raise InvalidIndex(f"there is no {path}")
+        return SparseIndex.decode(layout, self._disk.read_file(path))
+
+    def _index_path(self, layout: Layout) -> str:
+        return f"{self._directory}/{file_name(self.base_offset, layout.suffix)}"
+
+    @property
+    def stored(self) -> bool:
+        """The index files are complete."""
+        return isinstance(self._offset_index, StoredIndex)
+
+    def index_writes(self) -> list[IndexWrite]:
+        """What is missing in the index files, the time index first: entries of the offset index imply those of the
+        time index. `IndexWrite.carry_out` may run in another thread."""
+        writes: list[IndexWrite] = []
+        for index in (self._time_index, self._offset_index):
+            if isinstance(index, SparseIndex) and (index.stored < len(index) or not index.in_step):
+                writes.append(
+                    IndexWrite(self._index_path(index.layout), index.stored, index.encode(index.stored), index)
+                )
+                index.in_step = False
+        return writes
+
+    def indexes_stored(self) -> None:
+        """The index files of a sealed segment are written: keep them there only."""
+        offsets, times = self._offset_index, self._time_index
+        self._offset_index = StoredIndex(self._disk, self._index_path(OFFSET_INDEX), OFFSET_INDEX, len(offsets))
+        self._time_index = StoredIndex(self._disk, self._index_path(TIME_INDEX), TIME_INDEX, len(times))
+
+    # -- reading --
+
+    def walk(self, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Position and header of every batch from one batch's `position` to another's. Reads headers alone."""
+        chunk = b""
+        chunk_position = 0
+        while position < end:
+            at = position - chunk_position
+            if at + HEADER_SIZE > len(chunk):
+                chunk, chunk_position, at = self.file.pread(min(_WALK_BYTES, end - position), position), position, 0
+            try:
+                header = parse_header(chunk, at)
+                check_header(header)
+            except CorruptRecord as error:
+                raise CorruptRecord(f"{self.path}, position {position}: {error}") from error
+            yield position, header
+            position += header.size
+
+    def locate(self, offset: int) -> int:
+        """Where the batch begins that holds `offset` or, where it is in none, the next one; `size` if there is none."""
+        position = self._known.get(offset)
+        if position is not None:
+            return position
+        if offset <= self.base_offset:
+            return 0
+        entry = self._offset_index.floor(offset - self.base_offset)
+        for position, header in self.walk(entry[1] if entry is not None else 0, self.size):
+            if header.last_offset >= offset:
+                return position
+        return self.size
+
+    def read(self, offset: int, max_bytes: int, stop: int, *, min_one: bool) -> bytes | None:
+        """Whole batches from the one that holds `offset`, none that begins at or after the position `stop`, and no more
+        than `max_bytes`; at least one with `min_one`. None where no batch begins in between."""
+        start = self.locate(offset)
+        if start >= stop:
+            return None
+        end = stop
+        if end - start > max_bytes:
+            end = self._last_boundary(start, start + max_bytes)
+            if end == start:
+                if not min_one:
+                    return b""
+                _, header = next(self.walk(start, stop))
+                end = start + header.size
+                self._remember(header.next_offset, end)
+        return self.file.pread(end - start, start)
+
+    def _last_boundary(self, start: int, limit: int) -> int:
+        """The last position up to `limit` where a batch begins, at least `start`. `limit` is within the segment."""
+        entry = self._offset_index.floor_by_value(limit)
+        for position, header in self.walk(max(start, entry[1] if entry is not None else 0), self.size):
+            if position + header.size > limit:
+                self._remember(header.base_offset, position)
+                return position
+        raise AssertionError(f"{self.path}: no batch reaches position {limit}")
+
+    def _remember(self, offset: int, position: int) -> None:
+        """The batch with `offset` as its first begins at `position`, or will once it is appended."""
+        known = self._known
+        if len(known) >= _KNOWN_OFFSETS:
+            del known[next(iter(known))]
+        known[offset] = position
+
+    def batches_since(self, timestamp_ms: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        """The batches that may hold the first record from `offset` on with a timestamp of `timestamp_ms` or later."""
+        entry = self._time_index.floor(timestamp_ms)
+        if entry is not None:
+            # All records before the batch that brought this entry's timestamp are older than it.
+            offset = max(offset, self.base_offset + entry[1])
+        for position, header in self.walk(self.locate(offset), self.size):
+            if header.max_timestamp >= timestamp_ms:
+                yield position, header
+
+
+class IndexWrite(NamedTuple):
+    """The entries of an index from number `first` on, on their way to its file."""
+
+    path: str
+    first: int
+    data: bytes
+    source: SparseIndex
+
+    def carry_out(self, disk: Disk) -> None:
+        """Write, cut what is behind, and make it durable. Raises OSError. Runs in any thread."""
+        position = self.first * self.source.layout.entry.size
+        file = disk.open(self.path, create=True)
+        try:
+            if self.data:
+                file.pwrite([self.data], position)
+            file.truncate(position + len(self.data))
+            file.fdatasync()
+        finally:
+            file.close()
+
+    def carried_out(self) -> None:
+        """The file holds these entries, and the index has only grown since they were taken."""
+        self.source.stored = self.first + len(self.data) // self.source.layout.entry.size
+        self.source.in_step = True

@@ -1,0 +1,954 @@
+"""Where records wait until they are sent, and the order in which they may be: Kafka's RecordAccumulator. Pure.
+
+The problem: a record must cost the caller of `send` some hundred nanoseconds, and yet be grouped with others of
+its partition, be given a place in a bounded buffer, be sent exactly once and in order though requests fail,
+arrive late, or are answered by somebody who is no longer the leader.
+
+**Adding.** A batch is a set of columns (lists), so that adding is three appends. Memory is granted to a batch in
+pieces of 16 KiB: `room` counts down, and only where it would fall below zero is anything decided (grant more,
+close the batch, choose another partition, refuse). Records of a topic whose partitions are not known yet are held,
+in order, and added anew once they are (`topic_is_known`); a held batch then *forwards* each of its records.
+
+**Readiness.** A partition's first batch may go if it is full, if the buffer is exhausted, if a flush (or the
+closing, which is a flush) waits for it, or if it has lingered; and, this is Nagle's rule, a batch that is not full
+waits while the partition has another on its way. Without that rule, `linger_ms=0` sends crumbs: each pass of the
+event loop would find one or two records and make a request of them. With it an idle partition still sends at once,
+and a busy one fills batches for as long as a request takes, which is when it matters. Rejected: a linger of 5 ms by
+default (Kafka 4), which every awaited `send` would pay.
+
+**Order without duplicates** (idempotence, KIP-98 and KIP-360). A batch is numbered when it is taken for the first
+time and keeps producer id, epoch and sequence through all retries, so a broker recognises what it has. While a
+batch waits for its retry, nothing of the partition overtakes it: a retry is sent only when nothing of the
+partition is in flight. What an answer means is decided by `judge`. Only where the broker said that it did *not*
+append, in every attempt, may a batch be numbered anew; an attempt without a clear answer (a lost connection, a
+timeout, "not leader" from one who led when the batch arrived) makes it `maybe_appended`, and then such a batch
+fails rather than risk a duplicate. A failed batch leaves a gap in the numbers, so what follows gets a producer id
+of its own (`PartitionQueue.identity` None until the sender has obtained one).
+
+Time is told in seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from random import Random
+from typing import NamedTuple
+
+from client.errors import BufferFull, FailedRecord
+from client.partitioners import Partitioner, WithoutKey, choose_adaptive, choose_round_robin, choose_sticky
+from protocol.compression import Compression
+from protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
+from protocol.model import topic_name_problem
+from protocol.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Header, encode_batch
+
+RECORD_OVERHEAD = 20
+"""At most this many bytes are added to key and value: two lengths (5 bytes each) and a timestamp (9)."""
+
+BATCH_OVERHEAD = 128
+"""At most this many bytes are added to the records: the header (61), five column lengths."""
+
+HEADER_OVERHEAD = 12
+
+GRANT = 16 * 1024
+"""Bytes of the buffer that a batch is given at a time."""
+
+UNASSIGNED = -1
+"""The partition of a batch whose topic's partitions are not known yet."""
+
+SEQUENCE_MASK = 0x7FFFFFFF
+
+
+class Identity(NamedTuple):
+    """A producer id and epoch, as InitProducerId grants them."""
+
+    producer_id: int
+    epoch: int
+
+
+class Verdict(Enum):
+    """What becomes of a batch after an answer."""
+
+    DELIVERED = "delivered"
+    RETRY = "retry"
+    RENUMBER = "renumber"
+    """It is certainly not in the log, and its number has lost its meaning: retry under a new producer id."""
+    SPLIT = "split"
+    """It is too large as a whole: retry in two halves."""
+    FAIL = "fail"
+
+
+NOT_APPENDED = frozenset(
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.INVALID_REQUIRED_ACKS,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    }
+)
+"""Answers given before anything is appended. All others (even NOT_LEADER_OR_FOLLOWER: the leadership may have moved
+after the append) leave it open."""
+
+
+def judge(code: ErrorCode, *, record_count: int, is_first: bool, maybe_appended: bool, is_idempotent: bool) -> Verdict:
+    """What to do with a batch that was answered with `code`.
+
+    `is_first`: every batch of the partition before it has had its ending. `maybe_appended`: some attempt, this
+    one included, may have appended it.
+    """
+    if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+        return Verdict.DELIVERED
+    if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE) and record_count > 1:
+        return Verdict.SPLIT
+    if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID) and is_idempotent:
+        if not is_first:
+            return Verdict.RETRY
+        return Verdict.FAIL if maybe_appended else Verdict.RENUMBER
+    return Verdict.RETRY if ERRORS[code].retriable else Verdict.FAIL
+
+
+class Batch:
+    """Records of one partition that travel together, as columns; or held records of a topic not known yet.
+
+    It ends once: `is_done` with `error` None or set, or with `forwarded` set (then its records end elsewhere).
+    """
+
+    __slots__ = (
+        "attempts",
+        "awaited",
+        "base_offset",
+        "count",
+        "created_at",
+        "encoded",
+        "error",
+        "forwarded",
+        "generation",
+        "granted",
+        "headers",
+        "identity",
+        "is_closed",
+        "is_done",
+        "keys",
+        "listeners",
+        "log_append_time_ms",
+        "maybe_appended",
+        "order",
+        "partition",
+        "partitions",
+        "room",
+        "sequence",
+        "timestamps",
+        "topic",
+        "values",
+    )
+
+    def __init__(self, topic: str, partition: int, order: tuple[int, ...], created_at: float, generation: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.order = order
+        """Place in the partition. Halves of a split batch extend the order of the whole."""
+        self.created_at = created_at
+        self.generation = generation
+        """How many flushes had begun when the first record was added."""
+
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.timestamps: list[int] = []
+        self.headers: list[Sequence[Header] | None] | None = None
+        self.partitions: list[int | None] | None = [] if partition == UNASSIGNED else None
+        """Of a held batch: the partition that `send` was told, for each record."""
+
+        self.granted = 0
+        self.room = 0
+        """Bytes granted and not used. The fast path in `Producer.send` counts it down."""
+        self.is_closed = False
+        self.count = 0
+        """The number of records, once closed."""
+
+        self.attempts = 0
+        self.identity: Identity | None = None
+        self.sequence = NO_SEQUENCE
+        self.encoded: bytearray | None = None
+        self.maybe_appended = False
+
+        self.is_done = False
+        self.base_offset = -1
+        self.log_append_time_ms = -1
+        self.error: MinibrokerError | None = None
+        self.forwarded: list[tuple[Batch, int]] | None = None
+        self.awaited: set[int] | None = None
+        """Records whose Delivery is or was awaited: their failure is told there, and not by flush."""
+        self.listeners: list[Callable[[], None]] | None = None
+        """Called once, when the batch has ended or is forwarded."""
+
+    def __repr__(self) -> str:
+        return f"Batch({self.topic}-{self.partition} {self.order}, {self.count or len(self.values)} records)"
+
+    @property
+    def size(self) -> int:
+        """Bytes, at most, before compression."""
+        return self.granted - self.room
+
+    def encode(self, compression: Compression) -> bytearray:
+        """The record batch, made once for all attempts under the same number. Raises as `encode_batch`."""
+        if self.encoded is None:
+            base = self.timestamps[0]
+            producer_id, epoch = self.identity or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+            self.encoded = encode_batch(
+                self.values,
+                base_timestamp=base,
+                timestamp_deltas=[timestamp - base for timestamp in self.timestamps],
+                keys=self.keys,
+                headers=self.headers,
+                compression=compression,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=self.sequence,
+            )
+        return self.encoded
+
+    def failures(self) -> list[FailedRecord]:
+        """The records that failed and are not awaited."""
+        assert self.error is not None
+        awaited = self.awaited or ()
+        return [
+            FailedRecord(
+                self.topic,
+                (None if self.partitions is None else self.partitions[index])
+                if self.partition == UNASSIGNED
+                else self.partition,
+                None if self.keys is None else self.keys[index],
+                self.values[index],
+                self.timestamps[index],
+                (None if self.headers is None else self.headers[index]) or (),
+                self.error,
+            )
+            for index in range(self.count)
+            if index not in awaited
+        ]
+
+    def number_anew(self) -> None:
+        """Forget the number; it is given another when it is taken again."""
+        self.identity = None
+        self.sequence = NO_SEQUENCE
+        self.encoded = None
+
+    def _tell(self) -> None:
+        listeners, self.listeners = self.listeners, None
+        for listener in listeners or ():
+            listener()
+
+    def finish(self, error: MinibrokerError | None) -> None:
+        assert not self.is_done
+        self.is_done = True
+        self.error = error
+        self.encoded = None
+        if error is None:
+            # Whoever holds a Delivery keeps the batch: of its columns only the timestamps are part of a result.
+            self.values = []
+            self.keys = self.headers = None
+        self._tell()
+
+    def forward(self, targets: list[tuple[Batch, int]]) -> None:
+        for index in sorted(self.awaited or ()):
+            target, target_index = targets[index]
+            target.mark_awaited(target_index)
+        self.forwarded = targets
+        self.values, self.timestamps = [], []
+        self.keys = self.headers = self.encoded = self.partitions = None
+        self._tell()
+
+    def mark_awaited(self, index: int) -> None:
+        if self.awaited is None:
+            self.awaited = set()
+        self.awaited.add(index)
+
+
+class PartitionQueue:
+    """The batches of one partition that have no ending yet."""
+
+    __slots__ = (
+        "identity",
+        "in_flight",
+        "next_order",
+        "next_sequence",
+        "open",
+        "partition",
+        "retry_at",
+        "topic",
+        "tried",
+        "waiting",
+    )
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.waiting: deque[Batch] = deque()
+        """In order. The last may be open; those with `attempts` wait for a retry and stand in front."""
+        self.open: Batch | None = None
+        self.in_flight: list[Batch] = []
+        self.next_order = 0
+        self.identity: Identity | None = None
+        """Under which new batches are numbered; None: none yet, or the numbers were lost."""
+        self.next_sequence = 0
+        self.retry_at = 0.0
+        """Nothing is sent before."""
+        self.tried: tuple[int, int] | None = None
+        """Node and epoch of the leader to which the last attempt went: `retry_at` is about him alone."""
+
+    def is_first(self, batch: Batch) -> bool:
+        """Whether every batch before `batch`, which is in neither list, has had its ending."""
+        return all(other.order > batch.order for other in self.in_flight) and (
+            not self.waiting or self.waiting[0].order > batch.order
+        )
+
+    def put_back(self, batches: Sequence[Batch]) -> None:
+        """Into `waiting`, each at the place that its order says."""
+        for batch in batches:
+            index = 0
+            for other in self.waiting:
+                if other.order > batch.order:
+                    break
+                index += 1
+            self.waiting.insert(index, batch)
+
+
+class TopicState:
+    """What the accumulator knows of a topic."""
+
+    __slots__ = (
+        "available",
+        "batch_size",
+        "held",
+        "name",
+        "partition_count",
+        "previous",
+        "queues",
+        "sticky",
+        "sticky_bytes",
+    )
+
+    def __init__(self, name: str, batch_size: int) -> None:
+        self.name = name
+        self.batch_size = batch_size
+        """At most the producer's; less once brokers found its batches too large."""
+        self.partition_count: int | None = None
+        self.available: list[int] = []
+        """Partitions that have a leader, ascending; all of them where none has."""
+        self.queues: dict[int, PartitionQueue] = {}
+        self.held: PartitionQueue = PartitionQueue(name, UNASSIGNED)
+        self.sticky: int | None = None
+        """Where records without a key go now."""
+        self.sticky_bytes = 0
+        self.previous: int | None = None
+        """Where the last record without a key went (round robin)."""
+
+
+class Ready(NamedTuple):
+    queues: list[PartitionQueue]
+    """Whose first batch may be sent now."""
+    next_check_at: float | None
+    """When another may become ready by time alone."""
+
+
+class Accumulator:
+    """See the module. Not thread-safe; every method tells it the time where it matters."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        buffer_memory: int,
+        max_request_size: int,
+        linger_s: float,
+        delivery_timeout_s: float,
+        is_idempotent: bool,
+        partitioner: Partitioner,
+        random: Random,
+    ) -> None:
+        self._batch_size = batch_size
+        self.buffer_memory = buffer_memory
+        self._hard_limit = 2 * buffer_memory
+        self._max_request_size = max_request_size
+        self._linger_s = linger_s
+        self._delivery_timeout_s = delivery_timeout_s
+        self._is_idempotent = is_idempotent
+        self._by_key, self._without_key = partitioner
+        self._random = random
+        self._topics: dict[str, TopicState] = {}
+        self._held: dict[str, None] = {}
+        """Topics with held records."""
+        self._active: dict[PartitionQueue, None] = {}
+        """Queues with batches waiting. Those served move to the end, so that all get their turn."""
+        self._unfinished: dict[int, int] = {}
+        """Batches without an ending, by generation."""
+        self._generation = 0
+        self._flushing_up_to = -1
+        self._failed: list[Batch] = []
+        self._is_closed = False
+        self.used = 0
+        """Bytes granted, and not given back yet: by waiting and travelling records, and by failed ones that were
+        not reported."""
+        self.identity: Identity | None = None
+        """The producer id that partitions are given next; None: the sender is to obtain one."""
+        self.open_batches: dict[str, Batch] = {}
+        """Topic -> the batch that takes a record without key, partition or headers, if it has room: the fast path
+        of `Producer.send` appends to its columns itself."""
+
+    # -- adding --
+
+    def add(
+        self,
+        now: float,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        timestamp_ms: int,
+        headers: Sequence[Header] | None,
+    ) -> tuple[Batch, int]:
+        """Add a record: the batch, and the record's index in it.
+
+        Raises BrokerError for a topic name that is illegal, a record that is too large or a partition that does
+        not exist, and BufferFull.
+        """
+        size = RECORD_OVERHEAD
+        if value is not None:
+            size += len(value)
+        if key is not None:
+            size += len(key)
+        if headers:
+            for name, content in headers:
+                size += HEADER_OVERHEAD + 4 * len(name) + (0 if content is None else len(content))
+        if size > self._max_request_size - BATCH_OVERHEAD:
+            raise BrokerError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a record of {size} bytes for {topic}; max_request_size is {self._max_request_size}",
+            )
+        state = self._topics.get(topic)
+        if state is None:
+            problem = topic_name_problem(topic)
+            if problem is not None:
+                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+            state = self._topics[topic] = TopicState(topic, self._batch_size)
+        if state.partition_count is None:
+            batch = self._fitting(state, state.held, size, now)
+            self._held[topic] = None
+            assert batch.partitions is not None
+            batch.partitions.append(partition)
+        else:
+            batch = self._assigned(state, state.partition_count, key, partition, size, now)
+        return batch, self._append(batch, value, key, timestamp_ms, headers, size)
+
+    def add_with_key(self, topic: str, value: bytes, key: bytes, timestamp_ms: int) -> tuple[Batch, int] | None:
+        """`add`, for the common case alone: the key's partition has an open batch with keys and with room. None: use
+        `add`."""
+        state = self._topics.get(topic)
+        if state is None or state.partition_count is None:
+            return None
+        queue = state.queues.get(self._by_key(key, state.partition_count))
+        if queue is None or (batch := queue.open) is None or batch.keys is None or batch.headers is not None:
+            return None
+        room = batch.room - len(value) - len(key) - RECORD_OVERHEAD
+        if room < 0:
+            return None
+        batch.room = room
+        values = batch.values
+        index = len(values)
+        values.append(value)
+        batch.keys.append(key)
+        batch.timestamps.append(timestamp_ms)
+        return batch, index
+
+    def _assigned(
+        self, state: TopicState, count: int, key: bytes | None, partition: int | None, size: int, now: float
+    ) -> Batch:
+        """The batch for a record of a topic whose partitions are known."""
+        if partition is None:
+            if key is None:
+                return self._without_a_key(state, size, now)
+            partition = self._by_key(key, count)
+        if not 0 <= partition < count:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"partition {partition} of {state.name}, which has partitions 0 to {count - 1}",
+            )
+        return self._fitting(state, self._queue(state, partition), size, now)
+
+    def _without_a_key(self, state: TopicState, size: int, now: float) -> Batch:
+        strategy = self._without_key
+        if strategy is WithoutKey.ROUND_ROBIN:
+            state.previous = choose_round_robin(state.available, state.previous)
+            return self._fitting(state, self._queue(state, state.previous), size, now)
+        sticky = state.sticky
+        if sticky is not None:
+            batch = self._queue(state, sticky).open
+            needs_new = batch is None or batch.size + size > state.batch_size
+            if needs_new and batch is not None:
+                self._close(state, batch)
+            if needs_new and (strategy is WithoutKey.STICKY or state.sticky_bytes >= state.batch_size):
+                sticky = None
+        if sticky is None:
+            if strategy is WithoutKey.STICKY:
+                sticky = choose_sticky(state.available, state.sticky, self._random)
+            else:
+                lengths = [self._queue_length(state, partition) for partition in state.available]
+                sticky = choose_adaptive(state.available, lengths, self._random)
+            state.sticky, state.sticky_bytes = sticky, 0
+        batch = self._fitting(state, self._queue(state, sticky), size, now)
+        if not self._is_closed:
+            self.open_batches[state.name] = batch
+        return batch
+
+    @staticmethod
+    def _queue_length(state: TopicState, partition: int) -> int:
+        queue = state.queues.get(partition)
+        return 0 if queue is None else len(queue.waiting) + len(queue.in_flight)
+
+    @staticmethod
+    def _queue(state: TopicState, partition: int) -> PartitionQueue:
+        queue = state.queues.get(partition)
+        if queue is None:
+            queue = state.queues[partition] = PartitionQueue(state.name, partition)
+        return queue
+
+    def _fitting(self, state: TopicState, queue: PartitionQueue, size: int, now: float) -> Batch:
+        """The queue's open batch with room for `size` bytes: as it is, granted more, or a new one."""
+        batch = queue.open
+        if batch is not None:
+            if batch.room >= size:
+                return batch
+            missing = size - batch.room
+            most = state.batch_size - batch.granted
+            if missing <= most:
+                self._grant(batch, max(missing, min(GRANT, most)))
+                return batch
+            self._close(state, batch)
+        batch = Batch(state.name, queue.partition, (queue.next_order,), now, self._generation)
+        least = size + BATCH_OVERHEAD
+        self._grant(batch, max(least, min(GRANT, state.batch_size)))
+        batch.room -= BATCH_OVERHEAD
+        queue.next_order += 1
+        queue.open = batch
+        queue.waiting.append(batch)
+        self._count(batch, 1)
+        if queue.partition != UNASSIGNED:
+            self._active[queue] = None
+        return batch
+
+    def _grant(self, batch: Batch, size: int) -> None:
+        if self.used + size > self._hard_limit:
+            raise BufferFull(
+                f"{self.used} bytes of records wait to be sent, twice buffer_memory={self.buffer_memory}: "
+                "await producer.drain() after every send, or raise buffer_memory"
+            )
+        self.used += size
+        batch.granted += size
+        batch.room += size
+
+    def _append(
+        self,
+        batch: Batch,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp_ms: int,
+        headers: Sequence[Header] | None,
+        size: int,
+    ) -> int:
+        index = len(batch.values)
+        if batch.keys is not None:
+            batch.keys.append(key)
+        elif key is not None:
+            batch.keys = [None] * index
+            batch.keys.append(key)
+        if batch.headers is not None:
+            batch.headers.append(headers)
+        elif headers:
+            batch.headers = [None] * index
+            batch.headers.append(headers)
+        batch.values.append(value)
+        batch.timestamps.append(timestamp_ms)
+        batch.room -= size
+        if (batch.keys is not None or batch.headers is not None) and self.open_batches.get(batch.topic) is batch:
+            del self.open_batches[batch.topic]  # the fast path knows of neither column
+        return index
+
+    def _close(self, state: TopicState, batch: Batch) -> None:
+        """No record is added any more; what was granted and not used is given back."""
+        batch.is_closed = True
+        batch.count = len(batch.values)
+        self.used -= batch.room
+        batch.granted -= batch.room
+        batch.room = 0
+        if self.open_batches.get(state.name) is batch:
+            del self.open_batches[state.name]
+        queue = state.held if batch.partition == UNASSIGNED else state.queues[batch.partition]
+        queue.open = None
+        if batch.partition == state.sticky:
+            state.sticky_bytes += batch.granted
+
+    def _count(self, batch: Batch, difference: int) -> None:
+        count = self._unfinished.get(batch.generation, 0) + difference
+        if count:
+            self._unfinished[batch.generation] = count
+        else:
+            del self._unfinished[batch.generation]
+
+    # -- topics --
+
+    def held_topics(self) -> list[tuple[str, float]]:
+        """Topics whose partitions somebody must find out, and since when a record has been waiting for that."""
+        return [(name, self._topics[name].held.waiting[0].created_at) for name in self._held]
+
+    def topics(self) -> list[str]:
+        return list(self._topics)
+
+    def topic_is_known(self, topic: str, partition_count: int, available: Sequence[int]) -> None:
+        """The topic has partitions 0 to `partition_count` - 1, of which `available` have a leader.
+
+        Places the records that were held. To be called at every change; the count never shrinks.
+        """
+        state = self._topics.get(topic)
+        if state is None or partition_count == 0:
+            return
+        state.partition_count = max(partition_count, state.partition_count or 0)
+        state.available = sorted(available) or list(range(state.partition_count))
+        if state.sticky is not None and state.sticky not in state.available:
+            state.sticky = None
+            self.open_batches.pop(topic, None)
+        self._held.pop(topic, None)
+        while state.held.waiting:
+            self._place(state, state.held.waiting.popleft())
+
+    def _place(self, state: TopicState, held: Batch) -> None:
+        """Add every record of a held batch anew, in order, within the memory that it has already."""
+        if not held.is_closed:
+            self._close(state, held)
+        assert held.partitions is not None
+        self.used -= held.granted
+        held.granted = 0
+        hard_limit, self._hard_limit = self._hard_limit, 1 << 62  # records that were accepted are never refused
+        generation, self._generation = self._generation, held.generation
+        targets = []
+        try:
+            for index, value in enumerate(held.values):
+                key = None if held.keys is None else held.keys[index]
+                headers = None if held.headers is None else held.headers[index]
+                try:
+                    targets.append(
+                        self.add(
+                            held.created_at,
+                            state.name,
+                            value,
+                            key,
+                            held.partitions[index],
+                            held.timestamps[index],
+                            headers,
+                        )
+                    )
+                except BrokerError as error:  # a partition that does not exist
+                    refused = Batch(state.name, UNASSIGNED, held.order, held.created_at, held.generation)
+                    refused.partitions = [held.partitions[index]]
+                    self._append(refused, value, key, held.timestamps[index], headers, 0)
+                    refused.count = 1
+                    targets.append((refused, 0))
+                    self._count(refused, 1)
+                    self._end(refused, error)
+        finally:
+            self._hard_limit = hard_limit
+            self._generation = generation
+        held.forward(targets)
+        self._count(held, -1)
+
+    def fail_held(self, topic: str, error: MinibrokerError) -> None:
+        """Nobody could say what partitions the topic has: its held records fail."""
+        state = self._topics[topic]
+        self._held.pop(topic, None)
+        while state.held.waiting:
+            batch = state.held.waiting.popleft()
+            if not batch.is_closed:
+                self._close(state, batch)
+            self._end(batch, error)
+
+    def topic_was_recreated(self, topic: str) -> None:
+        """Its partitions are new logs, which know no producer: what was numbered for the old ones is void."""
+        state = self._topics.get(topic)
+        if state is not None:
+            for queue in state.queues.values():
+                self._lose_numbers(queue, queue.identity)
+
+    # -- taking --
+
+    @property
+    def is_over_limit(self) -> bool:
+        return self.used > self.buffer_memory
+
+    def ready(self, now: float) -> Ready:
+        """The partitions whose first batch may be sent now, leaders and connections aside."""
+        queues: list[PartitionQueue] = []
+        next_check_at: float | None = None
+        is_exhausted = self.is_over_limit
+        for queue in self._active:
+            first = queue.waiting[0]
+            if queue.in_flight and (first.attempts > 0 or (self._is_idempotent and queue.identity is None)):
+                continue  # a retry, or the first under a new producer id, must overtake nothing: an answer wakes us
+            if now < queue.retry_at:
+                ready_at = queue.retry_at
+            elif first.is_closed or first.attempts > 0 or is_exhausted or first.generation <= self._flushing_up_to:
+                queues.append(queue)
+                continue
+            elif queue.in_flight:
+                continue  # Nagle's rule
+            else:
+                ready_at = first.created_at + self._linger_s
+                if ready_at <= now:
+                    queues.append(queue)
+                    continue
+            if next_check_at is None or ready_at < next_check_at:
+                next_check_at = ready_at
+        return Ready(queues, next_check_at)
+
+    def backing_off(self, now: float) -> list[PartitionQueue]:
+        """Queues that wait for `retry_at`: the sender ends the wait where there is another leader than `tried`."""
+        return [queue for queue in self._active if queue.retry_at > now]
+
+    def lacks_identity(self, queue: PartitionQueue) -> bool:
+        """Whether the queue's first batch cannot be numbered before the sender has obtained a producer id."""
+        return (
+            self._is_idempotent
+            and self.identity is None
+            and queue.identity is None
+            and queue.waiting[0].identity is None
+        )
+
+    def take(self, queue: PartitionQueue) -> Batch:
+        """The first batch of a ready queue, numbered, to be sent now. It must be given an ending, or put back."""
+        batch = queue.waiting.popleft()
+        if not batch.is_closed:
+            self._close(self._topics[batch.topic], batch)
+        del self._active[queue]
+        if queue.waiting:
+            self._active[queue] = None
+        if self._is_idempotent and batch.identity is None:
+            if queue.identity is None:
+                assert self.identity is not None, "a batch was taken without a producer id"
+                queue.identity = self.identity
+                queue.next_sequence = 0
+            batch.identity = queue.identity
+            batch.sequence = queue.next_sequence
+            queue.next_sequence = (queue.next_sequence + batch.count) & SEQUENCE_MASK
+        batch.attempts += 1
+        queue.in_flight.append(batch)
+        return batch
+
+    # -- endings --
+
+    def queue_of(self, batch: Batch) -> PartitionQueue:
+        return self._topics[batch.topic].queues[batch.partition]
+
+    def judge(self, batch: Batch, code: ErrorCode) -> Verdict:
+        """`judge` for a batch that is in flight, taking note of whether it may be in the log."""
+        if code not in NOT_APPENDED:
+            batch.maybe_appended = True
+        queue = self.queue_of(batch)
+        queue.in_flight.remove(batch)
+        return judge(
+            code,
+            record_count=batch.count,
+            is_first=queue.is_first(batch),
+            maybe_appended=batch.maybe_appended,
+            is_idempotent=self._is_idempotent,
+        )
+
+    def delivered(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
+        """After `judge`: it is in the log."""
+        if batch.is_done:
+            return  # it came too late for whoever waited, but in time for the numbers of those that follow
+        batch.base_offset = base_offset
+        batch.log_append_time_ms = log_append_time_ms
+        self._end(batch, None)
+
+    def retry(self, batch: Batch, retry_at: float) -> None:
+        """After `judge`: send it again, under its number, not before `retry_at`."""
+        queue = self.queue_of(batch)
+        queue.retry_at = retry_at
+        if batch.is_done:
+            self._lose_numbers(queue, batch.identity)
+            return
+        self._put_back(queue, [batch])
+
+    def renumber(self, batch: Batch, retry_at: float) -> None:
+        """After `judge`: send it again, under a new producer id."""
+        queue = self.queue_of(batch)
+        queue.retry_at = retry_at
+        self._lose_numbers(queue, batch.identity)
+        if not batch.is_done:
+            batch.number_anew()
+            self._put_back(queue, [batch])
+
+    def split(self, batch: Batch) -> None:
+        """After `judge`: send it again in two halves, and make smaller batches of this topic from now on."""
+        queue = self.queue_of(batch)
+        if batch.is_done:
+            self._lose_numbers(queue, batch.identity)
+            return
+        state = self._topics[batch.topic]
+        state.batch_size = max(min(state.batch_size, batch.granted // 2), BATCH_OVERHEAD + RECORD_OVERHEAD)
+        middle = batch.count // 2
+        halves = [self._part(batch, 0, middle), self._part(batch, middle, batch.count)]
+        # The grants of the halves add up to the whole's, so the buffer's account does not change.
+        halves[0].granted = batch.granted // 2
+        halves[1].granted = batch.granted - halves[0].granted
+        batch.forward(
+            [(halves[0], index) for index in range(middle)]
+            + [(halves[1], index) for index in range(batch.count - middle)]
+        )
+        for half in halves:
+            self._count(half, 1)
+        self._count(batch, -1)
+        self._put_back(queue, halves)
+
+    @staticmethod
+    def _part(batch: Batch, start: int, end: int) -> Batch:
+        part = Batch(
+            batch.topic, batch.partition, (*batch.order, 0 if start == 0 else 1), batch.created_at, batch.generation
+        )
+        part.values = batch.values[start:end]
+        part.keys = None if batch.keys is None else batch.keys[start:end]
+        part.timestamps = batch.timestamps[start:end]
+        part.headers = None if batch.headers is None else batch.headers[start:end]
+        part.is_closed = True
+        part.count = end - start
+        part.attempts = batch.attempts
+        part.maybe_appended = batch.maybe_appended
+        part.identity = batch.identity
+        if batch.identity is not None:
+            part.sequence = (batch.sequence + start) & SEQUENCE_MASK
+        return part
+
+    def fail(self, batch: Batch, error: MinibrokerError) -> None:
+        """After `judge`: it has failed for good."""
+        self._lose_numbers(self.queue_of(batch), batch.identity)
+        if not batch.is_done:
+            self._end(batch, error)
+
+    def _put_back(self, queue: PartitionQueue, batches: Sequence[Batch]) -> None:
+        queue.put_back(batches)
+        self._active[queue] = None
+
+    def _lose_numbers(self, queue: PartitionQueue, identity: Identity | None) -> None:
+        """The next number under `identity` is not the one that the log expects: go on under another producer id.
+
+        What waits under an old number and is certainly not in the log is numbered anew. What may be in the log
+        keeps its number: if it is there, the broker will say so.
+        """
+        if identity is None or queue.identity != identity:
+            return  # never numbered, or the partition goes on under another one already
+        if self.identity == queue.identity:
+            self.identity = None
+        queue.identity = None
+        for batch in queue.waiting:
+            if not batch.maybe_appended:
+                batch.number_anew()
+
+    def _end(self, batch: Batch, error: MinibrokerError | None) -> None:
+        if error is None or (batch.awaited is not None and len(batch.awaited) == batch.count):
+            self.used -= batch.granted
+            batch.granted = 0
+        else:
+            self._failed.append(batch)
+        self._count(batch, -1)
+        batch.finish(error)
+
+    # -- time and endings by force --
+
+    def next_expiry(self, now: float) -> float:
+        """No batch, present or future, expires before. To be asked again at that time."""
+        oldest = min((batch.created_at for batch in self._without_ending()), default=now)
+        return oldest + self._delivery_timeout_s
+
+    def _without_ending(self) -> Iterator[Batch]:
+        for state in self._topics.values():
+            for queue in (*state.queues.values(), state.held):
+                for batch in (*queue.in_flight, *queue.waiting):
+                    if not batch.is_done:
+                        yield batch
+
+    def expired(self, now: float) -> list[Batch]:
+        """Batches that were not delivered in time. To be given to `expire` one by one."""
+        limit = now - self._delivery_timeout_s
+        return [batch for batch in self._without_ending() if batch.created_at <= limit]
+
+    def expire(self, batch: Batch, error: MinibrokerError) -> None:
+        """Fail a batch of `expired`. One in flight stays there until its answer says what became of its number."""
+        if batch.partition == UNASSIGNED:
+            self.fail_held(batch.topic, error)
+            return
+        queue = self.queue_of(batch)
+        if batch not in queue.in_flight:
+            if not batch.is_closed:
+                self._close(self._topics[batch.topic], batch)
+            queue.waiting.remove(batch)
+            if not queue.waiting:
+                del self._active[queue]
+            self._lose_numbers(queue, batch.identity)
+        self._end(batch, error)
+
+    def fail_all(self, error: MinibrokerError) -> None:
+        """Every record without an ending fails: the producer is closed or broken."""
+        self.open_batches.clear()
+        for name, state in self._topics.items():
+            self.fail_held(name, error)
+            for queue in state.queues.values():
+                for batch in (*queue.in_flight, *queue.waiting):
+                    if not batch.is_closed:
+                        self._close(state, batch)
+                    if not batch.is_done:
+                        self._end(batch, error)
+                queue.in_flight.clear()
+                queue.waiting.clear()
+        self._active.clear()
+
+    # -- flushing and closing --
+
+    def close(self) -> None:
+        """Nobody may use the fast path any more. What is held is still placed, and everything is still sent."""
+        self._is_closed = True
+        self.open_batches.clear()
+
+    def begin_flush(self) -> int:
+        """Everything added so far becomes ready. The number is for `is_flushed`."""
+        self._flushing_up_to = self._generation
+        self._generation += 1
+        return self._flushing_up_to
+
+    def is_flushed(self, flush: int) -> bool:
+        """Whether every record that was added before `begin_flush` has had its ending."""
+        return all(generation > flush for generation in self._unfinished)
+
+    @property
+    def has_unreported_failures(self) -> bool:
+        return bool(self._failed)
+
+    def take_failures(self) -> list[FailedRecord]:
+        """The records that failed, are not awaited, and were not returned before. Gives their memory back."""
+        failures: list[FailedRecord] = []
+        for batch in self._failed:
+            failures += batch.failures()
+            self.used -= batch.granted
+            batch.granted = 0
+        self._failed.clear()
+        return failures

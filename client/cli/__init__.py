@@ -1,0 +1,1 @@
+"""The client's commands: topics, produce, consume, bench."""

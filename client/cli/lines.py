@@ -1,0 +1,58 @@
+"""Lines from a file or standard input, as they come, without blocking the event loop.
+
+Pipes and terminals are waited for with the loop's own reader and then read once, which cannot block. They are not
+made non-blocking: that would be a property of the terminal, and standard output may be the same one. Regular files
+are always readable, and cannot be waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator
+
+from protocol.errors import MinibrokerError
+
+_CHUNK_BYTES = 256 * 1024
+MAX_LINE_BYTES = 16 * 1024 * 1024
+
+
+async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
+    """Lists of whole lines without their newline, until the end; the last line may lack one.
+
+    Raises MinibrokerError for a line longer than MAX_LINE_BYTES.
+    """
+    rest = b""
+    number = 0
+    must_wait = not _is_always_readable(descriptor)
+    while True:
+        if must_wait:
+            await _readable(descriptor)
+        data = os.read(descriptor, _CHUNK_BYTES)
+        if not data:
+            break
+        lines = (rest + data).split(b"\n")
+        rest = lines.pop()
+        number += len(lines)
+        if len(rest) > MAX_LINE_BYTES:
+            raise MinibrokerError(f"line {number + 1} is longer than {MAX_LINE_BYTES} bytes: no broker takes that")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def _is_always_readable(descriptor: int) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor))
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,0 +1,181 @@
+"""What every command shares: options, how data and errors are printed, exit codes.
+
+Data goes to stdout, all else to stderr; progress only where stderr is a terminal. An error is one line that begins
+with `error:`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+import uvloop
+
+from client.errors import DeliveryFailed, InvalidSetting, TopicErrors
+from protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from protocol.rpc import RequestTimedOut
+
+T = TypeVar("T")
+
+FAILURE = 1
+USAGE = 2
+TIMED_OUT = 3
+UNHEALTHY = 4
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+# Typer has had Click inside itself since 0.20 or so, and depended on it before; this finds the class in both.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+_ClickException: type[Exception] = _UsageError.__bases__[0]
+
+
+class UsageError(MinibrokerError, ValueError):
+    """What was typed makes no sense, whatever the cluster looks like. The text says what is expected."""
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+BootstrapOption = Annotated[
+    str | None,
+    typer.Option("--bootstrap", metavar="HOST:PORT,...", help="Brokers to ask first. Default: those of --data."),
+]
+DataOption = Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory of the local cluster.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How data is printed.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before destroying.")]
+
+DEFAULT_DATA = Path(".minibroker")
+
+
+class _ClusterFile(msgspec.Struct):
+    bootstrap: str
+
+
+def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
+    """`--bootstrap`, else the brokers of the local cluster. Raises MinibrokerError with the remedy."""
+    if bootstrap is not None:
+        return bootstrap
+    path = data / "cluster.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_ClusterFile).bootstrap
+    except (FileNotFoundError, NotADirectoryError):
+        raise MinibrokerError(
+            f"no cluster given, and there is no {path}: run `minibroker up`, or name brokers with --bootstrap HOST:PORT"
+        ) from None
+    except msgspec.MsgspecError as error:
+        raise MinibrokerError(f"{path} is damaged ({error}): remove it, or use --bootstrap HOST:PORT") from error
+
+
+def run(command: Coroutine[Any, Any, T]) -> T:
+    """Run an asynchronous command to its end."""
+    return uvloop.run(command)
+
+
+def print_json(value: object) -> None:
+    """One line of JSON on stdout."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Aligned columns on stdout, never cut off: they may be read by a program after all."""
+    texts = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(header))]
+    bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for number, row in enumerate(texts):
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        sys.stdout.write(f"\x1b[1m{line}\x1b[0m\n" if bold and number == 0 else f"{line}\n")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ",".join(str(item) for item in value) or "-"
+    return str(value)
+
+
+def note(text: str) -> None:
+    """Something for a person who watches: on stderr, if that is a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(text + "\n")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, unless `yes`. Raises MinibrokerError where the answer is no, or where there is nobody to ask."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise MinibrokerError(f"{question} Nobody can be asked here, so nothing was done: repeat with --yes")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise MinibrokerError("nothing was done, as you said")
+
+
+def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
+    """Run a command line and return its exit code. Whatever goes wrong for a user is one line on stderr."""
+    try:
+        code = app(args=arguments, prog_name="minibroker", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`minibroker consume ... | head`). What is still buffered goes
+        # nowhere, or the interpreter would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except typer.Abort:
+        return FAILURE
+    except (MinibrokerError, OSError, _ClickException) as error:
+        code, text = explain(error)
+        if text:
+            sys.stderr.write(text + "\n")
+    return code if isinstance(code, int) else 0
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """The exit code of an error, and the line that says it; no line where the help was printed instead."""
+    if isinstance(error, _ClickException):
+        return USAGE, _one_line(_click_text(error))
+    if isinstance(error, OSError) and not isinstance(error, MinibrokerError | TimeoutError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return FAILURE, f"error: {_one_line(f'{where}{error.strerror or error}')}"
+    return _exit_code(error), f"error: {_one_line(str(error))}"
+
+
+def _exit_code(error: Exception) -> int:
+    match error:
+        case UsageError() | InvalidSetting():
+            return USAGE
+        case TimeoutError() | RequestTimedOut() | BrokerError(code=ErrorCode.REQUEST_TIMED_OUT):
+            return TIMED_OUT
+        case DeliveryFailed(failures=failures):
+            parts = {_exit_code(failure.error) for failure in failures}
+        case TopicErrors(errors=errors):
+            parts = {_exit_code(one) for one in errors.values()}
+        case _:
+            return FAILURE
+    return TIMED_OUT if parts == {TIMED_OUT} else FAILURE
+
+
+def _click_text(error: Any) -> str:
+    text: str = error.format_message()
+    if not text:
+        return ""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "minibroker"
+    return f"error: {text.rstrip('.')}: see `{path} --help`"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,103 @@
+"""How `consume` prints a record: `json`, `value`, or a format string with kcat's tokens."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from client.cli.output import UsageError
+
+_TOKENS = "%t topic, %p partition, %o offset, %k key, %s value, %T timestamp in ms, %% a percent sign"
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_PIECE = re.compile(r"%(.?)|\\(x[0-9a-fA-F]{2}|.?)|([^%\\]+)", re.DOTALL)
+
+
+class PrintedRecord(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+Formatter = Callable[[PrintedRecord], bytes]
+"""What is written for a record, its end of line included."""
+
+
+def formatter(output: str) -> Formatter:
+    """Raises UsageError where `output` is neither `json` nor `value` nor a format with at least one token."""
+    if output == "json":
+        return _as_json
+    if output == "value":
+        return lambda record: (record.value or b"") + b"\n"
+    if "%" not in output:
+        raise UsageError(f"--output {output!r} is neither json nor value nor a format with tokens ({_TOKENS})")
+    pieces = _compiled(output)
+    return lambda record: b"".join(piece if isinstance(piece, bytes) else piece(record) for piece in pieces)
+
+
+def unescape(text: str) -> bytes:
+    r"""`\n`, `\t`, `\r`, `\0`, `\\` and `\xNN` as the bytes they mean; a percent sign is itself."""
+    return b"".join(piece for piece in _compiled(text.replace("%", "%%")) if isinstance(piece, bytes))
+
+
+def _compiled(text: str) -> list[bytes | Formatter]:
+    pieces: list[bytes | Formatter] = []
+    for match in _PIECE.finditer(text):
+        token, escape, literal = match.groups()
+        if literal is not None:
+            pieces.append(os.fsencode(literal))
+        elif token == "%":
+            pieces.append(b"%")
+        elif token is not None:
+            if token not in _FIELDS:
+                raise UsageError(f"%{token} in {text!r} is no token: use {_TOKENS}")
+            pieces.append(_FIELDS[token])
+        elif escape.startswith("x") and len(escape) == 3:
+            pieces.append(bytes([int(escape[1:], 16)]))
+        elif escape in _ESCAPES:
+            pieces.append(_ESCAPES[escape])
+        else:
+            raise UsageError(rf"\{escape} in {text!r} is no escape: use \n \t \r \0 \\ or \xNN")
+    return pieces
+
+
+_FIELDS: dict[str, Formatter] = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "k": lambda record: record.key or b"",
+    "s": lambda record: record.value or b"",
+    "T": lambda record: b"%d" % record.timestamp_ms,
+}
+
+
+def _as_json(record: PrintedRecord) -> bytes:
+    fields: dict[str, object] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        **_text_or_base64("key", record.key),
+        **_text_or_base64("value", record.value),
+    }
+    if record.headers:
+        fields["headers"] = [{"name": name, **_text_or_base64("value", value)} for name, value in record.headers]
+    return msgspec.json.encode(fields) + b"\n"
+
+
+def _text_or_base64(name: str, data: bytes | None) -> dict[str, object]:
+    """Text as it is; what is no UTF-8 under a name of its own, so that nothing is lost or taken for the other."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: str(data, "utf-8")}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}

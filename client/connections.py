@@ -1,0 +1,153 @@
+"""The connections of one client: one for each broker and purpose, opened in the background.
+
+Brokers handle the requests of a connection in order, so a fetch that waits for records must not stand in front of
+a produce request: each purpose has a connection of its own. An attempt that failed is not repeated before a
+back-off has passed (exponential from `backoff_s` to 1 s, with jitter).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from random import Random
+
+from client.settings import Address
+from client.tasks import BackgroundTasks
+from protocol.errors import NetworkError
+from protocol.rpc import Connection, open_connection
+from protocol.world import World
+
+CONNECT_TIMEOUT_S = 10.0
+"""Kafka's socket.connection.setup.timeout.ms."""
+
+MAX_BACKOFF_S = 1.0
+
+
+class Purpose(Enum):
+    PRODUCE = "produce"
+    FETCH = "fetch"
+    REQUESTS = "requests"
+    """Metadata and everything else that is answered at once."""
+
+
+def exponential_backoff_s(failures: int, first_s: float, random: Random) -> float:
+    """The wait after that many failures in a row: doubling up to MAX_BACKOFF_S, give or take a fifth (KIP-580)."""
+    return min(MAX_BACKOFF_S, first_s * 2.0 ** min(failures - 1, 20)) * random.uniform(0.8, 1.2)
+
+
+class _Slot:
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.attempt: asyncio.Task[None] | None = None
+        self.failures = 0
+        self.retry_at = 0.0
+        self.error: NetworkError | None = None
+
+
+class Connections:
+    """See the module. `listeners` are called when a connection opened, failed to open or was lost."""
+
+    def __init__(self, world: World, tasks: BackgroundTasks, *, client_id: str, backoff_s: float) -> None:
+        self._world = world
+        self._tasks = tasks
+        self._client_id = client_id
+        self._backoff_s = backoff_s
+        self._slots: dict[tuple[Address, Purpose], _Slot] = {}
+        self.listeners: list[Callable[[], None]] = []
+
+    def get(self, address: Address, purpose: Purpose) -> Connection | None:
+        """The open connection; or None, and then one is being opened as soon as its back-off allows: a listener
+        will hear of it, or the caller asks again at `retry_at`."""
+        slot = self._slot(address, purpose)
+        if slot.connection is not None:
+            return None if slot.connection.closed else slot.connection
+        if slot.attempt is None and self._world.clock.monotonic() >= slot.retry_at:
+            self._attempt(address, purpose, slot)
+        return None
+
+    def retry_at(self, address: Address, purpose: Purpose) -> float | None:
+        """When the next attempt to connect may begin; None: there is one, or a connection."""
+        slot = self._slot(address, purpose)
+        return slot.retry_at if slot.connection is None and slot.attempt is None else None
+
+    def error(self, address: Address, purpose: Purpose) -> NetworkError | None:
+        """Why the last attempt to connect failed; None since one succeeded."""
+        return self._slot(address, purpose).error
+
+    async def open(self, address: Address, purpose: Purpose) -> Connection:
+        """The open connection, waiting for an attempt. Raises NetworkError; during a back-off, the last one."""
+        slot = self._slot(address, purpose)
+        if slot.connection is not None and slot.connection.closed:
+            slot.connection = None
+        if slot.connection is None:
+            if slot.attempt is None:
+                if slot.error is not None and self._world.clock.monotonic() < slot.retry_at:
+                    raise slot.error.with_traceback(None)
+                self._attempt(address, purpose, slot)
+            assert slot.attempt is not None
+            await asyncio.wait([slot.attempt])
+        if slot.connection is None:
+            raise (slot.error or NetworkError(f"connecting to {address}: the client is closing")).with_traceback(None)
+        return slot.connection
+
+    def in_flight(self, address: Address) -> int:
+        """Requests to the broker that wait for an answer, over all purposes."""
+        return sum(
+            slot.connection.in_flight
+            for purpose in Purpose
+            if (slot := self._slots.get((address, purpose))) is not None and slot.connection is not None
+        )
+
+    async def close(self) -> None:
+        """Close all. The attempts are BackgroundTasks, which their owner ends."""
+        for slot in self._slots.values():
+            if slot.connection is not None:
+                connection = slot.connection
+                connection.close("the client is closing")
+                await connection.wait_closed()
+
+    def _slot(self, address: Address, purpose: Purpose) -> _Slot:
+        slot = self._slots.get((address, purpose))
+        if slot is None:
+            slot = self._slots[address, purpose] = _Slot()
+        return slot
+
+    def _attempt(self, address: Address, purpose: Purpose, slot: _Slot) -> None:
+        slot.attempt = self._tasks.start(self._connect(address, slot), f"connect to {address} for {purpose.value}")
+
+    async def _connect(self, address: Address, slot: _Slot) -> None:
+        try:
+            connection = await open_connection(
+                self._world.network,
+                address.host,
+                address.port,
+                client_id=self._client_id,
+                timeout_s=CONNECT_TIMEOUT_S,
+            )
+        except (NetworkError, ValueError, OverflowError) as error:
+            # ValueError, OverflowError: a host or port out of metadata that can be no address
+            slot.failures += 1
+            slot.error = error if isinstance(error, NetworkError) else NetworkError(f"connecting to {address}: {error}")
+            pause_s = exponential_backoff_s(slot.failures, self._backoff_s, self._world.random)
+            slot.retry_at = self._world.clock.monotonic() + pause_s
+        else:
+            slot.failures = 0
+            slot.error = None
+            slot.connection = connection
+
+            def lost(lost_connection: Connection) -> None:
+                if slot.connection is lost_connection:
+                    slot.connection = None
+                    self._notify()
+
+            connection.on_lost(lost)
+            if connection.closed:  # before anybody could listen
+                slot.connection = None
+        finally:
+            slot.attempt = None
+        self._notify()
+
+    def _notify(self) -> None:
+        for listener in self.listeners:
+            listener()

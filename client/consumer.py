@@ -1,0 +1,391 @@
+"""The consumer: records and batches as async iterators over what the fetcher brings."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
+from types import TracebackType
+from typing import Literal
+
+from client.cluster import Cluster
+from client.errors import ClientCrashed, Closed, CorruptBatch, InvalidSetting
+from client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, FetchedBatch, Fetcher, PartitionState
+from client.offsets import OffsetAndTimestamp, list_offsets
+from client.records import ConsumerBatch, Record
+from client.settings import check_choice, check_integer, check_ms
+from protocol import messages as m
+from protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
+from protocol.model import TopicPartition, topic_name_problem
+from protocol.records import CorruptRecord, decode_batch
+from protocol.world import World
+
+
+class Consumer:
+    """Reads records. Use it as `async with Consumer("host:9092", topics=["orders"]) as consumer`, or call `start`
+    and `close`; then `async for record in consumer`, or, several times as fast, `async for batch in
+    consumer.batches()`. Both end never: leave the loop, or bound it with `asyncio.timeout`. An iteration that was
+    cancelled or left goes on where it was, with the same iterator or with another.
+
+    Guarantees: each record of a partition once and in order, from its first position on. Nothing above the high
+    watermark is read. Every batch's checksum is checked.
+
+    Settings have Kafka's names and meaning; times are in milliseconds, sizes in bytes:
+
+    - `topics`: all of their partitions, those that are added later included; or `partitions`: just those.
+    - `auto_offset_reset`: where to begin, and to go on where the position is not in the log any more: "earliest" (the
+      default here, so that nothing is missed; Kafka's is "latest"), "latest", or "none", which raises.
+    - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so much, or so long. `fetch_max_bytes`,
+      `max_partition_fetch_bytes`: of one answer (but always at least one batch).
+    - `default_api_timeout_ms`: for `start`, `position` and the offset look-ups.
+
+    Constructor: raises InvalidSetting. For one event loop, and not thread-safe.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        topics: Sequence[str] | None = None,
+        partitions: Sequence[TopicPartition] | None = None,
+        auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest",
+        client_id: str = "minibroker-consumer",
+        fetch_min_bytes: int = 1,
+        fetch_max_wait_ms: float = 500,
+        fetch_max_bytes: int = 50 * 1024 * 1024,
+        max_partition_fetch_bytes: int = 1024 * 1024,
+        request_timeout_ms: float = 30_000,
+        default_api_timeout_ms: float = 60_000,
+        retry_backoff_ms: float = 100,
+        metadata_max_age_ms: float = 300_000,
+        world: World | None = None,
+    ) -> None:
+        if (topics is None) == (partitions is None):
+            raise InvalidSetting("topics", topics, 'give either topics=["name"] or partitions=[TopicPartition(...)]')
+        self._topics = _checked_topics(topics or ())
+        self._partitions = _checked_partitions(partitions or ())
+        check_choice("auto_offset_reset", auto_offset_reset, ["earliest", "latest", "none"])
+        check_integer("fetch_min_bytes", fetch_min_bytes, 0, 1 << 30)
+        check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
+        check_integer("max_partition_fetch_bytes", max_partition_fetch_bytes, 1, 128 * 1024 * 1024)
+        self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
+        self._cluster = Cluster(
+            bootstrap,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+            metadata_max_age_ms=metadata_max_age_ms,
+            world=world,
+            on_crash=self._crashed,
+        )
+        self._fetcher = Fetcher(
+            self._cluster,
+            auto_offset_reset=auto_offset_reset,
+            fetch_min_bytes=fetch_min_bytes,
+            fetch_max_wait_s=check_ms("fetch_max_wait_ms", fetch_max_wait_ms),
+            fetch_max_bytes=fetch_max_bytes,
+            max_partition_fetch_bytes=max_partition_fetch_bytes,
+        )
+        self._state = "not started"
+        self._crash: BaseException | None = None
+        self._batch: ConsumerBatch | None = None
+        """The batch that is being handed out by records, in partition `_current`."""
+        self._records: Iterator[Record] = iter(())
+        self._current: PartitionState | None = None
+
+    async def start(self) -> None:
+        """Reach a broker and find the topics' partitions.
+
+        Raises NetworkError where no broker answers within 5 s, and BrokerError for a topic or partition that does not
+        exist, after 10 s (it might be about to be created) or `default_api_timeout_ms`, whichever is less.
+        """
+        if self._state != "not started":
+            raise Closed(f"the consumer was started before and is {self._state}; make a new one")
+        self._state = "starting"
+        try:
+            for topic in (*self._topics, *(partition.topic for partition in self._partitions)):
+                self._cluster.metadata.want(topic)
+            await self._cluster.start()
+            await self._find_topics()
+        except BaseException:
+            self._state = "closed"
+            await self._cluster.close()
+            raise
+        self._fetcher.assign_topics(self._topics)
+        self._fetcher.assign_partitions(self._partitions)
+        self._fetcher.adopt_topics()
+        self._state = "running"
+        self._cluster.tasks.start(self._fetcher.run(), "fetcher")
+
+    async def _find_topics(self) -> None:
+        patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s)
+        deadline = self._cluster.clock.monotonic() + patience_s
+        metadata = self._cluster.metadata
+        while (problem := self._missing()) is not None:
+            if not ERRORS[problem.code].retriable or self._cluster.clock.monotonic() >= deadline:
+                raise problem
+            try:
+                async with asyncio.timeout(max(0.0, deadline - self._cluster.clock.monotonic())):
+                    await metadata.refreshed()
+            except TimeoutError:
+                continue
+
+    def _missing(self) -> BrokerError | None:
+        picture = self._cluster.metadata.picture
+        for topic in self._topics:
+            if topic not in picture.topics:
+                return BrokerError(picture.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
+        for partition in self._partitions:
+            info = picture.topics.get(partition.topic)
+            if info is None or partition.partition not in info.partitions:
+                return BrokerError(
+                    picture.errors.get(partition.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), str(partition)
+                )
+        return None
+
+    async def __aenter__(self) -> Consumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all tasks and connections. Iterations that wait raise Closed. Again: does nothing."""
+        if self._state != "closed":
+            self._state = "closed"
+            self._fetcher.pulse.notify()
+            await self._cluster.close()
+
+    # -- reading --
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self
+
+    async def __anext__(self) -> Record:
+        """The next record.
+
+        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION where
+        the topic is gone, OFFSET_OUT_OF_RANGE with auto_offset_reset="none", or what no retry mends. Iterating on
+        after an error tries again.
+        """
+        while True:
+            for record in self._records:
+                self._current.position = record.offset + 1  # type: ignore[union-attr]
+                return record
+            self._end_batch()
+            state, batch = await self._next_batch()
+            self._current, self._batch, self._records = state, batch, iter(batch.records())
+
+    def batches(self) -> AsyncIterator[ConsumerBatch]:
+        """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
+        return _Batches(self)
+
+    async def _whole_batch(self) -> ConsumerBatch:
+        rest, batch = length_hint(self._records), self._batch
+        state = self._current
+        self._end_batch()
+        if batch is not None and rest:
+            batch = batch.since(len(batch) - rest)
+        else:
+            state, batch = await self._next_batch()
+        assert state is not None
+        state.position = batch.next_offset
+        return batch
+
+    def _end_batch(self) -> None:
+        """The records handed out last are consumed, and with them what the batch holds beside records."""
+        if self._current is not None and self._batch is not None:
+            self._current.position = self._batch.next_offset
+        self._drop_batch()
+
+    def _drop_batch(self) -> None:
+        self._current = self._batch = None
+        for _ in self._records:  # an iteration under way must not go on with them
+            pass
+
+    async def _next_batch(self) -> tuple[PartitionState, ConsumerBatch]:
+        """The next batch with records. The position of its partition is left to the caller."""
+        while True:
+            if self._state != "running":
+                raise self._not_running()
+            fetched = self._fetcher.take()
+            if fetched is None:
+                await self._fetcher.pulse.wait()
+                continue
+            batch = self._decoded(fetched)
+            if len(batch):
+                return fetched.state, batch
+            fetched.state.position = batch.next_offset
+
+    def _decoded(self, fetched: FetchedBatch) -> ConsumerBatch:
+        """The records of a batch that are at or after the position."""
+        state, header = fetched.state, fetched.header
+        topic, partition = state.partition
+        if header.is_control:
+            return ConsumerBatch(topic, partition, (), (), None, (), None, header.next_offset)
+        try:
+            decoded = decode_batch(fetched.buffer, header, fetched.start)
+        except CorruptRecord as error:
+            self._fetcher.move(state, state.position)
+            raise CorruptBatch(
+                f"{state.partition} at offsets {header.base_offset} to {header.last_offset}: {error}. "
+                f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
+            ) from error
+        batch = ConsumerBatch(
+            topic,
+            partition,
+            decoded.offsets,
+            decoded.timestamps,
+            decoded.keys,
+            decoded.values,
+            decoded.headers,
+            header.next_offset,
+        )
+        position = state.position
+        assert position is not None
+        if header.base_offset < position:  # brokers return whole batches
+            return batch.since(bisect_left(decoded.offsets, position))
+        return batch
+
+    # -- positions --
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are read, sorted."""
+        return sorted(self._fetcher.states)
+
+    async def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record of a partition. Raises TimeoutError where it cannot be looked up in time."""
+        state = self._state_of(partition)
+        async with asyncio.timeout(self._api_timeout_s):
+            while state.position is None:
+                if state.error is not None:
+                    raise state.error.with_traceback(None)
+                await self._fetcher.pulse.wait()
+                self._state_of(partition)
+        return state.position
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Go on at `offset`. Where it is not in the log, `auto_offset_reset` decides once it is read."""
+        self._move([partition], check_integer("offset", offset, 0, (1 << 62)))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on at the first record in the log; without arguments, in all partitions."""
+        self._move(partitions, None, m.EARLIEST_TIMESTAMP)
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on at the first record that comes after those readable when this is carried out, which is soon: await
+        `position` to know. Without arguments, in all partitions."""
+        self._move(partitions, None, m.LATEST_TIMESTAMP)
+
+    def _move(self, partitions: Iterable[TopicPartition], position: int | None, reset: int | None = None) -> None:
+        states = [self._state_of(partition) for partition in partitions] or list(self._fetcher.states.values())
+        for state in states:
+            if state is self._current:
+                self._drop_batch()
+            self._fetcher.move(state, position, reset)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Return no records of these partitions until `resume`."""
+        for state in [self._state_of(partition) for partition in partitions]:
+            state.is_paused = True
+            if state is self._current:
+                self._drop_batch()
+                self._fetcher.move(state, state.position)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Undo `pause`."""
+        for state in [self._state_of(partition) for partition in partitions]:
+            state.is_paused = False
+        self._fetcher.wake()
+        self._fetcher.pulse.notify()
+
+    def paused(self) -> list[TopicPartition]:
+        """The partitions that are paused, sorted."""
+        return sorted(partition for partition, state in self._fetcher.states.items() if state.is_paused)
+
+    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
+        return await self._offsets(partitions, m.EARLIEST_TIMESTAMP)
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The high watermark of each partition: the offset after the last that can be read. Raises BrokerError,
+        NetworkError."""
+        return await self._offsets(partitions, m.LATEST_TIMESTAMP)
+
+    async def _offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+        self._check_running()
+        found = await list_offsets(self._cluster, dict.fromkeys(partitions, timestamp), self._api_timeout_s)
+        return {partition: 0 if result is None else result.offset for partition, result in found.items()}
+
+    async def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a time, for each partition; None where there is none. Raises BrokerError,
+        NetworkError."""
+        self._check_running()
+        for timestamp_ms in timestamps_ms.values():
+            check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62)
+        return await list_offsets(self._cluster, timestamps_ms, self._api_timeout_s)
+
+    def _state_of(self, partition: TopicPartition) -> PartitionState:
+        self._check_running()
+        state = self._fetcher.states.get(partition)
+        if state is None:
+            raise InvalidSetting(
+                "partition", partition, "it is not assigned to this consumer; see topics= and partitions="
+            )
+        return state
+
+    def _check_running(self) -> None:
+        if self._state != "running":
+            raise self._not_running()
+
+    def _crashed(self, error: BaseException) -> None:
+        if self._crash is None:
+            self._crash = error
+            self._state = "crashed"
+            self._fetcher.pulse.notify()
+
+    def _not_running(self) -> MinibrokerError:
+        if self._crash is not None:
+            crashed = ClientCrashed(f"the consumer stopped because of a bug: {self._crash!r}. Please report it")
+            crashed.__cause__ = self._crash
+            return crashed
+        return Closed(f"the consumer is {self._state}: use it within `async with Consumer(...)`")
+
+
+class _Batches:
+    """A class, and not an async generator: that would be over once an `anext` of it was cancelled."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def __aiter__(self) -> _Batches:
+        return self
+
+    async def __anext__(self) -> ConsumerBatch:
+        return await self._consumer._whole_batch()
+
+
+def _checked_topics(topics: Sequence[str]) -> list[str]:
+    if isinstance(topics, str):
+        raise InvalidSetting("topics", topics, f"give a list: topics=[{topics!r}]")
+    for topic in topics:
+        problem = topic_name_problem(topic)
+        if problem is not None:
+            raise InvalidSetting("topics", topic, problem)
+    return list(dict.fromkeys(topics))
+
+
+def _checked_partitions(partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+    checked = []
+    for partition in partitions:
+        if not isinstance(partition, tuple) or len(partition) != 2 or type(partition[1]) is not int:
+            raise InvalidSetting("partitions", partition, 'give TopicPartition("topic", 0)')
+        _checked_topics([partition[0]])
+        checked.append(TopicPartition(*partition))
+    return list(dict.fromkeys(checked))

@@ -1,0 +1,90 @@
+"""What the client library raises beside a broker's own answers (`protocol.errors.BrokerError`, `NetworkError`).
+
+All of it derives from MinibrokerError, so `except MinibrokerError` is complete. Every text names the value, the
+rule and what to do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from protocol.errors import MinibrokerError
+
+
+class InvalidSetting(MinibrokerError, ValueError):
+    """A setting has a value that it cannot have. Raised by constructors, before anything is started."""
+
+    def __init__(self, name: str, value: object, rule: str) -> None:
+        super().__init__(f"{name}={value!r}: {rule}")
+        self.name = name
+        self.value = value
+
+
+class Closed(MinibrokerError, RuntimeError):
+    """The producer, consumer or admin was closed, or not started yet."""
+
+
+class ClientCrashed(MinibrokerError, RuntimeError):
+    """A background task of the client met a bug. Nothing is sent or fetched any more; the cause is chained."""
+
+
+class BufferFull(MinibrokerError):
+    """`send` was called faster than brokers take records, and `drain` was not awaited in between."""
+
+
+class DeliveryTimedOut(MinibrokerError, TimeoutError):
+    """A record was not acknowledged within `delivery_timeout_ms`. It may be in the log all the same."""
+
+
+class FailedRecord(NamedTuple):
+    """A record that is not known to be in the log, and why."""
+
+    topic: str
+    partition: int | None
+    """None where no partition had been chosen yet."""
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: Sequence[tuple[str, bytes | None]]
+    error: MinibrokerError
+
+
+class DeliveryFailed(MinibrokerError):
+    """Records failed and nobody awaited their Delivery. `failures` holds all of them, in no global order, but in
+    the order of their `send` within each partition."""
+
+    def __init__(self, failures: Sequence[FailedRecord]) -> None:
+        self.failures = tuple(failures)
+        reasons = Counter((failure.topic, failure.partition, str(failure.error)) for failure in failures)
+        lines = [
+            f"{count} of {topic if partition is None else f'{topic}-{partition}'}: {reason}"
+            for (topic, partition, reason), count in reasons.most_common(5)
+        ]
+        if len(reasons) > len(lines):
+            lines.append(f"and {len(reasons) - len(lines)} other reasons")
+        super().__init__(f"{len(failures)} records were not delivered (see .failures). " + "; ".join(lines))
+
+    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[tuple[FailedRecord, ...]]]:
+        return type(self), (self.failures,)
+
+
+class TopicErrors(MinibrokerError):
+    """Some topics of a request failed. `errors` has one entry for each, by name; the other topics succeeded."""
+
+    def __init__(self, errors: dict[str, MinibrokerError]) -> None:
+        self.errors = errors
+        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+
+    def __reduce__(self) -> tuple[type[TopicErrors], tuple[dict[str, MinibrokerError]]]:
+        return type(self), (self.errors,)
+
+
+class CorruptBatch(MinibrokerError):
+    """A batch arrived damaged. Iterating again fetches it again; `seek` past it skips it."""
+
+
+class LogTruncated(MinibrokerError):
+    """Records that this consumer had read are no longer in the log (after an unclean election), and
+    `auto_offset_reset="none"` leaves it to the caller where to go on: `seek`."""

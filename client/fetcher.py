@@ -1,0 +1,489 @@
+"""The task that fetches ahead of the consumer: Kafka's Fetcher. It works in steps, like the sender.
+
+Each leader has one fetch outstanding, for all of its partitions. The next one is sent while what the last one
+brought is being consumed: as soon as every partition of that leader has no more than half of
+`max_partition_fetch_bytes` left. (It must be all of them: a fetch for the others alone could wait at the broker for
+`fetch_max_wait_ms`, and the partition that has data with it.) Only partitions that the outstanding fetch does not
+speak of, because of a `seek`, a `resume` or a new leader, get one of their own before.
+
+Batches are cut by their headers when they arrive, which tells where to fetch next, and decoded when they are
+consumed: what is dropped by a seek costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from client.cluster import Cluster
+from client.connections import Purpose
+from client.errors import CorruptBatch, LogTruncated
+from client.metadata import Leader
+from client.offsets import CONSUMER, READ_UNCOMMITTED, OffsetAndTimestamp, find_offsets
+from client.tasks import Pulse, Waker
+from protocol import messages as m
+from protocol.apis import FETCH
+from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from protocol.model import NO_EPOCH, TopicPartition
+from protocol.records import BatchHeader, CorruptRecord, iterate_batches
+from protocol.rpc import Connection
+
+OVERDUE_S = 1.0
+MAX_OUTSTANDING = 3
+LOOK_UP_TIMEOUT_S = 1.0
+UNKNOWN_TOPIC_PATIENCE_S = 10.0
+"""How long a consumer waits for a topic that brokers say does not exist, before it says so."""
+
+RESETS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP}
+
+
+class FetchedBatch(NamedTuple):
+    """A batch as it arrived: `buffer[start:end]`."""
+
+    state: PartitionState
+    header: BatchHeader
+    buffer: memoryview
+    start: int
+    end: int
+
+
+class PartitionState:
+    """Where the consumer is in one partition, and what was fetched ahead."""
+
+    def __init__(self, partition: TopicPartition, reset: int) -> None:
+        self.partition = partition
+        self.position: int | None = None
+        """The offset of the next record for the user; None: to be looked up."""
+        self.reset = reset
+        """The timestamp by which a position of None is looked up."""
+        self.fetch_offset = 0
+        """The offset after what was fetched; `position` once that is consumed."""
+        self.last_epoch = NO_EPOCH
+        """The leader epoch of the batch before `fetch_offset`."""
+        self.generation = 0
+        """Grows when the position is moved: answers to older requests are dropped."""
+        self.is_paused = False
+        self.fetched: deque[FetchedBatch] = deque()
+        self.fetched_bytes = 0
+        self.outstanding_generation = -1
+        """That of the request that is out for this partition; -1: none is."""
+        self.retry_at = 0.0
+        self.tried: Leader | None = None
+        self.error: MinibrokerError | None = None
+        """To be raised to the user once what was fetched before is consumed; nothing is fetched before that."""
+
+    def move(self, position: int | None, reset: int | None = None) -> None:
+        """Go on at `position`; None: at what `reset` finds."""
+        self.position = position
+        if reset is not None:
+            self.reset = reset
+        if position is not None:
+            self.fetch_offset = position
+        self.last_epoch = NO_EPOCH
+        self.generation += 1
+        self.fetched.clear()
+        self.fetched_bytes = 0
+        self.error = None
+        self.retry_at = 0.0
+
+
+class _Request(NamedTuple):
+    node_id: int
+    connection: Connection
+    asked: list[tuple[PartitionState, int, int, Leader]]
+    """(partition, generation, offset, leader)"""
+    sent_at: float
+
+
+class Fetcher:
+    """See the module. `pulse` beats when there may be something to take."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        auto_offset_reset: str,
+        fetch_min_bytes: int,
+        fetch_max_wait_s: float,
+        fetch_max_bytes: int,
+        max_partition_fetch_bytes: int,
+    ) -> None:
+        self._cluster = cluster
+        self._metadata = cluster.metadata
+        self._clock = cluster.clock
+        self._reset = RESETS.get(auto_offset_reset)
+        self._min_bytes = fetch_min_bytes
+        self._max_wait_s = fetch_max_wait_s
+        self._max_bytes = fetch_max_bytes
+        self._max_partition_bytes = max_partition_fetch_bytes
+        self._waker = Waker()
+        self._answers: list[tuple[_Request, asyncio.Future[m.FetchResponse]]] = []
+        self._outstanding: dict[int, list[_Request]] = {}
+        self._muted_until: dict[int, float] = {}
+        self._look_up: asyncio.Task[None] | None = None
+        self._with_data: dict[PartitionState, None] = {}
+        """Partitions with batches to take, in the order of their turns."""
+        self._stopped: dict[PartitionState, None] = {}
+        """Partitions with an error to raise."""
+        self._topics: dict[str, str] = {}
+        """Topics of which all partitions are fetched, and those of single partitions: their ids as last seen."""
+        self._whole_topics: dict[str, None] = {}
+        self._metadata_is_new = True
+        self.states: dict[TopicPartition, PartitionState] = {}
+        self.pulse = Pulse()
+        self._metadata.listeners.append(self._metadata_changed)
+        cluster.connections.listeners.append(self._waker.wake)
+
+    # -- what is fetched --
+
+    def assign_topics(self, topics: Sequence[str]) -> None:
+        """All partitions, those that are added later included (from their beginning)."""
+        for topic in topics:
+            self._whole_topics[topic] = None
+            self._topics[topic] = ""
+            self._metadata.want(topic)
+
+    def assign_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            self._topics[partition.topic] = ""
+            self._metadata.want(partition.topic)
+            self._add(partition, self._reset)
+
+    def _add(self, partition: TopicPartition, reset: int | None) -> None:
+        state = self.states[partition] = PartitionState(partition, m.EARLIEST_TIMESTAMP if reset is None else reset)
+        if reset is None:
+            self._stop(state, self._no_position(partition))
+
+    @staticmethod
+    def _no_position(partition: TopicPartition) -> MinibrokerError:
+        return BrokerError(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f'{partition} has no position, and auto_offset_reset="none" forbids to choose one: call seek()',
+        )
+
+    def adopt_topics(self) -> None:
+        """Take over what metadata says of the topics' partitions."""
+        for topic in self._topics:
+            info = self._metadata.picture.topics.get(topic)
+            if info is None:
+                continue
+            known_id, self._topics[topic] = self._topics[topic], info.topic_id or self._topics[topic]
+            if topic in self._whole_topics:
+                is_first = not any(partition.topic == topic for partition in self.states)
+                for index in sorted(info.partitions):
+                    partition = TopicPartition(topic, index)
+                    if partition not in self.states:
+                        self._add(partition, self._reset if is_first else m.EARLIEST_TIMESTAMP)
+            if known_id and info.topic_id and known_id != info.topic_id:
+                for partition, state in self.states.items():
+                    if partition.topic == topic:  # another topic of that name: all in it is new
+                        self.move(state, None, m.EARLIEST_TIMESTAMP)
+
+    def move(self, state: PartitionState, position: int | None, reset: int | None = None) -> None:
+        """Go on elsewhere; what was fetched is dropped."""
+        state.move(position, reset)
+        self._with_data.pop(state, None)
+        self._stopped.pop(state, None)
+        self.wake()
+
+    def _stop(self, state: PartitionState, error: MinibrokerError) -> None:
+        """Fetch nothing more for the partition until the user has been told."""
+        state.error = error
+        self._stopped[state] = None
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def _metadata_changed(self) -> None:
+        self._metadata_is_new = True
+        self._waker.wake()
+
+    # -- what was fetched --
+
+    def take(self) -> FetchedBatch | None:
+        """The next batch, from each partition in turn; None: there is none. Raises what stopped a partition."""
+        for state in self._stopped:
+            if not state.is_paused and not state.fetched:
+                error, state.error = state.error, None
+                del self._stopped[state]
+                self.wake()
+                assert error is not None
+                raise error
+        for state in self._with_data:
+            if not state.is_paused:
+                batch = state.fetched.popleft()
+                del self._with_data[state]
+                if state.fetched:
+                    self._with_data[state] = None
+                before = state.fetched_bytes
+                state.fetched_bytes -= batch.end - batch.start
+                half = self._max_partition_bytes // 2
+                if state.fetched_bytes <= half < before or not state.fetched:
+                    self.wake()
+                return batch
+        return None
+
+    # -- the task --
+
+    async def run(self) -> None:
+        """The task: steps until it is cancelled."""
+        while True:
+            now = self._clock.monotonic()
+            due = self._step(now)
+            await self._waker.sleep(None if due is None else max(0.0, due - now))
+
+    def _step(self, now: float) -> float | None:
+        answers, self._answers = self._answers, []
+        for request, answer in answers:
+            self._outstanding[request.node_id].remove(request)
+            self._settle(request, answer, now)
+        if self._metadata_is_new:
+            self._metadata_is_new = False
+            self.adopt_topics()
+            self._look_for_unknown(now)
+        times = [*self._send(now), *self._look_for_overdue(now)]
+        if self._look_up is None or self._look_up.done():
+            lost = [
+                state
+                for state in self.states.values()
+                if state.position is None and state.error is None and now >= state.retry_at
+            ]
+            if lost:
+                self._look_up = self._cluster.tasks.start(self._find_positions(lost), "find positions")
+        self.pulse.notify()
+        return min(times, default=None)
+
+    def _look_for_unknown(self, now: float) -> None:
+        """A topic that is gone for long is told to the user."""
+        for state in self.states.values():
+            topic = state.partition.topic
+            code = self._metadata.picture.errors.get(topic)
+            since = self._metadata.wrong_since.get(topic)
+            if code is not None and since is not None and now >= since + UNKNOWN_TOPIC_PATIENCE_S:
+                self._stop(state, BrokerError(code, f"{topic}, for {now - since:.0f} s"))
+
+    def _send(self, now: float) -> list[float]:
+        """Send the fetches that are due; when to look again by time alone."""
+        times: list[float] = []
+        nodes: dict[int, list[tuple[PartitionState, Leader]]] = {}
+        crowded: dict[int, int] = {}
+        """Bytes fetched ahead by node; more than any limit where a single partition has enough."""
+        for state in self.states.values():
+            if state.position is None or state.is_paused or state.error is not None:
+                continue
+            leader = self._metadata.picture.leader(*state.partition)
+            if leader is None:
+                self._metadata.request_refresh()
+                continue
+            has_enough = state.fetched_bytes > self._max_partition_bytes // 2
+            bytes_ahead = self._max_bytes if has_enough else state.fetched_bytes
+            crowded[leader.node_id] = crowded.get(leader.node_id, 0) + bytes_ahead
+            if now < state.retry_at and leader == state.tried:
+                times.append(state.retry_at)
+            elif state.outstanding_generation != state.generation:
+                nodes.setdefault(leader.node_id, []).append((state, leader))
+        for node_id, asked in nodes.items():
+            if crowded[node_id] > self._max_bytes // 2 or len(self._outstanding.get(node_id, ())) >= MAX_OUTSTANDING:
+                continue
+            if now < (muted_until := self._muted_until.get(node_id, 0.0)):
+                times.append(muted_until)
+                continue
+            address = self._metadata.address(node_id)
+            assert address is not None, "Picture.leader names only brokers with an address"
+            connection = self._cluster.connections.get(address, Purpose.FETCH)
+            if connection is not None:
+                self._fetch(node_id, connection, asked, now)
+                continue
+            retry_at = self._cluster.connections.retry_at(address, Purpose.FETCH)
+            if retry_at is not None:
+                times.append(retry_at)
+                self._metadata.suspect(address)
+                self._metadata.request_refresh()
+        return times
+
+    def _fetch(
+        self, node_id: int, connection: Connection, asked: Sequence[tuple[PartitionState, Leader]], now: float
+    ) -> None:
+        topics: dict[str, list[m.FetchPartition]] = {}
+        request = _Request(node_id, connection, [], now)
+        for state, leader in asked:
+            topics.setdefault(state.partition.topic, []).append(
+                m.FetchPartition(
+                    state.partition.partition,
+                    leader.epoch,
+                    state.fetch_offset,
+                    state.last_epoch,
+                    -1,
+                    self._max_partition_bytes,
+                )
+            )
+            request.asked.append((state, state.generation, state.fetch_offset, leader))
+            state.outstanding_generation = state.generation
+            state.tried = leader
+        message = m.FetchRequest(
+            CONSUMER,
+            round(self._max_wait_s * 1_000),
+            self._min_bytes,
+            self._max_bytes,
+            READ_UNCOMMITTED,
+            [m.FetchTopic(name, self._topics[name], partitions) for name, partitions in topics.items()],
+        )
+        timeout_s = self._cluster.request_timeout_s + self._max_wait_s
+        answer = connection.send(FETCH, message, timeout_s=timeout_s)
+        self._outstanding.setdefault(node_id, []).append(request)
+        answer.add_done_callback(partial(self._answered, request))
+
+    def _answered(self, request: _Request, answer: asyncio.Future[m.FetchResponse]) -> None:
+        self._answers.append((request, answer))
+        self._waker.wake()
+
+    def _look_for_overdue(self, now: float) -> list[float]:
+        """As the sender: a leader that does not answer may have a successor."""
+        times = []
+        for node_id, requests in self._outstanding.items():
+            if not requests:
+                continue
+            overdue_at = requests[0].sent_at + self._max_wait_s + OVERDUE_S
+            if now < overdue_at:
+                times.append(overdue_at)
+                continue
+            times.append(now + OVERDUE_S)
+            self._metadata.request_refresh()
+            for request in requests:
+                for state, _, _, _ in request.asked:
+                    leader = self._metadata.picture.leader(*state.partition)
+                    if leader is not None and leader.node_id != node_id and not request.connection.closed:
+                        request.connection.close(
+                            f"no answer within {now - request.sent_at:.1f} s, and broker {leader.node_id} leads "
+                            f"{state.partition}"
+                        )
+        return times
+
+    # -- answers --
+
+    def _settle(self, request: _Request, answer: asyncio.Future[m.FetchResponse], now: float) -> None:
+        for state, generation, _, _ in request.asked:
+            if state.outstanding_generation == generation:
+                state.outstanding_generation = -1
+        error = answer.exception()
+        code = ErrorCode.NONE
+        answers: dict[tuple[str, int], m.FetchPartitionResponse] = {}
+        if error is None:
+            response = answer.result()
+            if response.throttle_time_ms > 0:
+                self._muted_until[request.node_id] = now + response.throttle_time_ms / 1_000
+            code = error_of(response.error_code)
+            answers = {
+                (topic.topic, partition.partition_index): partition
+                for topic in response.responses
+                for partition in topic.partitions
+            }
+        elif isinstance(error, BrokerError):
+            code = error.code
+        elif isinstance(error, (NetworkError, InvalidMessage)):
+            code = ErrorCode.NETWORK_EXCEPTION
+            address = self._metadata.address(request.node_id)
+            if address is not None:
+                self._metadata.suspect(address)
+        else:
+            raise error
+        for state, generation, offset, _ in request.asked:
+            if state.generation != generation or self.states.get(state.partition) is not state:
+                continue  # the user went elsewhere
+            partition = answers.get(state.partition)
+            if partition is None:  # an error for all, or an answer that leaves out what was asked for
+                self._failed(state, code or ErrorCode.NETWORK_EXCEPTION, None, now)
+            elif partition.error_code != ErrorCode.NONE:
+                self._failed(state, error_of(partition.error_code), partition, now)
+            elif partition.diverging_epoch is not None:
+                self._diverged(state, partition.diverging_epoch)
+            else:
+                self._arrived(state, offset, partition.records)
+
+    def _arrived(self, state: PartitionState, offset: int, records: memoryview) -> None:
+        if not records:
+            return
+        try:
+            batches = list(iterate_batches(records))
+        except CorruptRecord as error:
+            self._stop(
+                state, CorruptBatch(f"{state.partition} at or after offset {offset}: {error}. Use seek() to skip it")
+            )
+            return
+        if not batches:
+            error_text = (
+                f"{state.partition} at offset {offset}: {len(records)} bytes hold no whole batch; "
+                f"raise max_partition_fetch_bytes={self._max_partition_bytes}"
+            )
+            self._stop(state, MinibrokerError(error_text))
+            return
+        for header, start, end in batches:
+            if header.next_offset <= state.fetch_offset:
+                continue
+            # Control batches are no records of the user, but his position passes them.
+            state.fetched.append(FetchedBatch(state, header, records, start, end))
+            state.fetched_bytes += end - start
+            state.fetch_offset = header.next_offset
+            state.last_epoch = header.partition_leader_epoch
+        if state.fetched:
+            self._with_data.setdefault(state, None)
+
+    def _failed(
+        self, state: PartitionState, code: ErrorCode, answer: m.FetchPartitionResponse | None, now: float
+    ) -> None:
+        state.retry_at = now + self._cluster.retry_backoff_s
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            if state.fetched:
+                return  # first things first: it is asked again once these are consumed
+            if self._reset is None:
+                log = "" if answer is None else f"; the log is {answer.log_start_offset} to {answer.high_watermark}"
+                self._stop(state, BrokerError(code, f"{state.partition} at offset {state.fetch_offset}{log}"))
+            else:
+                self.move(state, None, self._reset)
+            return
+        info = ERRORS[code]
+        if not info.retriable:
+            self._stop(state, BrokerError(code, f"fetching {state.partition} at offset {state.fetch_offset}"))
+            return
+        if info.refresh_metadata:
+            if answer is not None and answer.current_leader_id >= 0:
+                leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
+                self._metadata.learn_leader(state.partition, leader)
+            self._metadata.request_refresh()
+
+    def _diverged(self, state: PartitionState, diverging: m.EpochEndOffset) -> None:
+        """The log no longer has what was read (KIP-320): go on where the two histories part."""
+        if self._reset is None:
+            error_text = (
+                f"{state.partition}: records from offset {diverging.end_offset} on, up to {state.fetch_offset}, were "
+                'lost in an unclean election, and auto_offset_reset="none": call seek()'
+            )
+            self._stop(state, LogTruncated(error_text))
+        else:
+            position = diverging.end_offset
+            self.move(state, position if state.position is None else min(position, state.position))
+
+    async def _find_positions(self, states: list[PartitionState]) -> None:
+        generations = [state.generation for state in states]
+        failure: MinibrokerError | None = None
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        try:
+            await find_offsets(
+                self._cluster, {state.partition: state.reset for state in states}, LOOK_UP_TIMEOUT_S, found
+            )
+        except BrokerError as error:
+            failure = None if error.retriable else error
+        except (NetworkError, InvalidMessage):
+            failure = None  # brokers that cannot be reached are waited for
+        for state, generation in zip(states, generations, strict=True):
+            if state.generation != generation:
+                continue
+            if state.partition in found:
+                result = found[state.partition]
+                state.move(0 if result is None else result.offset)
+            elif failure is not None:
+                self._stop(state, failure)
+        self.wake()

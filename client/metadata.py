@@ -1,0 +1,286 @@
+"""What the client knows of the cluster, and how it learns it: Kafka's Metadata, in one task.
+
+Merging an answer into the picture is pure (`merged`). Answers come from brokers that hear of a change at different
+times, so a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id says
+that it is another topic of the same name.
+
+Whoever is stuck calls `request_refresh` and is told when something may have changed. The first refresh goes out at
+once: after a leader's death everything waits for it. As long as somebody is stuck still, the pauses between
+refreshes are a tenth of the time that this has lasted, at least 50 ms: a failover that takes 700 ms is seen 70 ms
+late, and a partition without leader costs a request per second. Rejected: doubling, which had grown to half a
+second by the time that most elections end.
+
+Refreshes go to the broker with the fewest requests in flight among those that answered last time, and to the
+bootstrap addresses when no broker answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from client.connections import Connections, Purpose, exponential_backoff_s
+from client.settings import Address
+from client.tasks import Pulse, Waker
+from protocol import messages as m
+from protocol.apis import METADATA, Api
+from protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
+from protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition
+from protocol.world import World
+
+Request = TypeVar("Request", bound=m.Message)
+Response = TypeVar("Response", bound=m.Message)
+
+FIRST_ATTEMPT_TIMEOUT_S = 2.0
+"""For one broker's answer; doubled after each round in which none answered. A stopped process accepts connections
+and never answers, so the others must be asked long before the request timeout."""
+
+MIN_REFRESH_PAUSE_S = 0.05
+MAX_REFRESH_PAUSE_S = 1.0
+CALM_S = 1.0
+"""A refresh that was not asked for again within this time has helped."""
+
+
+class Leader(NamedTuple):
+    node_id: int
+    epoch: int
+
+
+class PartitionInfo(NamedTuple):
+    leader: Leader
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+
+
+class TopicInfo(NamedTuple):
+    topic_id: str
+    """Empty where brokers gave none."""
+    is_internal: bool
+    partitions: dict[int, PartitionInfo]
+
+
+class Picture(NamedTuple):
+    """The cluster as brokers described it. Not to be changed; `merged` makes another."""
+
+    cluster_id: str | None = None
+    controller_id: int = NO_CONTROLLER
+    brokers: dict[int, Address] = {}  # noqa: RUF012 (a NamedTuple's default; nobody changes it)
+    topics: dict[str, TopicInfo] = {}  # noqa: RUF012
+    errors: dict[str, ErrorCode] = {}  # noqa: RUF012
+    """What was wrong with a topic when it was asked for last. An older description of it stays in `topics`."""
+
+    def leader(self, topic: str, partition: int) -> Leader | None:
+        """Who leads and can be reached, as far as is known."""
+        info = self.topics.get(topic)
+        found = None if info is None else info.partitions.get(partition)
+        if found is None or found.leader.node_id not in self.brokers:
+            return None
+        return found.leader
+
+
+def merged(picture: Picture, response: m.MetadataResponse) -> Picture:
+    """The picture with what `response` says. Topics that it does not speak of stay as they are."""
+    topics = dict(picture.topics)
+    errors = dict(picture.errors)
+    for topic in response.topics:
+        error = error_of(topic.error_code)
+        if error is not ErrorCode.NONE:
+            errors[topic.name] = error
+        else:
+            errors.pop(topic.name, None)
+        if topic.partitions:
+            topics[topic.name] = _merged_topic(topics.get(topic.name), topic)
+    brokers = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
+    return Picture(response.cluster_id, response.controller_id, brokers or picture.brokers, topics, errors)
+
+
+def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:
+    if known is None or (known.topic_id and topic.topic_id and known.topic_id != topic.topic_id):
+        older: dict[int, PartitionInfo] = {}
+    else:
+        older = known.partitions
+    partitions = dict(older)
+    for partition in topic.partitions:
+        before = older.get(partition.partition_index)
+        leader = Leader(partition.leader_id, partition.leader_epoch)
+        if before is not None and leader.epoch < before.leader.epoch:
+            leader = before.leader
+        partitions[partition.partition_index] = PartitionInfo(
+            leader,
+            tuple(partition.replica_nodes),
+            tuple(partition.isr_nodes),
+            tuple(partition.offline_replicas),
+        )
+    return TopicInfo(topic.topic_id, topic.is_internal, partitions)
+
+
+def with_leader(picture: Picture, partition: TopicPartition, leader: Leader) -> Picture:
+    """The picture after a broker's hint at who leads (KIP-951); unchanged where that is no news."""
+    topic = picture.topics.get(partition.topic)
+    info = None if topic is None else topic.partitions.get(partition.partition)
+    if topic is None or info is None or leader.epoch <= info.leader.epoch or leader.node_id == NO_LEADER:
+        return picture
+    partitions = {**topic.partitions, partition.partition: info._replace(leader=leader)}
+    return picture._replace(topics={**picture.topics, partition.topic: topic._replace(partitions=partitions)})
+
+
+class Metadata:
+    """The picture, and the task that keeps it fresh. `listeners` are called after every refresh, successful or not,
+    and after every hint."""
+
+    def __init__(
+        self,
+        world: World,
+        connections: Connections,
+        bootstrap: Sequence[Address],
+        *,
+        request_timeout_s: float,
+        retry_backoff_s: float,
+        max_age_s: float,
+    ) -> None:
+        self._clock = world.clock
+        self._random = world.random
+        self._connections = connections
+        self._bootstrap = tuple(bootstrap)
+        self._request_timeout_s = request_timeout_s
+        self._retry_backoff_s = retry_backoff_s
+        self._max_age_s = max_age_s
+        self._wanted: dict[str, None] = {}
+        self._waker = Waker()
+        self._is_requested = False
+        self._is_urgent = False
+        """A topic was added that no refresh has asked for: that is no repetition, so there is no pause."""
+        self._refreshed = Pulse()
+        self._failed_rounds = 0
+        """How often in a row nobody answered."""
+        self._failed_at: dict[Address, float] = {}
+        """Brokers that did not answer last time, and when that was."""
+        self.picture = Picture()
+        self.last_error: NetworkError | None = None
+        """Why the last refresh failed; None where it succeeded."""
+        self.listeners: list[Callable[[], None]] = []
+        self.wrong_since: dict[str, float] = {}
+        """Topics that are in `picture.errors`, and since when they have been there."""
+
+    def want(self, topic: str) -> None:
+        """Ask for this topic in every refresh from now on; for the first time at once."""
+        if topic not in self._wanted:
+            self._wanted[topic] = None
+            self._is_urgent = True
+            self.request_refresh()
+
+    def address(self, node_id: int) -> Address | None:
+        return self.picture.brokers.get(node_id)
+
+    def request_refresh(self) -> None:
+        """Refresh as soon as the pause after the last one allows. Calling it often costs nothing."""
+        self._is_requested = True
+        self._waker.wake()
+
+    async def refreshed(self) -> None:
+        """Request a refresh and wait until one has ended, successful or not."""
+        self.request_refresh()
+        await self._refreshed.wait()
+
+    def suspect(self, address: Address) -> None:
+        """A connection to that broker broke: ask the others first."""
+        self._failed_at[address] = self._clock.monotonic()
+
+    def learn_leader(self, partition: TopicPartition, leader: Leader) -> None:
+        """A broker said in passing who leads."""
+        picture = with_leader(self.picture, partition, leader)
+        if picture is not self.picture:
+            self.picture = picture
+            self._tell()
+
+    async def first_refresh(self, timeout_s: float) -> None:
+        """Connect to the cluster. Raises NetworkError naming every address and what was wrong with it."""
+        self._learn(await self.request_any(METADATA, m.MetadataRequest(list(self._wanted)), timeout_s=timeout_s))
+
+    async def run(self) -> None:
+        """The task. Refreshes on request, and when the picture has become old."""
+        trouble_began = finished = self._clock.monotonic()
+        pause_s = 0.0
+        while True:
+            while not self._is_requested:
+                age_s = self._clock.monotonic() - finished
+                if age_s >= self._max_age_s:
+                    break
+                await self._waker.sleep(self._max_age_s - age_s)
+            now = self._clock.monotonic()
+            if now > finished + pause_s + CALM_S:
+                trouble_began = now
+            pause_s = min(max((now - trouble_began) / 10, MIN_REFRESH_PAUSE_S), MAX_REFRESH_PAUSE_S)
+            while not self._is_urgent and (now := self._clock.monotonic()) < finished + pause_s:
+                await self._waker.sleep(finished + pause_s - now)
+            self._is_requested = self._is_urgent = False
+            try:
+                request = m.MetadataRequest(list(self._wanted))
+                self._learn(await self.request_any(METADATA, request, timeout_s=0.0))
+                self.last_error = None
+            except NetworkError as error:
+                self.last_error = error
+            except BrokerError as error:
+                self.last_error = NetworkError(f"asking for metadata: {error}")
+            finished = self._clock.monotonic()
+            if self.last_error is not None:
+                self._is_requested = True
+            self._refreshed.notify()
+            self._tell()
+
+    def _learn(self, response: m.MetadataResponse) -> None:
+        self.picture = merged(self.picture, response)
+        now = self._clock.monotonic()
+        for topic in response.topics:
+            if topic.name in self.picture.errors:
+                self.wrong_since.setdefault(topic.name, now)
+            else:
+                self.wrong_since.pop(topic.name, None)
+
+    def _tell(self) -> None:
+        for listener in self.listeners:
+            listener()
+
+    async def request_any(self, api: Api[Request, Response], body: Request, *, timeout_s: float) -> Response:
+        """The answer of whichever broker gives one. All are asked at least once, and again until `timeout_s` has
+        passed. Raises NetworkError naming every address and what was wrong, and BrokerError where one refused."""
+        deadline = self._clock.monotonic() + timeout_s
+        while True:
+            failures: dict[Address, Exception] = {}
+            for address in self._candidates():
+                patience_s = min(self._request_timeout_s, FIRST_ATTEMPT_TIMEOUT_S * 2.0 ** min(self._failed_rounds, 10))
+                try:
+                    async with asyncio.timeout(patience_s):
+                        connection = await self._connections.open(address, Purpose.REQUESTS)
+                        response = await connection.request(api, body, timeout_s=patience_s)
+                except TimeoutError:
+                    failures[address] = NetworkError(f"{api.name} to {address}: no answer within {patience_s:g} s")
+                except (NetworkError, InvalidMessage) as error:
+                    failures[address] = error
+                else:
+                    self._failed_at.pop(address, None)
+                    self._failed_rounds = 0
+                    return response
+                self.suspect(address)
+            self._failed_rounds += 1
+            if self._clock.monotonic() >= deadline:
+                reasons = "; ".join(str(error) for error in failures.values())
+                raise NetworkError(
+                    f"no broker answered {api.name}: {reasons}. "
+                    "Start the cluster (`minibroker up`), or give the address of one that runs as bootstrap"
+                )
+            await asyncio.sleep(exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random))
+
+    def _candidates(self) -> list[Address]:
+        """Whom to ask, in this order: brokers that answered last time and have little to do; bootstrap last."""
+
+        def failed_at(address: Address) -> float:
+            return self._failed_at.get(address, float("-inf"))
+
+        brokers = sorted(
+            dict.fromkeys(self.picture.brokers.values()),
+            key=lambda address: (failed_at(address), self._connections.in_flight(address), self._random.random()),
+        )
+        return list(dict.fromkeys((*brokers, *sorted(self._bootstrap, key=failed_at))))

@@ -1,0 +1,348 @@
+"""The producer: `send` puts a record into a batch and returns at once, a task does the rest.
+
+`send` is the only code of the client that runs for every record, so its common case (a record without key for a
+topic whose partitions are known, while its batch has room) is written out in it: one look-up, two appends, no
+call into the accumulator. A record with a key costs one such call. Everything else goes the long way,
+`_send_slowly`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal
+
+from client.accumulator import RECORD_OVERHEAD, Accumulator
+from client.cluster import Cluster
+from client.delivery import Delivery
+from client.errors import ClientCrashed, Closed, DeliveryFailed, InvalidSetting
+from client.partitioners import Partitioner, WithoutKey
+from client.sender import Sender
+from client.settings import check_choice, check_integer, check_ms
+from client.tasks import Pulse
+from protocol.compression import Compression
+from protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from protocol.world import World
+
+PAUSE_EVERY_MS = 2
+"""`drain` lets the event loop run that often, so that a loop around `send` does not hold up its own sending."""
+
+DEFAULT_PARTITIONER = Partitioner()
+
+_ACKS: dict[object, int] = {"all": -1, -1: -1, 0: 0, 1: 1}
+_MAX_TIMESTAMP_MS = 1 << 62
+_Headers = Sequence[tuple[str, bytes | None]]
+_BytesLike = bytes | bytearray | memoryview
+
+
+class Producer:
+    """Sends records. Use it as `async with Producer("host:9092") as producer`, or call `start` and `close`.
+
+    Guarantees: with the default `acks="all"` a record whose Delivery returned is in the log of every in-sync replica,
+    once, after all records that were sent to its partition before. A record whose Delivery raised may be in the log or
+    not, but never twice. What fails and is not awaited is raised by `flush`, `drain` or `close`.
+
+    Settings have Kafka's names and meaning; times are in milliseconds, sizes in bytes:
+
+    - `acks`: "all" (every in-sync replica), 1 (the leader), 0 (nobody: a record counts as delivered once written to
+      the socket).
+    - `enable_idempotence`: no duplicates, no reordering by retries; on with acks="all", and impossible without.
+    - `linger_ms`: how long a batch that is not full waits for more records. Whatever it is, such a batch also waits
+      while another of its partition is on its way.
+    - `batch_size`: of a batch before compression, at most. `max_request_size`: of a record, and of all batches in a
+      request. Not more than the brokers' `max.message.bytes`.
+    - `buffer_memory`: records that wait or travel. Above it `drain` waits; above twice as much `send` raises.
+    - `delivery_timeout_ms`: from `send` to the acknowledgement, all retries included.
+    - `max_block_ms`: how long records wait for a topic that brokers say does not exist. (Kafka's 60 s are 10 s here:
+      our brokers hear of a new topic within milliseconds.)
+    - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
+    - `partitioner`: see `client.partitioners`.
+
+    Constructor: raises InvalidSetting. For one event loop, and not thread-safe.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_id: str = "minibroker-producer",
+        acks: Literal["all", -1, 0, 1] = "all",
+        enable_idempotence: bool | None = None,
+        compression: str = "none",
+        linger_ms: float = 0,
+        batch_size: int = 256 * 1024,
+        max_request_size: int = 1024 * 1024,
+        buffer_memory: int = 64 * 1024 * 1024,
+        max_in_flight_requests_per_connection: int = 5,
+        delivery_timeout_ms: float = 120_000,
+        request_timeout_ms: float = 30_000,
+        retry_backoff_ms: float = 100,
+        max_block_ms: float = 10_000,
+        metadata_max_age_ms: float = 300_000,
+        partitioner: Partitioner = DEFAULT_PARTITIONER,
+        world: World | None = None,
+    ) -> None:
+        if isinstance(acks, bool) or acks not in _ACKS:
+            raise InvalidSetting("acks", acks, 'use "all", 1 or 0')
+        acks_number = _ACKS[acks]
+        is_idempotent = acks_number == -1 if enable_idempotence is None else enable_idempotence
+        if is_idempotent and acks_number != -1:
+            raise InvalidSetting(
+                "enable_idempotence", enable_idempotence, f'it needs acks="all", not {acks!r}: drop one of both'
+            )
+        most_in_flight = 5 if is_idempotent else 1_000  # brokers remember five batches of a producer
+        check_integer("max_in_flight_requests_per_connection", max_in_flight_requests_per_connection, 1, most_in_flight)
+        check_integer("max_request_size", max_request_size, 1_024, 64 * 1024 * 1024)
+        check_integer("batch_size", batch_size, 1, 16 * 1024 * 1024)
+        check_integer("buffer_memory", buffer_memory, max_request_size, 1 << 40)
+        check_choice("compression", compression, [codec.name.lower() for codec in Compression])
+        if not isinstance(partitioner, Partitioner) or not isinstance(partitioner.without_key, WithoutKey):
+            raise InvalidSetting("partitioner", partitioner, "give a client.partitioners.Partitioner")
+        self._crash: BaseException | None = None
+        self._cluster = Cluster(
+            bootstrap,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+            metadata_max_age_ms=metadata_max_age_ms,
+            world=world,
+            on_crash=self._crashed,
+        )
+        self._accumulator = Accumulator(
+            batch_size=min(batch_size, max_request_size),
+            buffer_memory=buffer_memory,
+            max_request_size=max_request_size,
+            linger_s=check_ms("linger_ms", linger_ms),
+            delivery_timeout_s=check_ms("delivery_timeout_ms", delivery_timeout_ms, lowest=1),
+            is_idempotent=is_idempotent,
+            partitioner=partitioner,
+            random=self._cluster.world.random,
+        )
+        self._sender = Sender(
+            self._cluster,
+            self._accumulator,
+            acks=acks_number,
+            is_idempotent=is_idempotent,
+            compression=Compression.from_name(compression),
+            max_request_size=max_request_size,
+            max_in_flight=max_in_flight_requests_per_connection,
+            max_block_s=check_ms("max_block_ms", max_block_ms),
+            on_progress=self._on_progress,
+        )
+        self._progress = Pulse()
+        self._state = "not started"
+        self._wall_ms = self._cluster.clock.wall_ms
+        self._open_batches = self._accumulator.open_batches
+        self._add_with_key = self._accumulator.add_with_key
+        self._now_ms = 0
+        """When `send` looked at the clock last."""
+        self._paused_ms = -PAUSE_EVERY_MS
+        """When `drain` let the loop run last."""
+
+    async def start(self) -> None:
+        """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 5 s."""
+        if self._state != "not started":
+            raise Closed(f"the producer was started before and is {self._state}; make a new one")
+        try:
+            await self._cluster.start()
+        except BaseException:
+            self._state = "closed"
+            await self._cluster.close()
+            raise
+        self._state = "running"
+        self._cluster.tasks.start(self._sender.run(), "sender")
+
+    async def __aenter__(self) -> Producer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+        elif isinstance(error, Exception):
+            try:
+                await self.close()
+            except MinibrokerError as failure:
+                error.add_note(f"While the producer was closed: {failure}")
+        else:  # cancelled, interrupted: there is no time to wait for brokers
+            await self._shut_down()
+
+    # -- sending --
+
+    def send(
+        self,
+        topic: str,
+        value: _BytesLike | None,
+        *,
+        key: _BytesLike | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: _Headers | None = None,
+    ) -> Delivery:
+        """Put a record into a batch, and return at once. `value` None is a tombstone.
+
+        Records of a partition are delivered in the order of their `send`. Follow it with `await producer.drain()`,
+        or await the Delivery: otherwise nothing holds the caller back, and at twice `buffer_memory` BufferFull is
+        raised. Raises also TypeError for what is not bytes, BrokerError for an illegal topic name
+        (INVALID_TOPIC_EXCEPTION), too large a record (MESSAGE_TOO_LARGE), a partition that the topic does not have
+        (UNKNOWN_TOPIC_OR_PARTITION) or an impossible timestamp (INVALID_TIMESTAMP), Closed, and ClientCrashed.
+        """
+        if partition is None and timestamp_ms is None and headers is None and type(value) is bytes:
+            if key is None:
+                batch = self._open_batches.get(topic)
+                if batch is not None:
+                    room = batch.room - len(value) - RECORD_OVERHEAD
+                    if room >= 0:
+                        batch.room = room
+                        self._now_ms = now_ms = self._wall_ms()
+                        values = batch.values
+                        index = len(values)
+                        values.append(value)
+                        batch.timestamps.append(now_ms)
+                        return Delivery(batch, index)
+            elif type(key) is bytes and self._state == "running":
+                self._now_ms = now_ms = self._wall_ms()
+                added = self._add_with_key(topic, value, key, now_ms)
+                if added is not None:
+                    return Delivery(*added)
+        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+
+    def _send_slowly(
+        self,
+        topic: str,
+        value: _BytesLike | None,
+        key: _BytesLike | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: _Headers | None,
+    ) -> Delivery:
+        if self._state != "running":
+            raise self._not_running()
+        if type(value) is not bytes and value is not None:
+            value = _as_bytes("value", value)
+        if type(key) is not bytes and key is not None:
+            key = _as_bytes("key", key)
+        if partition is not None and (type(partition) is not int or partition < 0):
+            raise BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition={partition!r}: give a whole number from 0 on"
+            )
+        if headers is not None:
+            headers = _checked_headers(headers)
+        self._now_ms = now_ms = self._wall_ms()
+        if timestamp_ms is None:
+            timestamp_ms = now_ms
+        elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < _MAX_TIMESTAMP_MS:
+            raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
+        now = self._cluster.clock.monotonic()
+        batch, index = self._accumulator.add(now, topic, value, key, partition, timestamp_ms, headers)
+        if index == 0 or batch.room < RECORD_OVERHEAD:
+            self._sender.wake()
+        if self._accumulator.is_over_limit:
+            self._paused_ms = -PAUSE_EVERY_MS  # the next drain must look
+        return Delivery(batch, index)
+
+    async def drain(self) -> None:
+        """Wait while more than `buffer_memory` bytes of records wait or travel; otherwise return, nearly for free.
+
+        Also lets the event loop run every 2 ms. Raises DeliveryFailed where failed records that nobody has awaited
+        take part of the full buffer, Closed, and ClientCrashed.
+        """
+        if 0 <= self._now_ms - self._paused_ms < PAUSE_EVERY_MS:
+            return
+        await asyncio.sleep(0)
+        while self._accumulator.is_over_limit:
+            if self._state != "running":
+                raise self._not_running()
+            self._report_failures()
+            if self._accumulator.is_over_limit:
+                await self._progress.wait()
+        self._paused_ms = self._now_ms
+
+    async def flush(self) -> None:
+        """Send everything that was given to `send` before, now, and wait until all of it has had its ending.
+
+        Raises DeliveryFailed with every record that failed, was not awaited and not reported before; Closed, and
+        ClientCrashed. Cancelling it stops the waiting, not the sending.
+        """
+        if self._state != "running":
+            raise self._not_running()
+        await self._flush()
+        self._report_failures()
+        if self._crash is not None:
+            raise self._not_running()
+
+    async def _flush(self) -> None:
+        flush = self._accumulator.begin_flush()
+        self._sender.wake()
+        while not self._accumulator.is_flushed(flush):
+            await self._progress.wait()
+
+    async def close(self) -> None:
+        """`flush`, then end all tasks and connections, whatever happens. Raises as `flush`. Again: does nothing."""
+        state = self._state
+        if state in ("closing", "closed"):
+            return
+        try:
+            if state == "running":
+                self._state = "closing"
+                self._accumulator.close()
+                await self._flush()
+        finally:
+            await self._shut_down()
+        self._report_failures()
+        if self._crash is not None:
+            raise self._not_running()
+
+    async def _shut_down(self) -> None:
+        """End everything; what has had no ending fails with Closed."""
+        self._state = "closed"
+        try:
+            await self._cluster.close()
+        finally:
+            self._accumulator.fail_all(Closed("the producer was closed before the record was acknowledged"))
+            self._on_progress()
+
+    def _report_failures(self) -> None:
+        failures = self._accumulator.take_failures()
+        if failures:
+            raise DeliveryFailed(failures) from self._crash
+
+    def _on_progress(self) -> None:
+        self._progress.notify()
+
+    def _crashed(self, error: BaseException) -> None:
+        """A task died of a bug: nothing more will be sent, so everything that waits hears of it."""
+        if self._crash is None:
+            self._crash = error
+            self._state = "crashed"
+            self._accumulator.fail_all(self._not_running())
+            self._on_progress()
+
+    def _not_running(self) -> MinibrokerError:
+        if self._crash is not None:
+            crashed = ClientCrashed(f"the producer stopped because of a bug: {self._crash!r}. Please report it")
+            crashed.__cause__ = self._crash
+            return crashed
+        return Closed(f"the producer is {self._state}: use it within `async with Producer(...)`")
+
+
+def _as_bytes(name: str, data: object) -> bytes:
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    hint = f"; encode the text: {name}.encode()" if isinstance(data, str) else ""
+    raise TypeError(f"{name} must be bytes, bytearray, memoryview or None, not {type(data).__name__}{hint}")
+
+
+def _checked_headers(headers: _Headers) -> _Headers:
+    for header in headers:
+        if (
+            type(header) is not tuple
+            or len(header) != 2
+            or type(header[0]) is not str
+            or not (header[1] is None or type(header[1]) is bytes)
+        ):
+            raise TypeError(f"headers must be a list of (str, bytes or None), not {header!r}")
+    return list(headers)

@@ -1,0 +1,391 @@
+"""The task that sends what the accumulator holds, and deals with the answers: Kafka's Sender.
+
+It works in steps: take note of the answers that came, place records whose topic became known, fail what is too
+late, send to every leader that can take a request, and sleep until something happens or is due. Everything that
+happens (a record added, an answer, a connection, new metadata) only wakes it, so all decisions are taken in one
+place, in one order, and an error in any of them ends the task and with it, loudly, the producer.
+
+After a leader's death the order of events is: its connection breaks; every batch in flight is put back; metadata
+is asked for at once, elsewhere; as soon as it names another leader the batches go there, whatever their back-off.
+A broker that is stopped rather than dead keeps its connection open: when an answer is overdue by OVERDUE_S, metadata
+is asked for, and if the leadership has moved the connection is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from client.accumulator import Accumulator, Batch, Identity, PartitionQueue, Verdict
+from client.cluster import Cluster
+from client.connections import Purpose, exponential_backoff_s
+from client.errors import DeliveryTimedOut
+from client.metadata import Leader
+from client.tasks import Waker
+from protocol import messages as m
+from protocol.apis import INIT_PRODUCER_ID, PRODUCE
+from protocol.compression import Compression
+from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from protocol.model import TopicPartition
+from protocol.rpc import Connection
+
+OVERDUE_S = 1.0
+ANSWER_GRACE_S = 1.0
+"""How long after the time that a broker was given for a request its answer may come, before the connection is
+given up."""
+
+FULL_SOCKET_PAUSE_S = 0.005
+"""With acks=0 nothing but the socket says that a broker is busy."""
+
+
+class _Request(NamedTuple):
+    """A produce request that waits for its answer."""
+
+    node_id: int
+    connection: Connection
+    batches: list[Batch]
+    sent_at: float
+
+
+class Sender:
+    """See the module. `on_progress` is called after batches have had their ending."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        accumulator: Accumulator,
+        *,
+        acks: int,
+        is_idempotent: bool,
+        compression: Compression,
+        max_request_size: int,
+        max_in_flight: int,
+        max_block_s: float,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._metadata = cluster.metadata
+        self._clock = cluster.clock
+        self._accumulator = accumulator
+        self._acks = acks
+        self._is_idempotent = is_idempotent
+        self._compression = compression
+        self._max_request_size = max_request_size
+        self._max_in_flight = max_in_flight
+        self._max_block_s = max_block_s
+        self._on_progress = on_progress
+        self._waker = Waker()
+        self._answers: list[tuple[_Request, asyncio.Future[m.ProduceResponse]]] = []
+        self._in_flight: dict[int, list[_Request]] = {}
+        """Requests that wait for an answer, by node."""
+        self._muted_until: dict[int, float] = {}
+        """Brokers that asked for a pause (throttle_time_ms), and its end."""
+        self._seen_topic_ids: dict[str, str] = {}
+        self._metadata_is_new = True
+        self._identity_task: asyncio.Task[None] | None = None
+        self._identity_error: MinibrokerError | None = None
+        self._next_expiry = 0.0
+        self._send_due = 0.0
+        """When to look again for what may be sent, if nothing happens before."""
+        self._last_errors: dict[tuple[str, int], MinibrokerError] = {}
+        """Why the last attempt for a partition failed: the cause of a DeliveryTimedOut."""
+        self._metadata.listeners.append(self._metadata_changed)
+        cluster.connections.listeners.append(self.wake)
+
+    def wake(self) -> None:
+        """Something may be ready to be sent."""
+        self._waker.wake()
+
+    def _metadata_changed(self) -> None:
+        self._metadata_is_new = True
+        self._waker.wake()
+
+    async def run(self) -> None:
+        """The task: steps until it is cancelled."""
+        while True:
+            now = self._clock.monotonic()
+            due = self._step(now)
+            await self._waker.sleep(max(0.0, due - now))
+
+    def _step(self, now: float) -> float:
+        """Do what can be done now; when to do so again if nothing happens before."""
+        answers, self._answers = self._answers, []
+        for request, answer in answers:
+            self._in_flight[request.node_id].remove(request)
+            self._settle(request, answer, now)
+        due = self._place_held(now)
+        if self._metadata_is_new:
+            self._metadata_is_new = False
+            for topic in self._accumulator.topics():
+                if topic in self._metadata.picture.topics:
+                    self._tell_partitions(topic)
+        self._end_pauses(now)
+        if now >= self._next_expiry:
+            for batch in self._accumulator.expired(now):
+                if not batch.is_done:  # the held batches of a topic expire together
+                    self._accumulator.expire(batch, self._timed_out(batch, now))
+            self._next_expiry = self._accumulator.next_expiry(now)
+        while self._send_ready(now):
+            pass
+        self._on_progress()
+        return min(due, self._next_expiry, self._send_due, self._look_for_overdue(now))
+
+    # -- before sending --
+
+    def _place_held(self, now: float) -> float:
+        """Records of topics that were not known: give them partitions, or up. When to look again."""
+        due = float("inf")
+        for topic, held_since in self._accumulator.held_topics():
+            self._metadata.want(topic)
+            error = self._metadata.picture.errors.get(topic)
+            if topic in self._metadata.picture.topics:
+                self._tell_partitions(topic)
+            elif error is None:
+                self._metadata.request_refresh()
+            else:
+                wrong_since = max(held_since, self._metadata.wrong_since.get(topic, now))
+                if ERRORS[error].retriable and now < wrong_since + self._max_block_s:
+                    self._metadata.request_refresh()
+                    due = min(due, wrong_since + self._max_block_s)
+                else:
+                    detail = f"{topic}, after {now - held_since:.1f} s (max_block_ms)"
+                    self._accumulator.fail_held(topic, BrokerError(error, detail))
+        return due
+
+    def _tell_partitions(self, topic: str) -> None:
+        picture = self._metadata.picture
+        info = picture.topics[topic]
+        available = [index for index in info.partitions if picture.leader(topic, index) is not None]
+        self._accumulator.topic_is_known(topic, max(info.partitions) + 1, available)
+        if info.topic_id and self._seen_topic_ids.setdefault(topic, info.topic_id) != info.topic_id:
+            self._seen_topic_ids[topic] = info.topic_id
+            self._accumulator.topic_was_recreated(topic)
+
+    def _end_pauses(self, now: float) -> None:
+        """A partition that backs off from one leader need not wait for another."""
+        for queue in self._accumulator.backing_off(now):
+            leader = self._metadata.picture.leader(queue.topic, queue.partition)
+            if leader is not None and leader != queue.tried:
+                queue.retry_at = now
+
+    def _timed_out(self, batch: Batch, now: float) -> DeliveryTimedOut:
+        cause = (
+            self._last_errors.get((batch.topic, batch.partition)) or self._metadata.last_error or self._identity_error
+        )
+        where = batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
+        if cause is None and self._metadata.picture.leader(batch.topic, batch.partition) is None:
+            reason = "it has no leader that can be reached: see `minibroker status`"
+        elif cause is None:
+            reason = "no broker answered in time: see `minibroker status`, or raise delivery_timeout_ms"
+        else:
+            reason = f"the last attempt failed with {cause}"
+        error = DeliveryTimedOut(f"{where}: not acknowledged within {now - batch.created_at:.1f} s; {reason}")
+        error.__cause__ = cause
+        return error
+
+    # -- sending --
+
+    def _send_ready(self, now: float) -> bool:
+        """One request to each leader for which something is ready and that can take one; whether any was sent."""
+        ready = self._accumulator.ready(now)
+        self._send_due = float("inf") if ready.next_check_at is None else ready.next_check_at
+        nodes: dict[int, list[tuple[Leader, PartitionQueue]]] = {}
+        for queue in ready.queues:
+            if self._accumulator.lacks_identity(queue):
+                self._obtain_identity()
+                continue
+            leader = self._metadata.picture.leader(queue.topic, queue.partition)
+            if leader is None:
+                self._metadata.want(queue.topic)
+                self._metadata.request_refresh()
+            elif not queue.in_flight or queue.tried is None or queue.tried[0] == leader.node_id:
+                # What is in flight to the former leader must have its answer before anything goes to the new one.
+                nodes.setdefault(leader.node_id, []).append((leader, queue))
+        sent = False
+        for node_id, queues in nodes.items():
+            connection = self._usable(node_id, now)
+            if connection is not None:
+                self._send(node_id, connection, queues, now)
+                sent = True
+        return sent
+
+    def _usable(self, node_id: int, now: float) -> Connection | None:
+        """The connection to a leader, if it can take a request now."""
+        address = self._metadata.address(node_id)
+        assert address is not None, "Picture.leader names only brokers with an address"
+        muted_until = self._muted_until.get(node_id, 0.0)
+        if now < muted_until:
+            self._send_due = min(self._send_due, muted_until)
+            return None
+        connection = self._cluster.connections.get(address, Purpose.PRODUCE)
+        if connection is None:
+            retry_at = self._cluster.connections.retry_at(address, Purpose.PRODUCE)
+            if retry_at is not None:  # it does not accept connections: perhaps it is dead, and another leads by now
+                self._send_due = min(self._send_due, retry_at)
+                self._metadata.suspect(address)
+                self._metadata.request_refresh()
+            return None
+        if connection.in_flight >= self._max_in_flight:
+            return None
+        if self._acks == 0 and connection.unsent_bytes > self._max_request_size:
+            self._send_due = min(self._send_due, now + FULL_SOCKET_PAUSE_S)
+            return None
+        return connection
+
+    def _send(
+        self, node_id: int, connection: Connection, queues: Sequence[tuple[Leader, PartitionQueue]], now: float
+    ) -> None:
+        """A request with the first batch of each queue, as far as they fit."""
+        topics: dict[str, list[m.ProducePartition]] = {}
+        batches: list[Batch] = []
+        size = 0
+        for leader, queue in queues:
+            if batches and size + queue.waiting[0].size > self._max_request_size:
+                continue
+            batch = self._accumulator.take(queue)
+            queue.tried = leader
+            try:
+                records = batch.encode(self._compression)
+            except (TypeError, ValueError) as error:
+                self._settle_batch(batch, ErrorCode.INVALID_RECORD, f"it cannot be encoded: {error}", None, now)
+                continue
+            size += len(records)
+            batches.append(batch)
+            topics.setdefault(queue.topic, []).append(m.ProducePartition(queue.partition, memoryview(records)))
+        if not batches:
+            return
+        message = m.ProduceRequest(
+            None,
+            self._acks,
+            round(self._cluster.request_timeout_s * 1_000),
+            [m.ProduceTopic(name, partitions) for name, partitions in topics.items()],
+        )
+        if self._acks == 0:
+            connection.send_and_forget(PRODUCE, message)
+            for batch in batches:
+                self._settle_batch(batch, ErrorCode.NONE, "", None, now)
+            return
+        request = _Request(node_id, connection, batches, now)
+        timeout_s = self._cluster.request_timeout_s + ANSWER_GRACE_S
+        answer = connection.send(PRODUCE, message, timeout_s=timeout_s)
+        self._in_flight.setdefault(node_id, []).append(request)
+        answer.add_done_callback(partial(self._answered, request))
+
+    def _answered(self, request: _Request, answer: asyncio.Future[m.ProduceResponse]) -> None:
+        self._answers.append((request, answer))
+        self._waker.wake()
+
+    def _look_for_overdue(self, now: float) -> float:
+        """Ask for metadata where an answer takes long; give up a connection if another broker leads by now."""
+        due = float("inf")
+        for node_id, requests in self._in_flight.items():
+            if not requests:
+                continue
+            if now < requests[0].sent_at + OVERDUE_S:
+                due = min(due, requests[0].sent_at + OVERDUE_S)
+                continue
+            due = min(due, now + OVERDUE_S)
+            self._metadata.request_refresh()
+            for request in requests:
+                for batch in request.batches:
+                    leader = self._metadata.picture.leader(batch.topic, batch.partition)
+                    if leader is not None and leader.node_id != node_id and not request.connection.closed:
+                        where = f"{batch.topic}-{batch.partition}"
+                        request.connection.close(
+                            f"no answer within {now - request.sent_at:.1f} s, and broker {leader.node_id} leads {where}"
+                        )
+        return due
+
+    # -- answers --
+
+    def _settle(self, request: _Request, answer: asyncio.Future[m.ProduceResponse], now: float) -> None:
+        error = answer.exception()
+        if error is None:
+            self._settle_response(request, answer.result(), now)
+        elif isinstance(error, BrokerError):
+            for batch in request.batches:
+                self._settle_batch(batch, error.code, error.detail, None, now)
+        elif isinstance(error, (NetworkError, InvalidMessage)):
+            address = self._metadata.address(request.node_id)
+            if address is not None:
+                self._metadata.suspect(address)
+            for batch in request.batches:
+                self._settle_batch(batch, ErrorCode.NETWORK_EXCEPTION, str(error), None, now)
+        else:
+            raise error
+
+    def _settle_response(self, request: _Request, response: m.ProduceResponse, now: float) -> None:
+        if response.throttle_time_ms > 0:
+            self._muted_until[request.node_id] = now + response.throttle_time_ms / 1_000
+        answers = {
+            (topic.name, partition.index): partition
+            for topic in response.responses
+            for partition in topic.partition_responses
+        }
+        for batch in request.batches:
+            partition = answers.get((batch.topic, batch.partition))
+            if partition is None:
+                detail = f"the answer of {request.connection.address} does not speak of {batch.topic}-{batch.partition}"
+                self._settle_batch(batch, ErrorCode.NETWORK_EXCEPTION, detail, None, now)
+            else:
+                detail = partition.error_message or f"{batch.topic}-{batch.partition} at {request.connection.address}"
+                self._settle_batch(batch, error_of(partition.error_code), detail, partition, now)
+
+    def _settle_batch(
+        self, batch: Batch, code: ErrorCode, detail: str, answer: m.ProducePartitionResponse | None, now: float
+    ) -> None:
+        verdict = self._accumulator.judge(batch, code)
+        key = batch.topic, batch.partition
+        if verdict is Verdict.DELIVERED:
+            self._last_errors.pop(key, None)
+            if answer is None:
+                self._accumulator.delivered(batch, -1, -1)
+            else:
+                self._accumulator.delivered(batch, answer.base_offset, answer.log_append_time_ms)
+            return
+        error = self._last_errors[key] = BrokerError(code, detail)
+        if ERRORS[code].refresh_metadata:
+            if answer is not None and answer.current_leader_id >= 0:
+                leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
+                self._metadata.learn_leader(TopicPartition(*key), leader)
+            self._metadata.request_refresh()
+            pause_s = self._cluster.retry_backoff_s
+        else:
+            pause_s = exponential_backoff_s(batch.attempts, self._cluster.retry_backoff_s, self._cluster.world.random)
+        match verdict:
+            case Verdict.RETRY:
+                self._accumulator.retry(batch, now + pause_s)
+            case Verdict.RENUMBER:
+                self._accumulator.renumber(batch, now + pause_s)
+            case Verdict.SPLIT:
+                self._accumulator.split(batch)
+            case Verdict.FAIL:
+                self._accumulator.fail(batch, error)
+
+    # -- the producer id --
+
+    def _obtain_identity(self) -> None:
+        if self._identity_task is None or self._identity_task.done():
+            self._identity_task = self._cluster.tasks.start(self._ask_for_identity(), "producer id")
+
+    async def _ask_for_identity(self) -> None:
+        """Until a broker grants one: what waits for it fails by its delivery timeout, with the reason."""
+        failures = 0
+        while True:
+            try:
+                response = await self._metadata.request_any(
+                    INIT_PRODUCER_ID, m.InitProducerIdRequest(None), timeout_s=self._cluster.request_timeout_s
+                )
+                if response.error_code == ErrorCode.NONE:
+                    break
+                raise BrokerError(error_of(response.error_code), "asking for a producer id")
+            except (NetworkError, BrokerError) as error:
+                self._identity_error = error
+            failures += 1
+            pause_s = exponential_backoff_s(failures, self._cluster.retry_backoff_s, self._cluster.world.random)
+            await asyncio.sleep(pause_s)
+        self._identity_error = None
+        self._accumulator.identity = Identity(response.producer_id, response.producer_epoch)
+        self._waker.wake()

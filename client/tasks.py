@@ -1,0 +1,73 @@
+"""Background tasks that have an owner, and a way to tell waiting coroutines that something has moved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+
+class Pulse:
+    """`wait` returns at the next `notify`. Whoever waits checks his condition again: notifications are not kept."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def notify(self) -> None:
+        # Event.set completes the futures of all who wait; clearing at once makes the next `wait` wait again.
+        self._event.set()
+        self._event.clear()
+
+
+class BackgroundTasks:
+    """The tasks of one client. A task that raises is a bug: `on_crash` hears of it at once, in the loop.
+
+    `close` cancels what still runs and waits for its end.
+    """
+
+    def __init__(self, on_crash: Callable[[BaseException], None]) -> None:
+        self._on_crash = on_crash
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def start(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_crash(error)
+
+    async def close(self) -> None:
+        while self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+class Waker:
+    """The alarm clock of a task that works in steps: it sleeps until it is woken or its time has come."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    async def sleep(self, delay_s: float | None) -> None:
+        """Until `wake`, or for `delay_s`; not at all where `wake` was called since the last sleep."""
+        if not self._event.is_set():
+            timer = None
+            if delay_s is not None:
+                timer = asyncio.get_running_loop().call_later(delay_s, self._event.set)
+            try:
+                await self._event.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        self._event.clear()

@@ -1,0 +1,117 @@
+"""The controller's way to ZooKeeper: many calls at once, and lost connections waited out.
+
+A session outlives its connections. While it is suspended the controller neither gives up nor goes on: whatever
+it wants to read or write waits until the session is connected again (then the call is made again) or expired
+(then the tenure is over, by SessionExpired). What a lost connection means for a write is the executor's
+business, so `multis` tells it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from protocol.errors import MinibrokerError
+from protocol.world import (
+    Clock,
+    ConnectionLoss,
+    NoNode,
+    Operation,
+    SessionExpired,
+    SessionState,
+    Stat,
+    ZooKeeperError,
+    ZooKeeperSession,
+)
+
+T = TypeVar("T")
+
+MAX_CALLS_IN_FLIGHT = 1_000
+_PAUSE_S = 0.02
+"""Before a call is repeated although the session says that it is connected: the news may be on its way."""
+
+
+class ControllerMoved(MinibrokerError):
+    """Another controller was elected: this one must write nothing more and resign."""
+
+
+class ZooKeeperAccess:
+    """One tenure's. `session_changed` must be called with every change of the session's state."""
+
+    def __init__(self, session: ZooKeeperSession, clock: Clock) -> None:
+        self.session = session
+        self._clock = clock
+        self._news = asyncio.Event()
+        self.reading_s = 0.0
+        """Time spent waiting for reads, and below for writes, since the beginning."""
+        self.writing_s = 0.0
+
+    def session_changed(self) -> None:
+        """Wake up who waits for a connection."""
+        self._news.set()
+
+    async def reconnected(self) -> None:
+        """Return once the session is connected. Raises SessionExpired."""
+        if self.session.state is SessionState.CONNECTED:
+            await asyncio.sleep(_PAUSE_S)
+        while self.session.state is not SessionState.CONNECTED:
+            if self.session.state is SessionState.EXPIRED:
+                raise SessionExpired(f"session {self.session.session_id:#x} has expired")
+            self._news.clear()
+            await self._news.wait()
+
+    async def read(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | None]:
+        """Make the calls, pipelined, in their order; None stands for a node that is not there.
+
+        Raises SessionExpired, and any other ZooKeeperError but NoNode and ConnectionLoss.
+        """
+        started = self._clock.monotonic()
+        try:
+            results: list[T | None] = []
+            for start in range(0, len(calls), MAX_CALLS_IN_FLIGHT):
+                results += await self._read(calls[start : start + MAX_CALLS_IN_FLIGHT])
+            return results
+        finally:
+            self.reading_s += self._clock.monotonic() - started
+
+    async def _read(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | None]:
+        results: list[T | None] = [None] * len(calls)
+        missing = list(range(len(calls)))
+        while missing:
+            answers = await asyncio.gather(*(_run(calls[index]) for index in missing), return_exceptions=True)
+            again = []
+            for index, answer in zip(missing, answers, strict=True):
+                if isinstance(answer, ConnectionLoss):
+                    again.append(index)
+                elif isinstance(answer, NoNode):
+                    results[index] = None
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    results[index] = answer
+            missing = again
+            if missing:
+                await self.reconnected()
+        return results
+
+    async def multis(self, batches: Sequence[Sequence[Operation]]) -> list[list[str | Stat | None] | ZooKeeperError]:
+        """Send the multis, pipelined, in their order; each gets its result, or the error that it raised.
+
+        Raises what is no ZooKeeperError.
+        """
+        started = self._clock.monotonic()
+        try:
+            results: list[list[str | Stat | None] | ZooKeeperError] = []
+            answers = await asyncio.gather(*(self.session.multi(batch) for batch in batches), return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BaseException) and not isinstance(answer, ZooKeeperError):
+                    raise answer
+                results.append(answer)
+            return results
+        finally:
+            self.writing_s += self._clock.monotonic() - started
+
+
+async def _run(call: Callable[[], Awaitable[T]]) -> T:
+    return await call()

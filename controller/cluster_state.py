@@ -1,0 +1,288 @@
+"""The controller's picture of the cluster (Kafka's ControllerContext), the changes to it, and its queries.
+
+It belongs to one tenure and dies with it. Decisions read it and never change it: they return Plans, and the
+executor alone applies a plan's changes, after the znodes were written. ZooKeeper holds the truth; this is what
+the controller has read or written there, so an election can be decided without asking again, and the version
+in each `LeaderAndIsr` makes the write fail where the picture is old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, assert_never
+
+from controller.states.partition import PartitionState
+from controller.states.replica import PartitionReplica, ReplicaState
+from protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
+from protocol.znodes import TopicZnode
+
+NOT_WRITTEN = -1
+"""The `partition_epoch` of a state whose znode does not exist yet."""
+
+# --- Changes: what a plan can do to the picture, besides moves and elections -----------------------------------
+
+
+class BrokerAdded(NamedTuple):
+    broker: Broker
+
+    def __str__(self) -> str:
+        return f"broker {self.broker.id} (epoch {self.broker.epoch}) joins"
+
+
+class BrokerRemoved(NamedTuple):
+    broker_id: int
+
+    def __str__(self) -> str:
+        return f"broker {self.broker_id} is gone"
+
+
+class TopicAdded(NamedTuple):
+    topic: str
+    znode: TopicZnode
+
+    def __str__(self) -> str:
+        partitions = ", ".join(f"{p}: {list(replicas)}" for p, replicas in self.znode.partitions.items())
+        return f"topic {self.topic} ({self.znode.topic_id}) has the replicas {partitions}"
+
+
+class TopicRemoved(NamedTuple):
+    topic: str
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} is forgotten"
+
+
+class ReplicaFailed(NamedTuple):
+    """The broker lives, but the log directory of the replica does not."""
+
+    replica: PartitionReplica
+
+    def __str__(self) -> str:
+        return f"replica {self.replica} has lost its log directory"
+
+
+class ReplicaRecovered(NamedTuple):
+    replica: PartitionReplica
+
+    def __str__(self) -> str:
+        return f"replica {self.replica} has its log directory again"
+
+
+class DeletionQueued(NamedTuple):
+    topic: str
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} is to be deleted"
+
+
+class DeletionIneligible(NamedTuple):
+    """The deletion cannot go on before something changes; `reason` says what."""
+
+    topic: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the deletion of topic {self.topic} waits: {self.reason}"
+
+
+class DeletionResumed(NamedTuple):
+    topic: str
+
+    def __str__(self) -> str:
+        return f"the deletion of topic {self.topic} may go on"
+
+
+Change = (
+    BrokerAdded
+    | BrokerRemoved
+    | TopicAdded
+    | TopicRemoved
+    | ReplicaFailed
+    | ReplicaRecovered
+    | DeletionQueued
+    | DeletionIneligible
+    | DeletionResumed
+)
+
+
+# --- What is read when office is taken ---------------------------------------------------------------------------
+
+
+class Snapshot(NamedTuple):
+    """Everything in ZooKeeper that concerns a controller. What could not be decoded is named, not left out."""
+
+    brokers: Mapping[int, Broker]
+    topics: Mapping[str, TopicZnode]
+    states: Mapping[TopicPartition, LeaderAndIsr]
+    topics_to_delete: tuple[str, ...] = ()
+    isr_notifications: tuple[str, ...] = ()
+    """Paths."""
+    malformed_topics: frozenset[str] = frozenset()
+    malformed_states: frozenset[TopicPartition] = frozenset()
+
+
+# --- The picture ---------------------------------------------------------------------------------------------
+
+
+class ClusterState:
+    """Read by decisions, changed by the executor (`apply`, `move_...`, `leadership`)."""
+
+    def __init__(self, controller_id: int, controller_epoch: int) -> None:
+        self.controller_id = controller_id
+        self.controller_epoch = controller_epoch
+        self.live_brokers: dict[int, Broker] = {}
+        self.topic_ids: dict[str, str] = {}
+        self.assignments: dict[TopicPartition, tuple[int, ...]] = {}
+        self.leadership: dict[TopicPartition, LeaderAndIsr] = {}
+        """Only of partitions whose state znode exists and could be read."""
+        self.partition_states: dict[TopicPartition, PartitionState] = {}
+        self.replica_states: dict[PartitionReplica, ReplicaState] = {}
+        self.failed_replicas: set[PartitionReplica] = set()
+        self.topics_to_delete: dict[str, None] = {}
+        """Queued or under way, in the order of their arrival."""
+        self.ineligible_topics: dict[str, str] = {}
+        """Those among them that wait, and for what."""
+        self._partitions_of: dict[str, tuple[TopicPartition, ...]] = {}
+        self._partitions_on: dict[int, dict[TopicPartition, None]] = {}
+
+    # -- queries --
+
+    def partition_state(self, partition: TopicPartition) -> PartitionState:
+        return self.partition_states.get(partition, PartitionState.NON_EXISTENT)
+
+    def replica_state(self, replica: PartitionReplica) -> ReplicaState:
+        return self.replica_states.get(replica, ReplicaState.NON_EXISTENT)
+
+    def live_broker_ids(self) -> tuple[int, ...]:
+        return tuple(sorted(self.live_brokers))
+
+    def partitions_of(self, topic: str) -> tuple[TopicPartition, ...]:
+        return self._partitions_of.get(topic, ())
+
+    def partitions_on(self, broker_id: int) -> tuple[TopicPartition, ...]:
+        """Partitions with a replica assigned to the broker."""
+        return tuple(self._partitions_on.get(broker_id, ()))
+
+    def partitions_led_by(self, broker_id: int) -> tuple[TopicPartition, ...]:
+        return tuple(p for p in self.partitions_on(broker_id) if self.leader(p) == broker_id)
+
+    def leader(self, partition: TopicPartition) -> int:
+        state = self.leadership.get(partition)
+        return state.leader if state is not None else NO_LEADER
+
+    def replicas_of(self, topic: str) -> Iterator[PartitionReplica]:
+        for partition in self.partitions_of(topic):
+            for broker_id in self.assignments[partition]:
+                yield PartitionReplica(partition, broker_id)
+
+    def is_live(self, partition: TopicPartition, broker_id: int) -> bool:
+        """The broker is up, and so is the replica's log directory."""
+        return broker_id in self.live_brokers and (partition, broker_id) not in self.failed_replicas
+
+    def live_replicas(self, partition: TopicPartition) -> tuple[int, ...]:
+        """In the order of the assignment."""
+        return tuple(b for b in self.assignments[partition] if self.is_live(partition, b))
+
+    def offline_replicas(self, partition: TopicPartition) -> tuple[int, ...]:
+        return tuple(b for b in self.assignments[partition] if not self.is_live(partition, b))
+
+    def is_queued_for_deletion(self, topic: str) -> bool:
+        return topic in self.topics_to_delete
+
+    def partitions_without_leader(self) -> tuple[TopicPartition, ...]:
+        """New and offline partitions, those of topics to be deleted left out."""
+        return tuple(
+            partition
+            for partition, state in self.partition_states.items()
+            if state in (PartitionState.NEW, PartitionState.OFFLINE)
+            and not self.is_queued_for_deletion(partition.topic)
+        )
+
+    def offline_partition_count(self) -> int:
+        """Kafka's OfflinePartitionsCount: partitions without a live leader, those to be deleted left out."""
+        return sum(
+            1
+            for partition in self.assignments
+            if not self.is_queued_for_deletion(partition.topic)
+            and (
+                self.partition_state(partition) is not PartitionState.ONLINE
+                or not self.is_live(partition, self.leader(partition))
+            )
+        )
+
+    def replica_states_of(self, topic: str) -> frozenset[ReplicaState]:
+        """The states in which at least one replica of the topic is."""
+        return frozenset(self.replica_state(replica) for replica in self.replicas_of(topic))
+
+    # -- changes: for the executor --
+
+    def move_partition(self, partition: TopicPartition, target: PartitionState) -> None:
+        if target is PartitionState.NON_EXISTENT:
+            self.partition_states.pop(partition, None)
+        else:
+            self.partition_states[partition] = target
+
+    def move_replica(self, replica: PartitionReplica, target: ReplicaState) -> None:
+        if target is ReplicaState.NON_EXISTENT:
+            self.replica_states.pop(replica, None)
+        else:
+            self.replica_states[replica] = target
+
+    def adopt(self, leadership: Mapping[TopicPartition, LeaderAndIsr]) -> None:
+        """Take over what was read from, or written to, the state znodes."""
+        for partition, state in leadership.items():
+            if partition in self.assignments:
+                self.leadership[partition] = state
+
+    def apply(self, change: Change) -> None:
+        match change:
+            case BrokerAdded(broker):
+                self.live_brokers[broker.id] = broker
+            case BrokerRemoved(broker_id):
+                self.live_brokers.pop(broker_id, None)
+                # A new run of the broker starts with the directories that it has then.
+                self.failed_replicas = {r for r in self.failed_replicas if r.broker_id != broker_id}
+            case TopicAdded(topic, znode):
+                self._add_topic(topic, znode)
+            case TopicRemoved(topic):
+                self._remove_topic(topic)
+            case ReplicaFailed(replica):
+                self.failed_replicas.add(replica)
+            case ReplicaRecovered(replica):
+                self.failed_replicas.discard(replica)
+            case DeletionQueued(topic):
+                self.topics_to_delete[topic] = None
+            case DeletionIneligible(topic, reason):
+                self.ineligible_topics[topic] = reason
+            case DeletionResumed(topic):
+                self.ineligible_topics.pop(topic, None)
+            case _:
+                assert_never(change)
+
+    def _add_topic(self, topic: str, znode: TopicZnode) -> None:
+        assert topic not in self.topic_ids, f"topic {topic} is known already"
+        self.topic_ids[topic] = znode.topic_id
+        self._partitions_of[topic] = tuple(TopicPartition(topic, p) for p in sorted(znode.partitions))
+        for partition in self._partitions_of[topic]:
+            replicas = znode.partitions[partition.partition]
+            self.assignments[partition] = replicas
+            for broker_id in replicas:
+                self._partitions_on.setdefault(broker_id, {})[partition] = None
+
+    def _remove_topic(self, topic: str) -> None:
+        for partition in self._partitions_of.pop(topic, ()):
+            for broker_id in self.assignments.pop(partition):
+                self._partitions_on[broker_id].pop(partition, None)
+                replica = PartitionReplica(partition, broker_id)
+                self.replica_states.pop(replica, None)
+                self.failed_replicas.discard(replica)
+            self.partition_states.pop(partition, None)
+            self.leadership.pop(partition, None)
+        self.topic_ids.pop(topic, None)
+        self.topics_to_delete.pop(topic, None)
+        self.ineligible_topics.pop(topic, None)
+
+
+def in_order(partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
+    """Each partition once, by topic and number: plans, requests and logs read the same in every run."""
+    return tuple(sorted(set(partitions)))

@@ -1,0 +1,314 @@
+"""Brokers come, go and bounce, and what that does to partitions (Kafka's onBrokerStartup and onBrokerFailure).
+
+Everything rests on one decision, `settle`: given what the picture says now, which partitions have the wrong
+leader or ISR, and who must hear about it? It goes by the state of things and not by the event, so it serves the
+loss of a broker, a broker's return, a new topic, a failed log directory, taking office, and the second try after
+a conflict alike, and doing it twice does no harm. Events differ only in which partitions they look at and in who
+is told even if nothing changed.
+
+Where Kafka writes a partition twice when its leader dies (the ISR without the broker, then the new leader), one
+write does both here: the new state is the same, and a failover is half as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import NamedTuple
+
+from controller.cluster_state import (
+    BrokerAdded,
+    BrokerRemoved,
+    ClusterState,
+    DeletionIneligible,
+    DeletionQueued,
+    DeletionResumed,
+    ReplicaFailed,
+    ReplicaRecovered,
+    Snapshot,
+    TopicAdded,
+    in_order,
+)
+from controller.decisions import elections
+from controller.events import ResumeDeletions
+from controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveBroker, RemoveNode, WriteState
+from controller.states.partition import PartitionState
+from controller.states.replica import PartitionReplica, ReplicaState
+from protocol.errors import ErrorCode
+from protocol.model import NO_LEADER, Broker, TopicPartition
+from protocol.znodes import delete_topic_path, partitions_path
+
+
+class BrokerDifference(NamedTuple):
+    """What the registered brokers are, compared to those known to live. Each in the order of the ids."""
+
+    added: tuple[Broker, ...]
+    lost: tuple[int, ...]
+    bounced: tuple[Broker, ...]
+    """Registered again since: the same id with another epoch. To be taken as lost, then as added."""
+
+
+def difference(live: Mapping[int, Broker], registered: Mapping[int, Broker]) -> BrokerDifference:
+    return BrokerDifference(
+        added=tuple(registered[b] for b in sorted(registered) if b not in live),
+        lost=tuple(b for b in sorted(live) if b not in registered),
+        bounced=tuple(registered[b] for b in sorted(registered) if b in live and live[b].epoch != registered[b].epoch),
+    )
+
+
+# --- Taking office -------------------------------------------------------------------------------------------
+
+
+def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = ()) -> Plan:
+    """The first plan of a tenure: fill the empty picture with what was read, and tell all who lives.
+
+    `refused` are registered brokers that accept no connection: their registration is removed, and they are dead
+    from the start. `settle` over all partitions comes next, then deletions.
+    """
+    builder = PlanBuilder()
+    live = [broker for _, broker in sorted(snapshot.brokers.items()) if broker.id not in refused]
+    for broker in snapshot.brokers.values():
+        if broker.id in refused:
+            builder.write(RemoveBroker(broker.id, broker.epoch))
+    for path in snapshot.isr_notifications:
+        builder.write(RemoveNode(path))  # every state znode has just been read
+    for broker in live:
+        builder.change(BrokerAdded(broker))
+    for topic in sorted(snapshot.topics):
+        builder.change(TopicAdded(topic, snapshot.topics[topic]))
+    for topic in snapshot.topics_to_delete:
+        if topic in snapshot.topics:
+            builder.change(DeletionQueued(topic))
+            builder.follow_up(ResumeDeletions(state.controller_epoch))
+        elif topic not in snapshot.malformed_topics:
+            builder.write(RemoveNode(delete_topic_path(topic)))
+            builder.note(f"topic {topic} is to be deleted and does not exist: the request is dropped")
+    live_ids = frozenset(broker.id for broker in live)
+    for topic in sorted(snapshot.topics):
+        for number, assignment in snapshot.topics[topic].partitions.items():
+            _load_partition(builder, snapshot, TopicPartition(topic, number), assignment, live_ids)
+    builder.announce(live_ids, ())
+    return builder.build()
+
+
+def _load_partition(
+    builder: PlanBuilder,
+    snapshot: Snapshot,
+    partition: TopicPartition,
+    assignment: tuple[int, ...],
+    live: frozenset[int],
+) -> None:
+    builder.move_partition(partition, PartitionState.NEW)
+    known = snapshot.states.get(partition)
+    if known is not None:
+        builder.adopt(partition, known)
+        builder.move_partition(partition, PartitionState.ONLINE if known.leader in live else PartitionState.OFFLINE)
+    elif partition in snapshot.malformed_states:
+        builder.move_partition(partition, PartitionState.OFFLINE)
+    for broker_id in assignment:
+        replica = PartitionReplica(partition, broker_id)
+        online = ReplicaState.ONLINE if broker_id in live else ReplicaState.OFFLINE
+        builder.move_replica(replica, ReplicaState.NEW, online)
+
+
+# --- Brokers lost and added ----------------------------------------------------------------------------------
+
+
+def lost(state: ClusterState, broker_ids: Iterable[int]) -> Plan:
+    """Take the brokers out of the picture. `settle` over `affected_by` them comes next."""
+    gone = tuple(sorted(broker_ids))
+    builder = PlanBuilder()
+    for broker_id in gone:
+        builder.change(BrokerRemoved(broker_id))
+    for partition in affected_by(state, gone):
+        if state.leader(partition) in gone and state.partition_state(partition) is PartitionState.ONLINE:
+            builder.move_partition(partition, PartitionState.OFFLINE)
+    for broker_id in gone:
+        for partition in state.partitions_on(broker_id):
+            _lose_replica(builder, state, PartitionReplica(partition, broker_id), f"broker {broker_id} is down")
+    return builder.build()
+
+
+def affected_by(state: ClusterState, broker_ids: Iterable[int]) -> tuple[TopicPartition, ...]:
+    """The partitions that have a replica on one of the brokers."""
+    return in_order(partition for broker_id in broker_ids for partition in state.partitions_on(broker_id))
+
+
+def _lose_replica(builder: PlanBuilder, state: ClusterState, replica: PartitionReplica, reason: str) -> None:
+    current = state.replica_state(replica)
+    if current is ReplicaState.DELETION_STARTED:
+        builder.move_replica(replica, ReplicaState.DELETION_INELIGIBLE)
+        builder.change(DeletionIneligible(replica.partition.topic, reason))
+    elif current in (ReplicaState.NEW, ReplicaState.ONLINE):
+        builder.move_replica(replica, ReplicaState.OFFLINE)
+
+
+def suspected(broker_id: int, broker_epoch: int) -> Plan:
+    """Remove the registration of a broker that has certainly crashed; its loss is noticed as any other."""
+    builder = PlanBuilder()
+    builder.write(RemoveBroker(broker_id, broker_epoch))
+    return builder.build()
+
+
+def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
+    """Take brokers into the picture, and tell them everything, before anything else is told them.
+
+    `settle` over `affected_by` them and the partitions without a leader comes next.
+    """
+    brokers = tuple(brokers)
+    builder = PlanBuilder()
+    resumed: dict[str, None] = {}
+    for broker in brokers:
+        builder.change(BrokerAdded(broker))
+        for partition in state.partitions_on(broker.id):
+            replica = PartitionReplica(partition, broker.id)
+            if state.is_queued_for_deletion(partition.topic):
+                resumed[partition.topic] = None
+            elif state.replica_state(replica) in (ReplicaState.NEW, ReplicaState.OFFLINE):
+                builder.move_replica(replica, ReplicaState.ONLINE)
+    for topic in resumed:
+        if topic in state.ineligible_topics:
+            builder.change(DeletionResumed(topic))
+    if resumed:
+        builder.follow_up(ResumeDeletions(state.controller_epoch))
+    builder.announce(
+        (broker.id for broker in brokers),
+        (p for p in state.assignments if not state.is_queued_for_deletion(p.topic)),
+        (DeletedTopic(topic, state.topic_ids[topic]) for topic in state.topics_to_delete),
+    )
+    return builder.build()
+
+
+def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[TopicPartition, ErrorCode]) -> Plan:
+    """A broker's answer to LeaderAndIsr: KAFKA_STORAGE_ERROR says that the replica's log directory has failed.
+
+    `settle` over the partitions whose replica failed or recovered comes next.
+    """
+    builder = PlanBuilder()
+    for partition in in_order(errors):
+        replica = PartitionReplica(partition, broker_id)
+        if partition not in state.assignments or broker_id not in state.live_brokers:
+            continue
+        failed = replica in state.failed_replicas
+        if errors[partition] is ErrorCode.KAFKA_STORAGE_ERROR and not failed:
+            builder.change(ReplicaFailed(replica))
+            if state.leader(partition) == broker_id and state.partition_state(partition) is PartitionState.ONLINE:
+                builder.move_partition(partition, PartitionState.OFFLINE)
+            _lose_replica(builder, state, replica, f"the log directory of {replica} has failed")
+        elif errors[partition] is ErrorCode.NONE and failed:
+            builder.change(ReplicaRecovered(replica))
+            if state.replica_state(replica) is ReplicaState.OFFLINE:
+                builder.move_replica(replica, ReplicaState.ONLINE)
+        elif errors[partition] not in (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR):
+            builder.note(f"broker {broker_id} could not take on {partition}: {errors[partition].name}")
+    return builder.build()
+
+
+# --- Leaders and ISRs ----------------------------------------------------------------------------------------
+
+
+def settle(
+    state: ClusterState,
+    partitions: Iterable[TopicPartition],
+    *,
+    unclean_topics: Container[str] = (),
+    tell: Container[int] = (),
+    announce: Iterable[TopicPartition] = (),
+    announce_brokers: bool = False,
+) -> Plan:
+    """Give each of the partitions the leader and the ISR that it should have.
+
+    Live replicas of a changed partition hear of it by LeaderAndIsr, all live brokers by UpdateMetadata. Brokers
+    in `tell` hear of their replicas among `partitions` even if nothing changed; `announce` goes into the
+    UpdateMetadata even if nothing changed, and with `announce_brokers` it is sent even if it is empty.
+    Partitions of topics that are to be deleted are left alone.
+    """
+    builder = PlanBuilder()
+    changed: list[TopicPartition] = []
+    created_in: set[str] = set()
+    for partition in in_order(partitions):
+        if partition not in state.assignments or state.is_queued_for_deletion(partition.topic):
+            continue
+        if partition in state.leadership:
+            if _settle_known(builder, state, partition, unclean=partition.topic in unclean_topics, tell=tell):
+                changed.append(partition)
+        elif state.partition_state(partition) is PartitionState.NEW:
+            if _settle_new(builder, state, partition, created_in):
+                changed.append(partition)
+        else:
+            builder.note(f"the state znode of {partition} is missing or cannot be read: it stays without a leader")
+    announced = [p for p in announce if p in state.assignments and not state.is_queued_for_deletion(p.topic)]
+    if changed or announced or announce_brokers:
+        builder.announce(state.live_brokers, (*changed, *announced))
+    return builder.build()
+
+
+def _settle_new(builder: PlanBuilder, state: ClusterState, partition: TopicPartition, created_in: set[str]) -> bool:
+    live = state.live_replicas(partition)
+    first = elections.first_state(state.assignments[partition], live, state.controller_epoch)
+    if first is None:
+        builder.note(f"{partition} stays new: none of its replicas {list(state.assignments[partition])} lives")
+        return False
+    if partition.topic not in created_in:
+        created_in.add(partition.topic)
+        builder.write(EnsureNode(partitions_path(partition.topic)))
+    builder.write(WriteState(partition, first))
+    builder.move_partition(partition, PartitionState.ONLINE)
+    _take_online(builder, state, partition, live)
+    builder.tell(live, partition, is_new=True)
+    return True
+
+
+def _settle_known(
+    builder: PlanBuilder, state: ClusterState, partition: TopicPartition, *, unclean: bool, tell: Container[int]
+) -> bool:
+    current = state.leadership[partition]
+    assignment = state.assignments[partition]
+    live = state.live_replicas(partition)
+    position = state.partition_state(partition)
+    target = elections.next_state(assignment, current, live, state.controller_epoch, unclean)
+    # A partition that is still new has its state from an earlier controller: nobody may have been told of it.
+    is_new = position is PartitionState.NEW
+
+    if target is not current:
+        builder.write(WriteState(partition, target))
+        if target.leader != NO_LEADER and target.leader not in current.isr:
+            builder.note(f"unclean election of {target.leader} for {partition}: what only {current.isr} had is lost")
+    if target.leader == NO_LEADER:
+        if position is not PartitionState.OFFLINE:
+            builder.move_partition(partition, PartitionState.OFFLINE)
+        if target is not current:
+            builder.note(f"{partition} has no leader: none of its ISR {list(current.isr)} lives")
+    elif position is PartitionState.ONLINE and target.leader != current.leader:
+        builder.move_partition(partition, PartitionState.OFFLINE, PartitionState.ONLINE)
+    elif position is not PartitionState.ONLINE:
+        builder.move_partition(partition, PartitionState.ONLINE)
+    _take_online(builder, state, partition, live)
+
+    if target is not current or is_new:
+        builder.tell(live, partition, is_new=is_new)
+        return True
+    builder.tell((broker_id for broker_id in live if broker_id in tell), partition)
+    return False
+
+
+def _take_online(builder: PlanBuilder, state: ClusterState, partition: TopicPartition, live: tuple[int, ...]) -> None:
+    """Replicas that were new until now: their brokers are told of them by the same plan."""
+    for broker_id in state.assignments[partition]:
+        replica = PartitionReplica(partition, broker_id)
+        if state.replica_state(replica) is ReplicaState.NEW:
+            builder.move_replica(replica, ReplicaState.ONLINE if broker_id in live else ReplicaState.OFFLINE)
+
+
+def topics_in_need_of_an_unclean_election(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
+    """The topics whose setting decides whether a partition gets a leader: no ISR member lives, another replica does."""
+    topics = {
+        partition.topic
+        for partition in partitions
+        if partition in state.leadership
+        and partition in state.assignments
+        and not state.is_queued_for_deletion(partition.topic)
+        and (live := state.live_replicas(partition))
+        and state.leader(partition) not in live
+        and not any(member in live for member in state.leadership[partition].isr)
+    }
+    return tuple(sorted(topics))

@@ -1,0 +1,166 @@
+"""Topics are deleted (Kafka's TopicDeletionManager).
+
+A topic is queued by a znode under `/admin/delete_topics`, and is gone once every replica was deleted by its broker
+and nothing of it is left in ZooKeeper. The state of a deletion is the states of its replicas, so there is nothing
+to remember besides: `resume` looks at them and does what can be done now.
+
+    Online -> Offline -> DeletionStarted -> DeletionSuccessful -> NonExistent
+                 ^  \\              |
+                 |   v             v
+               DeletionIneligible (the broker is down, or could not)
+
+A topic with an ineligible replica waits until the broker is back. Nothing is forgotten before every replica is
+gone: else a broker that returns would bring old records into a new topic of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from controller.cluster_state import ClusterState, DeletionIneligible, DeletionQueued, TopicRemoved, in_order
+from controller.events import ResumeDeletions
+from controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
+from controller.states.partition import PartitionState
+from controller.states.replica import PartitionReplica, ReplicaState
+from protocol.errors import ErrorCode
+from protocol.messages import DeletableTopicResult
+from protocol.model import TopicPartition
+from protocol.znodes import delete_topic_path, topic_config_path
+
+
+def results(state: ClusterState, topics: Iterable[str]) -> list[DeletableTopicResult]:
+    """What an administrator who asks for the deletion is answered."""
+    return [
+        DeletableTopicResult(topic, state.topic_ids[topic], ErrorCode.NONE)
+        if topic in state.topic_ids
+        else DeletableTopicResult(
+            topic,
+            "",
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"there is no topic {topic[:80]!r}, so it cannot be deleted: see the list of topics for its name",
+        )
+        for topic in topics
+    ]
+
+
+def request(state: ClusterState, topics: Iterable[str]) -> Plan:
+    """An administrator asks for the deletion of topics: those that exist are marked in ZooKeeper and queued."""
+    builder = PlanBuilder()
+    for topic in topics:
+        if topic in state.topic_ids and not state.is_queued_for_deletion(topic):
+            builder.write(EnsureNode(delete_topic_path(topic)))
+            builder.change(DeletionQueued(topic))
+    builder.follow_up(ResumeDeletions(state.controller_epoch))
+    return builder.build()
+
+
+def queue(state: ClusterState, topics: Iterable[str], leave_alone: Iterable[str] = ()) -> Plan:
+    """Topics are named under `/admin/delete_topics`: queue those that exist, drop requests for others.
+
+    `leave_alone` are topics that exist and cannot be read: their request stays until somebody mends them.
+    """
+    builder = PlanBuilder()
+    spared = frozenset(leave_alone)
+    queued = False
+    for topic in topics:
+        if topic in state.topic_ids:
+            if not state.is_queued_for_deletion(topic):
+                builder.change(DeletionQueued(topic))
+                queued = True
+        elif topic not in spared:
+            builder.write(RemoveNode(delete_topic_path(topic)))
+            builder.note(f"topic {topic} is to be deleted and does not exist: the request is dropped")
+    if queued:
+        builder.follow_up(ResumeDeletions(state.controller_epoch))
+    return builder.build()
+
+
+def resume(state: ClusterState) -> Plan:
+    """Begin, or begin again, every deletion that is neither under way, nor waiting, nor done."""
+    builder = PlanBuilder()
+    beginning = [topic for topic in state.topics_to_delete if _can_begin(state, topic)]
+    for topic in beginning:
+        for partition in state.partitions_of(topic):
+            if state.partition_state(partition) is not PartitionState.NON_EXISTENT:
+                builder.move_partition(partition, PartitionState.OFFLINE, PartitionState.NON_EXISTENT)
+    if beginning:
+        # First of all clients must see that the topic is gone, and its leaders must refuse what still comes.
+        deleted = [DeletedTopic(topic, state.topic_ids[topic]) for topic in beginning]
+        builder.announce(state.live_brokers, (), deleted)
+    for topic in beginning:
+        _begin(builder, state, topic)
+    return builder.build()
+
+
+def _can_begin(state: ClusterState, topic: str) -> bool:
+    states = state.replica_states_of(topic)
+    under_way = ReplicaState.DELETION_STARTED in states
+    return topic not in state.ineligible_topics and not under_way and not _is_finished(state, topic)
+
+
+def _begin(builder: PlanBuilder, state: ClusterState, topic: str) -> None:
+    out_of_reach: dict[int, None] = {}
+    for replica in state.replicas_of(topic):
+        current = state.replica_state(replica)
+        if current is ReplicaState.DELETION_SUCCESSFUL:
+            continue
+        if state.is_live(*replica):
+            if current is not ReplicaState.OFFLINE:
+                builder.move_replica(replica, ReplicaState.OFFLINE)
+            builder.move_replica(replica, ReplicaState.DELETION_STARTED)
+            builder.stop(replica, delete=True)
+            continue
+        out_of_reach[replica.broker_id] = None
+        if current in (ReplicaState.NEW, ReplicaState.ONLINE):
+            builder.move_replica(replica, ReplicaState.OFFLINE)
+        if current is not ReplicaState.DELETION_INELIGIBLE:
+            builder.move_replica(replica, ReplicaState.DELETION_INELIGIBLE)
+    if out_of_reach:
+        brokers = ", ".join(str(broker_id) for broker_id in sorted(out_of_reach))
+        builder.change(DeletionIneligible(topic, f"its replicas on broker {brokers} cannot be reached"))
+
+
+def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[TopicPartition, ErrorCode]) -> Plan:
+    """A broker's answer to a StopReplica that deletes. Replicas that do not wait for one are left as they are."""
+    builder = PlanBuilder()
+    for partition in in_order(errors):
+        replica = PartitionReplica(partition, broker_id)
+        if state.replica_state(replica) is not ReplicaState.DELETION_STARTED:
+            continue
+        error = errors[partition]
+        if error is ErrorCode.NONE:
+            builder.move_replica(replica, ReplicaState.DELETION_SUCCESSFUL)
+        else:
+            builder.move_replica(replica, ReplicaState.DELETION_INELIGIBLE)
+            reason = (
+                f"broker {broker_id} could not delete {partition} ({error.name}): it is tried again when it restarts"
+            )
+            builder.change(DeletionIneligible(partition.topic, reason))
+    builder.follow_up(ResumeDeletions(state.controller_epoch))
+    return builder.build()
+
+
+def finished(state: ClusterState) -> tuple[str, ...]:
+    """The topics of which no broker has a replica any more: `forget` them."""
+    return tuple(topic for topic in state.topics_to_delete if _is_finished(state, topic))
+
+
+def _is_finished(state: ClusterState, topic: str) -> bool:
+    return state.replica_states_of(topic) <= {ReplicaState.DELETION_SUCCESSFUL}
+
+
+def forget(state: ClusterState, topic: str, nodes: Sequence[str]) -> Plan:
+    """Remove a finished topic from ZooKeeper and from the picture.
+
+    `nodes` is the tree at `/brokers/topics/T`, children before parents. The request under `/admin/delete_topics` goes
+    last, so that whatever happens in between, the next controller finds it and goes on.
+    """
+    builder = PlanBuilder()
+    builder.write(RemoveNode(topic_config_path(topic)))
+    for path in nodes:
+        builder.write(RemoveNode(path))
+    builder.write(RemoveNode(delete_topic_path(topic)))
+    for replica in state.replicas_of(topic):
+        builder.move_replica(replica, ReplicaState.NON_EXISTENT)
+    builder.change(TopicRemoved(topic))
+    return builder.build()

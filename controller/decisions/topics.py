@@ -1,0 +1,276 @@
+"""Topics are created, appear and vanish (Kafka's AdminZkClient and onNewPartitionCreation)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+from controller.cluster_state import ClusterState, TopicAdded, TopicRemoved
+from controller.decisions.placement import assign_replicas
+from controller.plan import CreateTopic, DeletedTopic, Plan, PlanBuilder, RemoveNode
+from controller.states.partition import PartitionState
+from controller.states.replica import PartitionReplica, ReplicaState
+from protocol.errors import ErrorCode
+from protocol.messages import CreatableAssignment, CreatableTopic, CreatableTopicResult
+from protocol.model import TopicPartition, topic_name_problem
+from protocol.znodes import TopicZnode, delete_topic_path, encode_config, encode_topic, new_uuid
+
+MAX_PARTITIONS_OF_A_TOPIC = 10_000
+MAX_TOPIC_BYTES = 900_000
+"""What the znodes of a topic may take together: they are created at once, and ZooKeeper takes less than 1 MB."""
+
+DEFAULT = -1
+"""In a request: as the broker is configured."""
+
+ConfigCheck = Callable[[str, str], str | None]
+"""Name and value of a topic setting to what is wrong with it, as a sentence, or None."""
+
+
+class TopicDefaults(NamedTuple):
+    num_partitions: int
+    replication_factor: int
+
+
+class NewTopic(NamedTuple):
+    """A topic that passed every check."""
+
+    topic: str
+    znode: TopicZnode
+    config: Mapping[str, str]
+
+    def result(self, *, created: bool) -> CreatableTopicResult:
+        return CreatableTopicResult(
+            self.topic,
+            self.znode.topic_id if created else "",
+            ErrorCode.NONE,
+            num_partitions=len(self.znode.partitions),
+            replication_factor=len(self.znode.partitions[0]),
+        )
+
+
+class _Refused(Exception):
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+# --- Creation ------------------------------------------------------------------------------------------------
+
+
+def validate(
+    requests: Sequence[CreatableTopic],
+    state: ClusterState,
+    existing: Container[str],
+    defaults: TopicDefaults,
+    check_config: ConfigCheck,
+    random: Random,
+) -> list[NewTopic | CreatableTopicResult]:
+    """For each request, in order, the topic as it is to be created, or the result that says why it is refused.
+
+    `existing` are topics that are in ZooKeeper, whether or not in the picture already.
+    """
+    times: dict[str, int] = {}
+    for request in requests:
+        times[request.name] = times.get(request.name, 0) + 1
+    taken = {_collision_key(topic): topic for topic in state.topic_ids}
+    answers: list[NewTopic | CreatableTopicResult] = []
+    for request in requests:
+        try:
+            if times[request.name] > 1:
+                raise _Refused(
+                    ErrorCode.INVALID_REQUEST,
+                    f"topic {request.name!r} stands {times[request.name]} times in one request: name it once",
+                )
+            _check_name(request.name, state, existing, taken)
+            new_topic = NewTopic(
+                request.name,
+                TopicZnode(new_uuid(random), _assignment(request, state, defaults, random)),
+                _config(request, check_config),
+            )
+            _check_size(new_topic)
+        except _Refused as refused:
+            answers.append(refusal(request.name, refused.code, refused.message))
+        else:
+            taken[_collision_key(request.name)] = request.name
+            answers.append(new_topic)
+    return answers
+
+
+def refusal(topic: str, code: ErrorCode, message: str) -> CreatableTopicResult:
+    return CreatableTopicResult(topic, "", code, message)
+
+
+def already_exists(topic: str) -> CreatableTopicResult:
+    return refusal(
+        topic, ErrorCode.TOPIC_ALREADY_EXISTS, f"there is a topic {topic!r} already: choose another name, or delete it"
+    )
+
+
+def _collision_key(topic: str) -> str:
+    """Equal for names that Kafka's metrics cannot tell apart (`Topic.hasCollision`)."""
+    return topic.replace(".", "_")
+
+
+def _check_name(topic: str, state: ClusterState, existing: Container[str], taken: Mapping[str, str]) -> None:
+    problem = topic_name_problem(topic)
+    if problem is not None:
+        raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    if state.is_queued_for_deletion(topic):
+        raise _Refused(
+            ErrorCode.TOPIC_ALREADY_EXISTS,
+            f"topic {topic!r} is still being deleted: try again when it is gone from the list of topics",
+        )
+    if topic in state.topic_ids or topic in existing:
+        raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, already_exists(topic).error_message)
+    other = taken.get(_collision_key(topic))
+    if other is not None:
+        raise _Refused(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"topic {topic!r} collides with topic {other!r}: names must differ in more than '.' and '_', since "
+            "metrics write both alike; choose another name",
+        )
+
+
+def _assignment(
+    request: CreatableTopic, state: ClusterState, defaults: TopicDefaults, random: Random
+) -> dict[int, tuple[int, ...]]:
+    if request.assignments:
+        if request.num_partitions != DEFAULT or request.replication_factor != DEFAULT:
+            raise _Refused(
+                ErrorCode.INVALID_REQUEST,
+                f"topic {request.name!r} has an assignment, and also num_partitions {request.num_partitions} and "
+                f"replication_factor {request.replication_factor}: with an assignment both must be {DEFAULT}",
+            )
+        return _explicit_assignment(request.assignments, state)
+    partitions = defaults.num_partitions if request.num_partitions == DEFAULT else request.num_partitions
+    _check_partition_count(partitions)
+    factor = defaults.replication_factor if request.replication_factor == DEFAULT else request.replication_factor
+    live = state.live_broker_ids()
+    if not 1 <= factor <= len(live):
+        shown = ", ".join(str(broker_id) for broker_id in live[:20]) or "none"
+        default = ", the default" if request.replication_factor == DEFAULT else ""
+        raise _Refused(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"the replication factor is {factor}{default}: it must be 1 to {len(live)}, the number of live brokers "
+            f"({shown}); choose another, or start more brokers",
+        )
+    return assign_replicas(live, partitions, factor, random)
+
+
+def _check_partition_count(partitions: int) -> None:
+    if not 1 <= partitions <= MAX_PARTITIONS_OF_A_TOPIC:
+        raise _Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"the number of partitions is {partitions}: give 1 to {MAX_PARTITIONS_OF_A_TOPIC}",
+        )
+
+
+def _explicit_assignment(assignments: Sequence[CreatableAssignment], state: ClusterState) -> dict[int, tuple[int, ...]]:
+    _check_partition_count(len(assignments))
+    given = {a.partition_index: tuple(a.broker_ids) for a in assignments}
+    if sorted(given) != list(range(len(assignments))):
+        shown = ", ".join(str(a.partition_index) for a in assignments[:20])
+        raise _Refused(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"the assignment names the partitions {shown}: name each from 0 to {len(assignments) - 1} once",
+        )
+    factor = len(given[0])
+    for partition, replicas in sorted(given.items()):
+        brokers = list(replicas[:20])
+        if not replicas or len(replicas) != factor:
+            raise _Refused(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"partition {partition} is assigned to {brokers} and partition 0 to {list(given[0][:20])}: assign "
+                "every partition to the same number of brokers, at least one",
+            )
+        if len(set(replicas)) != len(replicas):
+            raise _Refused(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"partition {partition} is assigned to {brokers}: a broker holds at most one replica of a partition",
+            )
+        dead = [b for b in replicas if b not in state.live_brokers]
+        if dead:
+            raise _Refused(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"partition {partition} is assigned to {brokers}, but broker {dead[0]} is not alive: choose live "
+                f"brokers out of {list(state.live_broker_ids()[:20])}, or start it",
+            )
+    return dict(sorted(given.items()))
+
+
+def _config(request: CreatableTopic, check_config: ConfigCheck) -> dict[str, str]:
+    config: dict[str, str] = {}
+    for entry in request.configs:
+        if entry.value is None:
+            raise _Refused(
+                ErrorCode.INVALID_CONFIG,
+                f"the setting {entry.name!r} has no value: give one, or leave the setting out to get the default",
+            )
+        if entry.name in config:
+            raise _Refused(
+                ErrorCode.INVALID_CONFIG,
+                f"the setting {entry.name!r} is given as {config[entry.name]!r} and as {entry.value!r}: give it once",
+            )
+        problem = check_config(entry.name, entry.value)
+        if problem is not None:
+            raise _Refused(ErrorCode.INVALID_CONFIG, problem)
+        config[entry.name] = entry.value
+    return config
+
+
+def _check_size(topic: NewTopic) -> None:
+    size = len(encode_topic(topic.znode)) + len(encode_config(topic.config))
+    if size > MAX_TOPIC_BYTES:
+        raise _Refused(
+            ErrorCode.INVALID_REQUEST,
+            f"the assignment and the settings of topic {topic.topic!r} take {size} bytes in ZooKeeper: the limit is "
+            f"{MAX_TOPIC_BYTES}; use fewer partitions or replicas, or shorter settings",
+        )
+
+
+def create(topics: Iterable[NewTopic], leftover_configs: Container[str] = ()) -> Plan:
+    """Write the topics to ZooKeeper; `added` those that were written comes next.
+
+    `leftover_configs` are topics that do not exist while their configuration does.
+    """
+    builder = PlanBuilder()
+    for topic in topics:
+        builder.write(
+            CreateTopic(topic.topic, topic.znode, topic.config, config_exists=topic.topic in leftover_configs)
+        )
+    return builder.build()
+
+
+# --- What is in ZooKeeper --------------------------------------------------------------------------------------
+
+
+def added(state: ClusterState, topics: Mapping[str, TopicZnode]) -> Plan:
+    """Take topics into the picture, their partitions and replicas as new ones. `settle` over them comes next."""
+    builder = PlanBuilder()
+    for topic in sorted(topics):
+        if topic in state.topic_ids:
+            continue
+        builder.change(TopicAdded(topic, topics[topic]))
+        for number, replicas in topics[topic].partitions.items():
+            partition = TopicPartition(topic, number)
+            builder.move_partition(partition, PartitionState.NEW)
+            for broker_id in replicas:
+                builder.move_replica(PartitionReplica(partition, broker_id), ReplicaState.NEW)
+    return builder.build()
+
+
+def vanished(state: ClusterState, topics: Iterable[str]) -> Plan:
+    """Topics whose znode somebody removed by hand: forget them, and say so to the brokers. Their logs stay."""
+    builder = PlanBuilder()
+    for topic in topics:
+        builder.change(TopicRemoved(topic))
+        builder.note(
+            f"the znode of topic {topic} is gone, though nobody asked for its deletion: it is forgotten, and its logs "
+            f"{' '.join(map(str, state.partitions_of(topic)))} stay on the brokers' disks"
+        )
+        if state.is_queued_for_deletion(topic):
+            builder.write(RemoveNode(delete_topic_path(topic)))
+        builder.announce(state.live_brokers, (), [DeletedTopic(topic, state.topic_ids[topic])])
+    return builder.build()

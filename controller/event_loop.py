@@ -1,0 +1,118 @@
+"""One event at a time, in order: take, then let the handler gather, decide and execute (ControllerEventManager).
+
+One at a time is what makes the controller simple: a decision never meets a picture that another one is changing.
+Its price is that the loop must not wait for a broker: requests are queued in the outbox, answers come back as
+events.
+
+Events that say "look again" are queued once, however often they are raised: one look sees everything that
+happened before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from controller.access import ControllerMoved, ZooKeeperAccess
+from controller.events import (
+    AdminRequest,
+    BrokerChange,
+    DeleteTopics,
+    Event,
+    IsrChange,
+    ResumeDeletions,
+    SessionReconnected,
+    TopicChange,
+)
+from controller.timeline import Timeline
+from protocol.errors import BrokerError, ErrorCode
+from protocol.world import Clock, SessionExpired
+
+_LOOK_AGAIN = (BrokerChange, TopicChange, DeleteTopics, IsrChange, ResumeDeletions, SessionReconnected)
+
+_log = logging.getLogger(__name__)
+
+
+class EventLoop:
+    """One tenure's. After `close`, and for events of another tenure, `post` drops what it is given."""
+
+    def __init__(
+        self,
+        epoch: int,
+        handle: Callable[[Event], Awaitable[None]],
+        clock: Clock,
+        access: ZooKeeperAccess,
+        timeline: Timeline,
+    ) -> None:
+        self._epoch = epoch
+        self._handle = handle
+        self._clock = clock
+        self._access = access
+        self._timeline = timeline
+        self._queue: deque[tuple[Event, float]] = deque()
+        self._waiting: set[Event] = set()
+        self._filled = asyncio.Event()
+        self._closed = False
+
+    def post(self, event: Event) -> None:
+        """Queue an event. An administrator's request that comes too late is refused with NOT_CONTROLLER."""
+        if self._closed or event.epoch != self._epoch:
+            if isinstance(event, AdminRequest):
+                event.fail(_not_controller())
+            return
+        if isinstance(event, _LOOK_AGAIN):
+            if event in self._waiting:
+                return
+            self._waiting.add(event)
+        self._queue.append((event, self._clock.monotonic()))
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Handle events until one of them fails: raises what the handler raised. The caller ends the tenure."""
+        while True:
+            while self._queue:
+                event, queued_at = self._queue.popleft()
+                self._waiting.discard(event)
+                await self._take(event, self._clock.monotonic() - queued_at)
+            self._filled.clear()
+            await self._filled.wait()
+
+    async def _take(self, event: Event, queued_s: float) -> None:
+        reading_s, writing_s = self._access.reading_s, self._access.writing_s
+        failure: BaseException | None = None
+        self._timeline.begin(event, queued_s)
+        try:
+            await self._handle(event)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if failure is not None and isinstance(event, AdminRequest):
+                event.fail(_what_an_administrator_sees(failure))
+            self._timeline.end(
+                reading_s=self._access.reading_s - reading_s,
+                writing_s=self._access.writing_s - writing_s,
+                failure=repr(failure) if failure is not None else None,
+            )
+
+    def close(self) -> None:
+        """Take no more events. Administrators who wait are sent to the next controller."""
+        self._closed = True
+        for event, _ in self._queue:
+            if isinstance(event, AdminRequest):
+                event.fail(_not_controller())
+        self._queue.clear()
+        self._waiting.clear()
+
+
+def _not_controller() -> BrokerError:
+    return BrokerError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller, or no longer")
+
+
+def _what_an_administrator_sees(failure: BaseException) -> BrokerError:
+    """What is wrong here must not be tried at the next controller as well: only a moved controller is retriable."""
+    if isinstance(failure, ControllerMoved | SessionExpired | asyncio.CancelledError):
+        return _not_controller()
+    return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the controller failed at this request: {failure!r}")

@@ -1,0 +1,410 @@
+"""Carries out Plans: znodes first, under the controller's epoch; then memory; then the outbox.
+
+The problem: between the decision and the write, leaders change ISRs, other sessions create nodes, the connection
+breaks with the write half-way, and another controller may have been elected. Whatever is in ZooKeeper then must be
+what one controller decided knowing what was there before, or nothing.
+
+The choice: writes go out as `multi`s that begin with a check of `/controller_epoch`, all at once, up to 100
+operations each. If that check fails the controller has been deposed, and nothing was written. A multi that was
+refused for another reason, or whose outcome is unknown because the connection broke, is looked at again: everything
+that it was to write is read, in one go. What stands there as planned has been done. What stands there as
+before is sent again. Anything else is a conflict: it is adopted into the picture and reported, so that the caller
+decides about that partition anew, knowing it. So one conflict costs a read and a second multi, and a hundred
+conflicts cost the same.
+
+This reading decides rightly, because a state is never written twice alike (each write of the controller raises the
+leader epoch, and topics have random ids) and because a request of a lost connection cannot arrive after one that
+was sent on the next: ZooKeeper refuses requests of a session that has moved on.
+
+Rejected: one multi per partition (Kafka's; a hundred times the round trips); dropping just the operation that
+ZooKeeper named and sending the rest at once (a hundred conflicts in one multi would take a hundred rounds).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from controller import requests
+from controller.access import ControllerMoved, ZooKeeperAccess
+from controller.cluster_state import BrokerAdded, BrokerRemoved, ClusterState
+from controller.gather import decode_own_state
+from controller.outbox import Outbox, Outgoing
+from controller.plan import (
+    CreateTopic,
+    EnsureNode,
+    MetadataUpdate,
+    PartitionMove,
+    Plan,
+    RemoveBroker,
+    RemoveNode,
+    ReplicaMove,
+    StopReplica,
+    Write,
+    WriteState,
+)
+from controller.states import partition as partition_states
+from controller.states import replica as replica_states
+from controller.states.machine import IllegalMove, check
+from controller.states.partition import PartitionState
+from controller.timeline import Timeline
+from protocol import znodes
+from protocol.apis import LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
+from protocol.model import LeaderAndIsr, TopicPartition
+from protocol.world import (
+    BadVersion,
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    SetData,
+    Stat,
+    ZooKeeperError,
+)
+
+MAX_OPERATIONS = 100
+MAX_MULTI_BYTES = 1_000_000
+_OPERATION_BYTES = 100
+"""What an operation costs besides its path and data."""
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 20
+"""Partitions of a request that the timeline names."""
+
+_Look = Callable[[], Awaitable[Write | None]]
+
+
+class Outcome(NamedTuple):
+    """What became of a plan, as far as it is not what was planned."""
+
+    conflicts: tuple[TopicPartition, ...] = ()
+    """Partitions that were not written, since their state was another one; it has been adopted."""
+    existing_topics: frozenset[str] = frozenset()
+    """Topics that were not created, since they exist."""
+    obstacle: str | None = None
+    """A node that could not be removed, since it has children. Some nodes may have been removed; memory was not
+    changed and nothing was sent: read again and decide again."""
+
+
+@dataclass
+class _Written:
+    states: dict[TopicPartition, LeaderAndIsr] = field(default_factory=dict)
+    adopted: dict[TopicPartition, LeaderAndIsr] = field(default_factory=dict)
+    conflicts: list[TopicPartition] = field(default_factory=list)
+    existing_topics: set[str] = field(default_factory=set)
+    obstacle: str | None = None
+
+
+class _Batch(NamedTuple):
+    writes: list[Write]
+    operations: list[Operation]
+    last: list[int]
+    """For each write, the index of its last operation: the version of a state is in that one's result."""
+
+
+class Executor:
+    """One tenure's. `execute` raises ControllerMoved, SessionExpired, and ZooKeeperErrors that nobody expects."""
+
+    def __init__(
+        self,
+        access: ZooKeeperAccess,
+        state: ClusterState,
+        epoch_version: int,
+        outbox: Outbox,
+        timeline: Timeline,
+    ) -> None:
+        self._access = access
+        self._state = state
+        self._epoch_version = epoch_version
+        self._outbox = outbox
+        self._timeline = timeline
+
+    async def execute(self, plan: Plan) -> Outcome:
+        """Carry out the plan but for illegal moves (and what hangs on them) and conflicts."""
+        self._timeline.add("notes", plan.notes)
+        for note in plan.notes:
+            _log.warning("%s", note)
+        partition_moves, replica_moves, refused = self._check_moves(plan)
+        writes = [w for w in plan.writes if not (isinstance(w, WriteState) and w.partition in refused)]
+        written = await self._write(writes)
+        if written.obstacle is not None:
+            return Outcome(obstacle=written.obstacle)
+        unwritten = frozenset(
+            w.partition for w in plan.writes if isinstance(w, WriteState) and w.partition not in written.states
+        )
+        self._remember(plan, partition_moves, replica_moves, written, unwritten)
+        self._send(plan, unwritten | refused)
+        return Outcome(tuple(written.conflicts), frozenset(written.existing_topics))
+
+    # -- moves --
+
+    def _check_moves(self, plan: Plan) -> tuple[list[PartitionMove], list[ReplicaMove], frozenset[TopicPartition]]:
+        """The legal moves, and the partitions of which a move was not."""
+        partition_moves: list[PartitionMove] = []
+        replica_moves: list[ReplicaMove] = []
+        illegal: list[IllegalMove] = []
+        refused: set[TopicPartition] = set()
+        partition_positions: dict[TopicPartition, PartitionState] = {}
+        for partition_move in plan.partition_moves:
+            partition, target = partition_move
+            current = partition_positions.get(partition) or self._state.partition_state(partition)
+            if check(partition_states.VALID_PREVIOUS_STATES, current, target):
+                partition_positions[partition] = target
+                partition_moves.append(partition_move)
+            else:
+                illegal.append(IllegalMove(f"partition {partition}", current, target))
+                refused.add(partition)
+        replica_positions: dict[replica_states.PartitionReplica, replica_states.ReplicaState] = {}
+        for replica_move in plan.replica_moves:
+            replica, goal = replica_move
+            position = replica_positions.get(replica) or self._state.replica_state(replica)
+            if check(replica_states.VALID_PREVIOUS_STATES, position, goal):
+                replica_positions[replica] = goal
+                replica_moves.append(replica_move)
+            else:
+                illegal.append(IllegalMove(f"replica {replica}", position, goal))
+        for move in illegal:
+            _log.error("illegal move, nothing is changed: %s", move)
+        self._timeline.add("illegal_moves", illegal)
+        return partition_moves, replica_moves, frozenset(refused)
+
+    # -- znodes --
+
+    async def _write(self, writes: Sequence[Write]) -> _Written:
+        written = _Written()
+        self._timeline.add("writes", writes)
+        pending: list[Write] = list(writes)
+        while pending:
+            batches = list(_batches(pending, self._epoch_version))
+            answers = await self._access.multis([batch.operations for batch in batches])
+            unsettled: list[Write] = []
+            connection_lost = False
+            for batch, answer in zip(batches, answers, strict=True):
+                if not isinstance(answer, ZooKeeperError):
+                    self._succeeded(batch, answer, written)
+                    continue
+                if isinstance(answer, ConnectionLoss):
+                    connection_lost = True
+                else:
+                    cause = _refusal(answer)
+                    # The first refusal is about what ZooKeeper held; later ones may be about what the first left out.
+                    if isinstance(cause, NotEmpty) and not unsettled:
+                        written.obstacle = str(cause)
+                        return written
+                unsettled += batch.writes
+            if connection_lost:
+                await self._access.reconnected()
+            pending = await self._look_again(unsettled, written)
+        return written
+
+    def _succeeded(self, batch: _Batch, results: Sequence[str | Stat | None], written: _Written) -> None:
+        for write, last in zip(batch.writes, batch.last, strict=True):
+            if isinstance(write, WriteState):
+                stat = results[last]
+                version = stat.version if isinstance(stat, Stat) else 0
+                written.states[write.partition] = _with_version(write.state, version)
+
+    async def _look_again(self, writes: Sequence[Write], written: _Written) -> list[Write]:
+        """What is still to be written, after every one of these was looked up."""
+        if not writes:
+            return []
+        verdicts = await self._access.read([self._looker(write, written) for write in writes])
+        return [write for write in verdicts if write is not None]
+
+    def _looker(self, write: Write, written: _Written) -> _Look:
+        return lambda: self._look_up(write, written)
+
+    async def _look_up(self, write: Write, written: _Written) -> Write | None:
+        """The write, if it is still to be done. May be repeated after a lost connection."""
+        session = self._access.session
+        match write:
+            case WriteState():
+                return await self._look_up_state(write, written)
+            case CreateTopic(topic, znode, config):
+                has_config = await session.exists(znodes.topic_config_path(topic)) is not None
+                try:
+                    data, _ = await session.get(znodes.topic_path(topic))
+                except NoNode:
+                    return CreateTopic(topic, znode, config, config_exists=has_config)
+                if data != znodes.encode_topic(znode):
+                    written.existing_topics.add(topic)
+                    self._timeline.add("conflicts", [f"topic {topic} exists"])
+                return None
+            case EnsureNode(path):
+                missing = await session.exists(path) is None
+                parent = path.rpartition("/")[0]
+                return write if missing and await session.exists(parent) is not None else None
+            case RemoveNode(path):
+                return write if await session.exists(path) is not None else None
+            case RemoveBroker(broker_id, broker_epoch):
+                stat = await session.exists(znodes.broker_path(broker_id))
+                return write if stat is not None and stat.czxid == broker_epoch else None
+
+    async def _look_up_state(self, write: WriteState, written: _Written) -> WriteState | None:
+        session = self._access.session
+        partition, plan = write.partition, write.state
+        try:
+            data, stat = await session.get(znodes.state_path(partition))
+        except NoNode:
+            if write.creates and await session.exists(znodes.topic_path(partition.topic)) is not None:
+                parent_exists = await session.exists(znodes.partition_path(partition)) is not None
+                return WriteState(partition, plan, parent_exists)
+            self._timeline.add("conflicts", [f"the state znode of {partition} is gone: it is not written"])
+            return None
+        try:
+            found = decode_own_state(partition, data, stat.version, plan.controller_epoch)
+        except znodes.MalformedZnode as error:
+            self._timeline.add("conflicts", [f"{partition} is not written: {error}"])
+            _log.error("%s is not written: %s", partition, error)
+            return None
+        if found == _with_version(plan, stat.version):
+            written.states[partition] = found
+            return None
+        if not write.creates and stat.version == plan.partition_epoch:
+            return write
+        self._timeline.add("conflicts", [f"{partition} is at version {stat.version}: {data.decode(errors='replace')}"])
+        written.adopted[partition] = found
+        written.conflicts.append(partition)
+        return None
+
+    # -- memory --
+
+    def _remember(
+        self,
+        plan: Plan,
+        partition_moves: Sequence[PartitionMove],
+        replica_moves: Sequence[ReplicaMove],
+        written: _Written,
+        unwritten: frozenset[TopicPartition],
+    ) -> None:
+        state = self._state
+        self._timeline.add("changes", plan.changes)
+        for change in plan.changes:
+            state.apply(change)
+            if isinstance(change, BrokerAdded):
+                self._outbox.add_broker(change.broker)
+            elif isinstance(change, BrokerRemoved):
+                self._outbox.remove_broker(change.broker_id)
+        state.adopt(plan.adopted)
+        state.adopt(written.adopted)
+        state.adopt(written.states)
+        moves: list[str] = []
+        for partition, target in partition_moves:
+            if target is PartitionState.ONLINE and partition in unwritten:
+                continue
+            moves.append(f"partition {partition}: {state.partition_state(partition).value} -> {target.value}")
+            state.move_partition(partition, target)
+        for replica, goal in replica_moves:
+            moves.append(f"replica {replica}: {state.replica_state(replica).value} -> {goal.value}")
+            state.move_replica(replica, goal)
+        self._timeline.add("moves", moves)
+
+    # -- requests --
+
+    def _send(self, plan: Plan, unsettled: frozenset[TopicPartition]) -> None:
+        """Queue the requests, per broker LeaderAndIsr first, then UpdateMetadata, then StopReplica."""
+        state = self._state
+        for broker_id, partitions in plan.leader_and_isr.items():
+            told = [p for p in partitions if p not in unsettled]
+            broker = state.live_brokers[broker_id]
+            for isr_request, part in requests.leader_and_isr(state, broker, told, plan.new_partitions):
+                self._outbox.put(broker_id, Outgoing(LEADER_AND_ISR, isr_request, part))
+                self._timeline.add("requests", [f"LeaderAndIsr to {broker_id}: {_shown(part)}"])
+        for update in plan.metadata_updates:
+            settled = update._replace(partitions=tuple(p for p in update.partitions if p not in unsettled))
+            for made_out in requests.update_metadata(state, settled):
+                for broker_id in update.broker_ids:
+                    broker = state.live_brokers[broker_id]
+                    self._outbox.put(broker_id, Outgoing(UPDATE_METADATA, made_out(broker)))
+            self._timeline.add("requests", [_shown_update(settled)])
+        stops_of: dict[int, list[StopReplica]] = {}
+        for stop in plan.stop_replicas:
+            stops_of.setdefault(stop.replica.broker_id, []).append(stop)
+        for broker_id, stops in stops_of.items():
+            for stop_request, part in requests.stop_replica(state, state.live_brokers[broker_id], stops):
+                self._outbox.put(broker_id, Outgoing(STOP_REPLICA, stop_request, part))
+                self._timeline.add("requests", [f"StopReplica to {broker_id}: {_shown(part)}"])
+
+
+def _with_version(state: LeaderAndIsr, version: int) -> LeaderAndIsr:
+    return msgspec.structs.replace(state, partition_epoch=version)
+
+
+def _refusal(answer: ZooKeeperError) -> ZooKeeperError:
+    """Why ZooKeeper refused a multi. Raises ControllerMoved where it was the check, and what nobody expects."""
+    if not isinstance(answer, MultiFailed):
+        raise answer
+    if answer.index == 0:
+        raise ControllerMoved(f"another controller was elected: {answer.cause}") from answer
+    if not isinstance(answer.cause, BadVersion | NoNode | NodeExists | NotEmpty):
+        raise answer.cause from answer
+    return answer.cause
+
+
+def _operations(write: Write) -> list[Operation]:
+    match write:
+        case WriteState(partition, state, parent_exists):
+            path, data = znodes.state_path(partition), znodes.encode_state(state)
+            if not write.creates:
+                return [SetData(path, data, state.partition_epoch)]
+            parent: list[Operation] = [] if parent_exists else [Create(znodes.partition_path(partition), b"")]
+            return [*parent, Create(path, data)]
+        case CreateTopic(topic, znode, config, config_exists):
+            path, data = znodes.topic_config_path(topic), znodes.encode_config(config)
+            return [
+                SetData(path, data) if config_exists else Create(path, data),
+                Create(znodes.topic_path(topic), znodes.encode_topic(znode)),
+                Create(znodes.partitions_path(topic), b""),
+            ]
+        case EnsureNode(path):
+            return [Create(path, b"")]
+        case RemoveNode(path):
+            return [Delete(path)]
+        case RemoveBroker(broker_id):
+            return [Delete(znodes.broker_path(broker_id))]
+
+
+def _batches(writes: Sequence[Write], epoch_version: int) -> Iterator[_Batch]:
+    """As many writes as fit a multi, each time; their order is kept, and none is cut in two."""
+    epoch_check = Check(znodes.CONTROLLER_EPOCH, epoch_version)
+    batch, size = _Batch([], [epoch_check], []), _size(epoch_check)
+    for write in writes:
+        operations = _operations(write)
+        cost = sum(_size(operation) for operation in operations)
+        if batch.writes and (len(batch.operations) + len(operations) > MAX_OPERATIONS or size + cost > MAX_MULTI_BYTES):
+            yield batch
+            batch, size = _Batch([], [epoch_check], []), _size(epoch_check)
+        batch.writes.append(write)
+        batch.operations.extend(operations)
+        batch.last.append(len(batch.operations) - 1)
+        size += cost
+    if batch.writes:
+        yield batch
+
+
+def _size(operation: Operation) -> int:
+    data = operation.data if isinstance(operation, Create | SetData) else b""
+    return _OPERATION_BYTES + len(operation.path) + len(data)
+
+
+def _shown(partitions: Sequence[TopicPartition]) -> str:
+    shown = " ".join(str(partition) for partition in partitions[:_SHOWN])
+    more = len(partitions) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _shown_update(update: MetadataUpdate) -> str:
+    if len(update.partitions) <= _SHOWN:
+        return str(update)
+    brokers = " ".join(str(broker_id) for broker_id in update.broker_ids)
+    return f"UpdateMetadata to {brokers}: {_shown(update.partitions)}"

@@ -1,0 +1,241 @@
+"""What decisions need to read from ZooKeeper, batched and pipelined; and what it says, decoded.
+
+Whoever can write to ZooKeeper by hand can write nonsense. A znode that cannot be decoded must not end the tenure:
+the next controller would read the same, and so would every other. It is named in the timeline, what it describes
+is left alone, and the rest of the cluster goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from controller.access import ControllerMoved, ZooKeeperAccess
+from protocol import znodes
+from protocol.model import Broker, LeaderAndIsr, TopicPartition
+from protocol.world import NodeExists, NoNode, Stat, Watcher
+from protocol.znodes import MalformedZnode, TopicZnode
+
+_Get = Callable[[], Awaitable[tuple[bytes, Stat]]]
+_List = Callable[[], Awaitable[list[str]]]
+
+UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
+
+
+class Watchers(NamedTuple):
+    """What is called when something changed; each is set anew by the reading it belongs to."""
+
+    brokers: Watcher
+    topics: Watcher
+    delete_topics: Watcher
+    isr_changes: Watcher
+
+
+class Overview(NamedTuple):
+    """The names of everything, read in one go when office is taken."""
+
+    broker_ids: Sequence[int]
+    topics: Sequence[str]
+    topics_to_delete: Sequence[str]
+    isr_notifications: Sequence[str]
+
+
+class Topics(NamedTuple):
+    read: Mapping[str, TopicZnode]
+    malformed: frozenset[str]
+
+
+class States(NamedTuple):
+    read: Mapping[TopicPartition, LeaderAndIsr]
+    malformed: frozenset[TopicPartition]
+
+
+class Gather:
+    """`note` is told, in a sentence, of every znode that makes no sense."""
+
+    def __init__(self, access: ZooKeeperAccess, epoch: int, watchers: Watchers, note: Callable[[str], None]) -> None:
+        self._access = access
+        self._session = access.session
+        self._epoch = epoch
+        self._watchers = watchers
+        self._note = note
+
+    async def overview(self) -> Overview:
+        """All that taking office begins with, and every watch."""
+        ids, topics, deletions, notifications = await self._access.read(
+            [
+                lambda: self._children(znodes.BROKER_IDS, self._watchers.brokers),
+                lambda: self._children(znodes.TOPICS, self._watchers.topics),
+                lambda: self._children(znodes.DELETE_TOPICS, self._watchers.delete_topics),
+                lambda: self._children(znodes.ISR_CHANGES, self._watchers.isr_changes),
+            ]
+        )
+        return Overview(
+            _broker_ids(ids or []),
+            topics or [],
+            deletions or [],
+            [f"{znodes.ISR_CHANGES}/{name}" for name in notifications or []],
+        )
+
+    async def brokers(self, known: Iterable[int]) -> dict[int, Broker]:
+        """Who is registered now. The data of `known` brokers is asked for in the same go as the list."""
+        guess = sorted(known)
+        calls: list[_List | _Get] = [lambda: self._children(znodes.BROKER_IDS, self._watchers.brokers)]
+        calls += [self._getter(znodes.broker_path(broker_id)) for broker_id in guess]
+        children, *nodes = await self._access.read(calls)
+        ids = _broker_ids(children if isinstance(children, list) else [])
+        registered = await self.registered([broker_id for broker_id in ids if broker_id not in guess])
+        for broker_id, node in zip(guess, nodes, strict=True):
+            if broker_id in ids and isinstance(node, tuple):
+                self._decode_broker(broker_id, node, registered)
+        return registered
+
+    async def broker_epoch(self, broker_id: int) -> int | None:
+        """The epoch of the broker's registration, None where it has none."""
+        [stat] = await self._access.read([lambda: self._session.exists(znodes.broker_path(broker_id))])
+        return stat.czxid if stat is not None else None
+
+    async def registered(self, broker_ids: Sequence[int]) -> dict[int, Broker]:
+        """Those of the brokers that are registered."""
+        nodes = await self._access.read([self._getter(znodes.broker_path(broker_id)) for broker_id in broker_ids])
+        brokers: dict[int, Broker] = {}
+        for broker_id, node in zip(broker_ids, nodes, strict=True):
+            if node is not None:
+                self._decode_broker(broker_id, node, brokers)
+        return brokers
+
+    def _decode_broker(self, broker_id: int, node: tuple[bytes, Stat], brokers: dict[int, Broker]) -> None:
+        data, stat = node
+        try:
+            brokers[broker_id] = znodes.decode_broker(broker_id, data, stat.czxid)
+        except MalformedZnode as error:
+            self._note(f"broker {broker_id} is ignored: {error}")
+
+    async def topic_names(self) -> Sequence[str]:
+        [names] = await self._access.read([lambda: self._children(znodes.TOPICS, self._watchers.topics)])
+        return names or []
+
+    async def topics_to_delete(self) -> Sequence[str]:
+        [names] = await self._access.read([lambda: self._children(znodes.DELETE_TOPICS, self._watchers.delete_topics)])
+        return names or []
+
+    async def topics(self, names: Sequence[str]) -> Topics:
+        nodes = await self._access.read([self._getter(znodes.topic_path(name)) for name in names])
+        read: dict[str, TopicZnode] = {}
+        malformed: set[str] = set()
+        for name, node in zip(names, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                read[name] = znodes.decode_topic(name, node[0])
+            except MalformedZnode as error:
+                malformed.add(name)
+                self._note(f"topic {name} is ignored: {error}")
+        return Topics(read, frozenset(malformed))
+
+    async def states(self, partitions: Sequence[TopicPartition]) -> States:
+        """The state znodes that exist. Raises ControllerMoved where a newer controller has written one."""
+        nodes = await self._access.read([self._getter(znodes.state_path(partition)) for partition in partitions])
+        read: dict[TopicPartition, LeaderAndIsr] = {}
+        malformed: set[TopicPartition] = set()
+        for partition, node in zip(partitions, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                read[partition] = decode_own_state(partition, node[0], node[1].version, self._epoch)
+            except MalformedZnode as error:
+                malformed.add(partition)
+                self._note(f"{partition} is left without a leader: {error}")
+        return States(read, frozenset(malformed))
+
+    async def isr_notifications(self) -> Sequence[str]:
+        """Paths."""
+        [names] = await self._access.read([lambda: self._children(znodes.ISR_CHANGES, self._watchers.isr_changes)])
+        return [f"{znodes.ISR_CHANGES}/{name}" for name in names or []]
+
+    async def changed_partitions(self, notifications: Sequence[str]) -> list[TopicPartition]:
+        """The partitions that the notifications name, each once."""
+        nodes = await self._access.read([self._getter(path) for path in notifications])
+        partitions: dict[TopicPartition, None] = {}
+        for path, node in zip(notifications, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                partitions.update(dict.fromkeys(znodes.decode_isr_change(path, node[0])))
+            except MalformedZnode as error:
+                self._note(f"an ISR change is ignored: {error}")
+        return list(partitions)
+
+    async def configs(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """The settings of those of the topics that have any; none can be read from a malformed znode."""
+        paths = [znodes.topic_config_path(topic) for topic in topics]
+        nodes = await self._access.read([self._getter(path) for path in paths])
+        configs: dict[str, Mapping[str, str]] = {}
+        for topic, path, node in zip(topics, paths, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                configs[topic] = znodes.decode_config(path, node[0])
+            except MalformedZnode as error:
+                configs[topic] = {}
+                self._note(f"the settings of topic {topic} are ignored: {error}")
+        return configs
+
+    async def unclean_topics(self, topics: Sequence[str], default: bool) -> frozenset[str]:
+        """Those of the topics that prefer a leader who lost records to none."""
+        configs = await self.configs(topics)
+        return frozenset(
+            topic
+            for topic in topics
+            if configs.get(topic, {}).get(UNCLEAN_LEADER_ELECTION, str(default)).strip().lower() == "true"
+        )
+
+    async def existing(self, paths: Sequence[str]) -> frozenset[str]:
+        """Those of the nodes that are there."""
+        stats = await self._access.read([self._checker(path) for path in paths])
+        return frozenset(path for path, stat in zip(paths, stats, strict=True) if stat is not None)
+
+    async def tree(self, root: str) -> list[str]:
+        """The node and all below it, children before their parents; empty where there is none."""
+        levels = [[root]]
+        while levels[-1]:
+            level = levels[-1]
+            names = await self._access.read([self._lister(path) for path in level])
+            levels[-1] = [path for path, found in zip(level, names, strict=True) if found is not None]
+            levels.append([f"{path}/{name}" for path, found in zip(level, names, strict=True) for name in found or []])
+        return [path for level in reversed(levels) for path in level]
+
+    def _getter(self, path: str) -> _Get:
+        return lambda: self._session.get(path)
+
+    def _checker(self, path: str) -> Callable[[], Awaitable[Stat | None]]:
+        return lambda: self._session.exists(path)
+
+    def _lister(self, path: str) -> _List:
+        return lambda: self._session.children(path)
+
+    async def _children(self, path: str, watcher: Watcher) -> list[str]:
+        """The children, watched. The node is one that every broker makes sure of; it is made again if it is gone."""
+        while True:
+            try:
+                return await self._session.children(path, watcher)
+            except NoNode:
+                self._note(f"the znode {path} was missing; it is made again")
+            try:
+                await self._session.create(path, b"")
+            except NodeExists:
+                continue
+
+
+def _broker_ids(names: Iterable[str]) -> list[int]:
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def decode_own_state(partition: TopicPartition, data: bytes, version: int, epoch: int) -> LeaderAndIsr:
+    """Raises MalformedZnode, and ControllerMoved where a controller newer than `epoch` has written it."""
+    state = znodes.decode_state(partition, data, version)
+    if state.controller_epoch > epoch:
+        raise ControllerMoved(
+            f"the state of {partition} was written by the controller of epoch {state.controller_epoch}; ours is {epoch}"
+        )
+    return state

@@ -1,0 +1,188 @@
+"""What the controller sends (Kafka's ControllerChannelManager): per live broker one ordered queue and one sender.
+
+The problem: a broker must see control requests in the order of the decisions, each of them, however often its
+connection breaks; yet one broker that hangs must not hold up the others, nor the controller.
+
+The choice: whoever decides only queues. Per broker a task takes the oldest request and repeats it until there is
+an answer, then goes on to the next; one at a time, so that a repetition can never overtake. It ends when the broker
+leaves the picture or the tenure ends. A broker that registered again is another one, with a queue of its own: what
+was meant for its former run is dropped, and refused by its epoch if it is on its way already. A request that was
+carried out and is repeated because the answer got lost does no harm: epochs make it a repetition.
+
+Answers become events. A broker that knows a higher controller epoch ends the tenure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.background import stop_in_background
+from controller.events import Deposed, Event, LeaderAndIsrAnswered, StopReplicaAnswered
+from controller.requests import control_endpoint
+from protocol import messages as m
+from protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
+from protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
+from protocol.model import Broker, Endpoint, TopicPartition
+from protocol.rpc import Connection, open_connection
+from protocol.world import Network
+
+RETRY_PAUSE_S = 0.1
+"""Between two attempts to reach a broker, as in Kafka's RequestSendThread."""
+CONNECT_TIMEOUT_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A request in a queue. `partitions` are those that an answer must account for."""
+
+    api: Api[Any, Any]
+    body: m.Message
+    partitions: tuple[TopicPartition, ...] = ()
+
+
+class Outbox:
+    """One tenure's. `post` takes the events; `on_failure` hears of a sender that broke, which must not happen."""
+
+    def __init__(
+        self,
+        network: Network,
+        controller_epoch: int,
+        client_id: str,
+        request_timeout_s: float,
+        post: Callable[[Event], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._network = network
+        self._epoch = controller_epoch
+        self._client_id = client_id
+        self._request_timeout_s = request_timeout_s
+        self._post = post
+        self._on_failure = on_failure
+        self._channels: dict[int, _Channel] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def add_broker(self, broker: Broker) -> None:
+        self.remove_broker(broker.id)
+        endpoint = control_endpoint(broker)
+        if endpoint is None:
+            _log.error("broker %d is registered without an endpoint that takes control requests", broker.id)
+            return
+        channel = _Channel(broker, endpoint)
+        channel.task = asyncio.create_task(self._send_all(channel), name=f"outbox of broker {broker.id}")
+        channel.task.add_done_callback(self._sender_ended)
+        self._channels[broker.id] = channel
+
+    def remove_broker(self, broker_id: int) -> None:
+        """Drop what is queued for it, and its connection."""
+        channel = self._channels.pop(broker_id, None)
+        if channel is not None and channel.task is not None:
+            channel.task.cancel()
+            self._leaving.add(channel.task)
+            channel.task.add_done_callback(self._leaving.discard)
+
+    def put(self, broker_id: int, request: Outgoing) -> None:
+        """Queue a request. It is dropped where there is no such broker any more."""
+        channel = self._channels.get(broker_id)
+        if channel is not None:
+            channel.queue.append(request)
+            channel.filled.set()
+
+    async def close(self) -> None:
+        """Drop everything, and wait until every sender has ended."""
+        for broker_id in list(self._channels):
+            self.remove_broker(broker_id)
+        await stop_in_background(list(self._leaving))
+
+    def _sender_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._on_failure(failure)
+
+    async def _send_all(self, channel: _Channel) -> None:
+        try:
+            while True:
+                while channel.queue:
+                    answer = await self._deliver(channel, channel.queue[0])
+                    self._answered(channel, channel.queue.popleft(), answer)
+                channel.filled.clear()
+                await channel.filled.wait()
+        finally:
+            channel.disconnect("the controller has no more to say")
+
+    async def _deliver(self, channel: _Channel, request: Outgoing) -> m.Message | ErrorCode:
+        """The broker's answer, or the error with which it refused the whole request."""
+        while True:
+            try:
+                if channel.connection is None or channel.connection.closed:
+                    channel.connection = await self._connect(channel.endpoint)
+                answer = await channel.connection.request(request.api, request.body, timeout_s=self._request_timeout_s)
+            except BrokerError as error:
+                _log.error("broker %d refused %s: %s", channel.broker.id, request.api.name, error)
+                return error.code
+            except (NetworkError, InvalidMessage) as error:
+                if channel.reachable:
+                    _log.warning("%s to broker %d is tried again: %s", request.api.name, channel.broker.id, error)
+                channel.reachable = False
+                channel.disconnect(str(error))
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                if not channel.reachable:
+                    _log.info("broker %d answers again", channel.broker.id)
+                channel.reachable = True
+                assert isinstance(answer, m.Message)
+                return answer
+
+    async def _connect(self, endpoint: Endpoint) -> Connection:
+        return await open_connection(
+            self._network, endpoint.host, endpoint.port, client_id=self._client_id, timeout_s=CONNECT_TIMEOUT_S
+        )
+
+    def _answered(self, channel: _Channel, request: Outgoing, answer: m.Message | ErrorCode) -> None:
+        error, partition_errors = _errors_in(answer)
+        broker = channel.broker
+        if error is ErrorCode.STALE_CONTROLLER_EPOCH:
+            self._post(Deposed(self._epoch, broker.id))
+        elif error is ErrorCode.STALE_BROKER_EPOCH:
+            # It has registered again since, which `/brokers/ids` tells too: it will be told everything then.
+            _log.info("broker %d is no longer the one of epoch %d", broker.id, broker.epoch)
+        elif request.api is UPDATE_METADATA:
+            if error is not ErrorCode.NONE:
+                _log.error("broker %d answered UpdateMetadata with %s", broker.id, error.name)
+        else:
+            errors = {p: error or partition_errors.get(p, ErrorCode.NONE) for p in request.partitions}
+            answered = LeaderAndIsrAnswered if request.api is LEADER_AND_ISR else StopReplicaAnswered
+            self._post(answered(self._epoch, broker.id, broker.epoch, errors))
+
+
+@dataclass(eq=False)
+class _Channel:
+    broker: Broker
+    endpoint: Endpoint
+    queue: deque[Outgoing] = field(default_factory=deque)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    connection: Connection | None = None
+    reachable: bool = True
+
+    def disconnect(self, reason: str) -> None:
+        if self.connection is not None:
+            self.connection.close(reason)
+            self.connection = None
+
+
+def _errors_in(answer: m.Message | ErrorCode) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+    """The error of the whole request, and those of single partitions: what is not named there went well."""
+    if isinstance(answer, ErrorCode):
+        return answer, {}
+    assert isinstance(answer, m.LeaderAndIsrResponse | m.StopReplicaResponse | m.UpdateMetadataResponse)
+    if isinstance(answer, m.UpdateMetadataResponse):
+        return error_of(answer.error_code), {}
+    return error_of(answer.error_code), {
+        TopicPartition(e.topic_name, e.partition_index): error_of(e.error_code) for e in answer.partition_errors
+    }

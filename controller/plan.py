@@ -1,0 +1,260 @@
+"""A Plan: everything that one decision wants done, as a value that can be printed, compared and tested.
+
+A decision does nothing; it returns a Plan, and the executor carries it out in a fixed order: the moves are
+checked, the znodes written, then the cluster state is changed, then the requests are queued. The order is what
+makes a plan safe: nothing is believed, and nobody told, before ZooKeeper holds it.
+
+A write belongs to a partition, a topic or a broker, so that the executor can drop the part of a plan that
+conflicts with what is in ZooKeeper and carry out the rest. A move to Online of a partition that the plan also
+writes takes place only if the write did; other moves do not depend on writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from controller.cluster_state import NOT_WRITTEN, Change, in_order
+from controller.events import Event
+from controller.states.partition import PartitionState
+from controller.states.replica import PartitionReplica, ReplicaState
+from protocol.model import LeaderAndIsr, TopicPartition
+from protocol.znodes import TopicZnode
+
+
+class PartitionMove(NamedTuple):
+    partition: TopicPartition
+    target: PartitionState
+
+    def __str__(self) -> str:
+        return f"partition {self.partition} -> {self.target.value}"
+
+
+class ReplicaMove(NamedTuple):
+    replica: PartitionReplica
+    target: ReplicaState
+
+    def __str__(self) -> str:
+        return f"replica {self.replica} -> {self.target.value}"
+
+
+# --- Writes --------------------------------------------------------------------------------------------------
+
+
+class WriteState(NamedTuple):
+    """Set the state znode of a partition, or create it where `state.partition_epoch` is NOT_WRITTEN.
+
+    `state.partition_epoch` is the version that the write expects; the new version is what ZooKeeper says.
+    """
+
+    partition: TopicPartition
+    state: LeaderAndIsr
+    parent_exists: bool = False
+    """Only for a creation: `/brokers/topics/T/partitions/P` is there already."""
+
+    @property
+    def creates(self) -> bool:
+        return self.state.partition_epoch == NOT_WRITTEN
+
+    def __str__(self) -> str:
+        expects = "no znode yet" if self.creates else f"version {self.state.partition_epoch}"
+        isr = _numbers(self.state.isr)
+        return (
+            f"write {self.partition}: leader {self.state.leader}, epoch {self.state.leader_epoch}, isr [{isr}]"
+            f" (over {expects})"
+        )
+
+
+class CreateTopic(NamedTuple):
+    """Create `/brokers/topics/T`, the parent of its partitions, and `/config/topics/T`, all or nothing."""
+
+    topic: str
+    znode: TopicZnode
+    config: Mapping[str, str]
+    config_exists: bool = False
+    """A configuration was left behind by an earlier topic of that name; it is overwritten."""
+
+    def __str__(self) -> str:
+        return f"create topic {self.topic} ({self.znode.topic_id}), {len(self.znode.partitions)} partitions"
+
+
+class EnsureNode(NamedTuple):
+    """Create an empty persistent node unless it is there."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"make sure of {self.path}"
+
+
+class RemoveNode(NamedTuple):
+    """Delete a node, unless it is gone."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"remove {self.path}"
+
+
+class RemoveBroker(NamedTuple):
+    """Delete the registration of that run of the broker, and of no later one."""
+
+    broker_id: int
+    broker_epoch: int
+
+    def __str__(self) -> str:
+        return f"remove /brokers/ids/{self.broker_id} (epoch {self.broker_epoch})"
+
+
+Write = WriteState | CreateTopic | EnsureNode | RemoveNode | RemoveBroker
+
+
+# --- Requests ------------------------------------------------------------------------------------------------
+
+
+class DeletedTopic(NamedTuple):
+    topic: str
+    topic_id: str
+
+
+class MetadataUpdate(NamedTuple):
+    """One UpdateMetadata, the same for several brokers. It lists the live brokers in any case."""
+
+    broker_ids: tuple[int, ...]
+    partitions: tuple[TopicPartition, ...]
+    deleted_topics: tuple[DeletedTopic, ...] = ()
+
+    def __str__(self) -> str:
+        what = [str(p) for p in self.partitions] + [f"{d.topic} (deleted)" for d in self.deleted_topics]
+        return f"UpdateMetadata to {_numbers(self.broker_ids)}: {' '.join(what) or 'brokers only'}"
+
+
+class StopReplica(NamedTuple):
+    replica: PartitionReplica
+    delete: bool
+
+    def __str__(self) -> str:
+        return f"StopReplica to {self.replica.broker_id}: {self.replica.partition}{' (delete)' * self.delete}"
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    return " ".join(str(number) for number in numbers)
+
+
+# --- The plan ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """See the module's text. `str(plan)` is one line per step, in the order of execution."""
+
+    changes: tuple[Change, ...] = ()
+    adopted: Mapping[TopicPartition, LeaderAndIsr] = field(default_factory=dict)
+    """What was read from state znodes and is taken over as it is."""
+    partition_moves: tuple[PartitionMove, ...] = ()
+    replica_moves: tuple[ReplicaMove, ...] = ()
+    writes: tuple[Write, ...] = ()
+    leader_and_isr: Mapping[int, tuple[TopicPartition, ...]] = field(default_factory=dict)
+    """Which broker is told of which partitions; what it is told is the cluster state after the writes."""
+    new_partitions: frozenset[TopicPartition] = frozenset()
+    """Those of them that are new: their replicas have no log yet."""
+    metadata_updates: tuple[MetadataUpdate, ...] = ()
+    stop_replicas: tuple[StopReplica, ...] = ()
+    follow_ups: tuple[Event, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a person who reads the log or the timeline should know."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        yield from (f"note: {note}" for note in self.notes)
+        yield from map(str, self.changes)
+        for partition, state in self.adopted.items():
+            yield f"adopt {partition}: leader {state.leader}, epoch {state.leader_epoch}, isr [{_numbers(state.isr)}]"
+        yield from map(str, self.partition_moves)
+        yield from map(str, self.replica_moves)
+        yield from map(str, self.writes)
+        for broker_id, partitions in self.leader_and_isr.items():
+            yield f"LeaderAndIsr to {broker_id}: {' '.join(self._named(p) for p in partitions)}"
+        yield from map(str, self.metadata_updates)
+        yield from map(str, self.stop_replicas)
+        yield from (f"then {event.name}" for event in self.follow_ups)
+
+    def _named(self, partition: TopicPartition) -> str:
+        return f"{partition} (new)" if partition in self.new_partitions else str(partition)
+
+
+class PlanBuilder:
+    """Collects the steps of a plan; `build` puts requests in a fixed order, each partition once per broker."""
+
+    def __init__(self) -> None:
+        self._changes: list[Change] = []
+        self._adopted: dict[TopicPartition, LeaderAndIsr] = {}
+        self._partition_moves: list[PartitionMove] = []
+        self._replica_moves: list[ReplicaMove] = []
+        self._writes: list[Write] = []
+        self._leader_and_isr: dict[int, set[TopicPartition]] = {}
+        self._new_partitions: set[TopicPartition] = set()
+        self._metadata_updates: list[MetadataUpdate] = []
+        self._stop_replicas: list[StopReplica] = []
+        self._follow_ups: list[Event] = []
+        self._notes: list[str] = []
+
+    def change(self, change: Change) -> None:
+        self._changes.append(change)
+
+    def adopt(self, partition: TopicPartition, state: LeaderAndIsr) -> None:
+        self._adopted[partition] = state
+
+    def move_partition(self, partition: TopicPartition, *targets: PartitionState) -> None:
+        self._partition_moves.extend(PartitionMove(partition, target) for target in targets)
+
+    def move_replica(self, replica: PartitionReplica, *targets: ReplicaState) -> None:
+        self._replica_moves.extend(ReplicaMove(replica, target) for target in targets)
+
+    def write(self, write: Write) -> None:
+        self._writes.append(write)
+
+    def tell(self, broker_ids: Iterable[int], partition: TopicPartition, *, is_new: bool = False) -> None:
+        """Send LeaderAndIsr for the partition to those brokers."""
+        for broker_id in broker_ids:
+            self._leader_and_isr.setdefault(broker_id, set()).add(partition)
+        if is_new:
+            self._new_partitions.add(partition)
+
+    def announce(
+        self,
+        broker_ids: Iterable[int],
+        partitions: Iterable[TopicPartition],
+        deleted_topics: Iterable[DeletedTopic] = (),
+    ) -> None:
+        """Send UpdateMetadata to those brokers; to none if there are none."""
+        broker_ids = tuple(sorted(broker_ids))
+        if broker_ids:
+            self._metadata_updates.append(MetadataUpdate(broker_ids, in_order(partitions), tuple(deleted_topics)))
+
+    def stop(self, replica: PartitionReplica, *, delete: bool) -> None:
+        self._stop_replicas.append(StopReplica(replica, delete))
+
+    def follow_up(self, event: Event) -> None:
+        self._follow_ups.append(event)
+
+    def note(self, note: str) -> None:
+        self._notes.append(note)
+
+    def build(self) -> Plan:
+        return Plan(
+            changes=tuple(self._changes),
+            adopted=self._adopted,
+            partition_moves=tuple(self._partition_moves),
+            replica_moves=tuple(self._replica_moves),
+            writes=tuple(self._writes),
+            leader_and_isr={b: in_order(self._leader_and_isr[b]) for b in sorted(self._leader_and_isr)},
+            new_partitions=frozenset(self._new_partitions),
+            metadata_updates=tuple(self._metadata_updates),
+            stop_replicas=tuple(self._stop_replicas),
+            follow_ups=tuple(self._follow_ups),
+            notes=tuple(self._notes),
+        )

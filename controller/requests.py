@@ -1,0 +1,175 @@
+"""What brokers are told: the cluster state as LeaderAndIsr, UpdateMetadata and StopReplica messages. Pure.
+
+A control request must fit a frame of 1 MiB (`protocol.framing`), so what concerns many partitions becomes several
+requests, cut by an estimate of their size that errs on the large side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from controller.cluster_state import ClusterState
+from controller.plan import MetadataUpdate, StopReplica
+from protocol import messages as m
+from protocol.framing import MAX_SMALL_REQUEST_BYTES
+from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_EPOCH, NO_LEADER, Broker, Endpoint, TopicPartition
+
+MAX_BODY_BYTES = MAX_SMALL_REQUEST_BYTES * 3 // 4
+"""Of partitions; the rest is for the list of brokers."""
+
+_PARTITION_BYTES = 40
+_REPLICA_BYTES = 5
+_TOPIC_BYTES = 40
+
+
+def control_endpoint(broker: Broker) -> Endpoint | None:
+    """Where the broker takes control requests."""
+    return broker.endpoint(CONTROL_LISTENER) or broker.endpoint(DEFAULT_LISTENER)
+
+
+def data_endpoint(broker: Broker) -> Endpoint | None:
+    """Where followers fetch from the broker."""
+    plain = broker.endpoint(DEFAULT_LISTENER)
+    return plain or next((e for e in broker.endpoints if e.listener != CONTROL_LISTENER), None)
+
+
+def leader_and_isr(
+    state: ClusterState, broker: Broker, partitions: Sequence[TopicPartition], new: frozenset[TopicPartition]
+) -> Iterator[tuple[m.LeaderAndIsrRequest, tuple[TopicPartition, ...]]]:
+    """The requests for one broker, each with its partitions. Partitions without a state are left out."""
+    known = [p for p in partitions if p in state.leadership]
+    for part in _parts(state, known):
+        leaders = sorted({state.leader(p) for p in part} - {NO_LEADER})
+        request = m.LeaderAndIsrRequest(
+            state.controller_id,
+            state.controller_epoch,
+            broker.epoch,
+            [
+                m.LeaderAndIsrTopic(topic, state.topic_ids[topic], [_replica_state(state, p, new) for p in group])
+                for topic, group in _by_topic(part)
+            ],
+            [m.LiveLeader(b, e.host, e.port) for b in leaders if (e := _live_endpoint(state, b)) is not None],
+        )
+        yield request, part
+
+
+def _live_endpoint(state: ClusterState, broker_id: int) -> Endpoint | None:
+    broker = state.live_brokers.get(broker_id)
+    return data_endpoint(broker) if broker is not None else None
+
+
+def _replica_state(
+    state: ClusterState, partition: TopicPartition, new: frozenset[TopicPartition]
+) -> m.LeaderAndIsrPartition:
+    current = state.leadership[partition]
+    return m.LeaderAndIsrPartition(
+        partition.partition,
+        current.controller_epoch,
+        current.leader,
+        current.leader_epoch,
+        list(current.isr),
+        current.partition_epoch,
+        list(state.assignments[partition]),
+        partition in new,
+    )
+
+
+def update_metadata(state: ClusterState, update: MetadataUpdate) -> list[Callable[[Broker], m.UpdateMetadataRequest]]:
+    """The requests of one update, to be made out to each of its brokers; they share everything but its epoch."""
+    live = [
+        m.UpdateMetadataBroker(
+            broker.id,
+            [m.UpdateMetadataEndpoint(e.port, e.host, e.listener) for e in broker.endpoints],
+            broker.rack,
+            broker.epoch,
+        )
+        for _, broker in sorted(state.live_brokers.items())
+    ]
+    deleted = [m.UpdateMetadataTopic(d.topic, d.topic_id, [], True) for d in update.deleted_topics]
+    known = [p for p in update.partitions if p in state.leadership]
+    bodies = [
+        [
+            m.UpdateMetadataTopic(topic, state.topic_ids[topic], [_metadata_state(state, p) for p in group])
+            for topic, group in _by_topic(part)
+        ]
+        for part in _parts(state, known)
+    ]
+    if deleted or not bodies:
+        bodies.append(deleted)
+
+    def made_out(topics: list[m.UpdateMetadataTopic]) -> Callable[[Broker], m.UpdateMetadataRequest]:
+        return lambda broker: m.UpdateMetadataRequest(
+            state.controller_id, state.controller_epoch, broker.epoch, topics, live
+        )
+
+    return [made_out(body) for body in bodies]
+
+
+def _metadata_state(state: ClusterState, partition: TopicPartition) -> m.UpdateMetadataPartition:
+    current = state.leadership[partition]
+    return m.UpdateMetadataPartition(
+        partition.partition,
+        current.controller_epoch,
+        current.leader,
+        current.leader_epoch,
+        list(current.isr),
+        current.partition_epoch,
+        list(state.assignments[partition]),
+        list(state.offline_replicas(partition)),
+    )
+
+
+def stop_replica(
+    state: ClusterState, broker: Broker, stops: Sequence[StopReplica]
+) -> Iterator[tuple[m.StopReplicaRequest, tuple[TopicPartition, ...]]]:
+    """The requests for one broker, each with its partitions."""
+    deleted = {stop.replica.partition: stop.delete for stop in stops}
+    for part in _parts(state, sorted(deleted)):
+        request = m.StopReplicaRequest(
+            state.controller_id,
+            state.controller_epoch,
+            broker.epoch,
+            [
+                m.StopReplicaTopic(
+                    topic,
+                    state.topic_ids[topic],
+                    [m.StopReplicaPartition(p.partition, _leader_epoch(state, p), deleted[p]) for p in group],
+                )
+                for topic, group in _by_topic(part)
+            ],
+        )
+        yield request, part
+
+
+def _leader_epoch(state: ClusterState, partition: TopicPartition) -> int:
+    current = state.leadership.get(partition)
+    return current.leader_epoch if current is not None else NO_EPOCH
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> Iterator[tuple[str, list[TopicPartition]]]:
+    groups: dict[str, list[TopicPartition]] = {}
+    for partition in partitions:
+        groups.setdefault(partition.topic, []).append(partition)
+    yield from groups.items()
+
+
+def _parts(state: ClusterState, partitions: Sequence[TopicPartition]) -> Iterator[tuple[TopicPartition, ...]]:
+    part: list[TopicPartition] = []
+    size = 0
+    topic = None
+    for partition in partitions:
+        replicas = len(state.assignments[partition])
+        current = state.leadership.get(partition)
+        # The assignment, at most as many offline replicas, and the ISR.
+        cost = _PARTITION_BYTES + _REPLICA_BYTES * (2 * replicas + (len(current.isr) if current is not None else 0))
+        if partition.topic != topic:
+            topic = partition.topic
+            cost += _TOPIC_BYTES + len(topic)
+        if part and size + cost > MAX_BODY_BYTES:
+            yield tuple(part)
+            part, size = [], 0
+            cost += _TOPIC_BYTES + len(topic)
+        part.append(partition)
+        size += cost
+    if part:
+        yield tuple(part)

@@ -1,0 +1,1 @@
+"""The states of partitions and replicas, which moves are legal, and the checker. Pure."""

@@ -1,0 +1,410 @@
+"""One term of office: everything a controller has and does from its election to its resignation.
+
+A tenure is made when office is taken and thrown away when it ends, with its picture of the cluster, its queues and
+its tasks, so nothing of it can be left to act in a later one. Its events are handled here, each in the same steps:
+what is to be read is read, a decision (a pure function) makes a Plan of it, the executor carries that out, and what
+conflicted is decided again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from controller import events
+from controller.access import ControllerMoved, ZooKeeperAccess
+from controller.background import stop_in_background
+from controller.cluster_state import (
+    BrokerAdded,
+    BrokerRemoved,
+    ClusterState,
+    ReplicaFailed,
+    ReplicaRecovered,
+    Snapshot,
+)
+from controller.decisions import brokers, deletion, isr_changes, topics
+from controller.event_loop import EventLoop
+from controller.executor import Executor, Outcome
+from controller.gather import Gather, Watchers
+from controller.outbox import Outbox
+from controller.plan import Plan
+from controller.timeline import Timeline
+from protocol.messages import CreatableTopicResult, DeletableTopicResult
+from protocol.model import Broker, TopicPartition, topic_name_problem
+from protocol.world import SessionExpired, SessionState, World, ZooKeeperSession
+from protocol.znodes import TopicZnode, topic_config_path, topic_path
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Probe = Callable[[Sequence[Broker]], Awaitable[Collection[int]]]
+"""Tries to connect to brokers and returns the ids of those that are certainly not running. Bounds its own time."""
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    """Kafka's `num.partitions`, `default.replication.factor`, `unclean.leader.election.enable` (which a topic may
+    override) and `controller.socket.timeout.ms`."""
+
+    num_partitions: int
+    default_replication_factor: int
+    unclean_leader_election: bool = False
+    socket_timeout_ms: int = 30_000
+
+
+class Hooks(NamedTuple):
+    """What a tenure is given by the composition root."""
+
+    probe: Probe
+    validate_config: topics.ConfigCheck
+    on_brokers_changed: Callable[[tuple[Broker, ...]], None]
+
+
+class Tenure:
+    """`start` begins it. It ends by `close`, or by itself: then `ended_because` says why."""
+
+    def __init__(
+        self,
+        world: World,
+        settings: ControllerSettings,
+        broker_id: int,
+        session: ZooKeeperSession,
+        epoch: int,
+        epoch_version: int,
+        hooks: Hooks,
+        timeline: Timeline,
+        on_end: Callable[[Tenure], None],
+    ) -> None:
+        self.epoch = epoch
+        self.session = session
+        self.state = ClusterState(broker_id, epoch)
+        self.ended_because: str | None = None
+        self._random = world.random
+        self._settings = settings
+        self._hooks = hooks
+        self._timeline = timeline
+        self._on_end = on_end
+        self._access = ZooKeeperAccess(session, world.clock)
+        self._loop = EventLoop(epoch, self._handle, world.clock, self._access, timeline)
+        self._outbox = Outbox(
+            world.network,
+            epoch,
+            f"controller-{broker_id}",
+            settings.socket_timeout_ms / 1000,
+            self._loop.post,
+            lambda failure: self._loop.post(events.SenderBroke(epoch, failure)),
+        )
+        self._executor = Executor(self._access, self.state, epoch_version, self._outbox, timeline)
+        watchers = Watchers(
+            brokers=lambda _: self._loop.post(events.BrokerChange(epoch)),
+            topics=lambda _: self._loop.post(events.TopicChange(epoch)),
+            delete_topics=lambda _: self._loop.post(events.DeleteTopics(epoch)),
+            isr_changes=lambda _: self._loop.post(events.IsrChange(epoch)),
+        )
+        self._gather = Gather(self._access, epoch, watchers, self._note)
+        self._task: asyncio.Task[None] | None = None
+
+    # -- life --
+
+    def start(self) -> None:
+        """Take office: the first event reads everything and elects where it must."""
+        self._loop.post(events.Startup(self.epoch))
+        self._task = asyncio.create_task(self._run(), name=f"controller of epoch {self.epoch}")
+        self._task.add_done_callback(lambda _: self._on_end(self))
+
+    @property
+    def running(self) -> bool:
+        return self._task is not None and not self._task.done() and self.ended_because is None
+
+    def post(self, event: events.Event) -> None:
+        self._loop.post(event)
+
+    def session_changed(self, state: SessionState) -> None:
+        self._access.session_changed()
+        if state is SessionState.CONNECTED:
+            self._loop.post(events.SessionReconnected(self.epoch))
+
+    async def close(self) -> None:
+        """Stop at once. When this returns nothing of the tenure is running any more."""
+        if self._task is not None:
+            await stop_in_background([self._task])
+
+    async def _run(self) -> None:
+        try:
+            await self._loop.run()
+        except (ControllerMoved, SessionExpired) as end:
+            self.ended_because = str(end)
+            _log.warning("the controller of epoch %d ends: %s", self.epoch, end)
+        except Exception as failure:  # noqa: BLE001 - whatever is broken here, another controller must be elected
+            self.ended_because = f"the controller failed: {failure!r}"
+            _log.exception("the controller of epoch %d failed and resigns", self.epoch)
+        finally:
+            self._loop.close()
+            await self._outbox.close()
+
+    # -- the steps of every event --
+
+    def _note(self, note: str) -> None:
+        self._timeline.add("notes", [note])
+        _log.warning("%s", note)
+
+    async def _execute(self, plan: Plan) -> Outcome:
+        outcome = await self._executor.execute(plan)
+        if outcome.obstacle is None:
+            for event in plan.follow_ups:
+                self._loop.post(event)
+            if any(isinstance(change, BrokerAdded | BrokerRemoved) for change in plan.changes):
+                self._hooks.on_brokers_changed(tuple(self.state.live_brokers[b] for b in self.state.live_broker_ids()))
+        return outcome
+
+    async def _settle(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        tell: Container[int] = (),
+        announce: Collection[TopicPartition] = (),
+        announce_brokers: bool = False,
+    ) -> None:
+        """`brokers.settle`, again for each partition that turns out to have another state than was known."""
+        remaining: Collection[TopicPartition] = tuple(partitions)
+        while True:
+            in_need = brokers.topics_in_need_of_an_unclean_election(self.state, remaining)
+            plan = brokers.settle(
+                self.state,
+                remaining,
+                unclean_topics=await self._gather.unclean_topics(in_need, self._settings.unclean_leader_election),
+                tell=tell,
+                announce=announce,
+                announce_brokers=announce_brokers,
+            )
+            outcome = await self._execute(plan)
+            if not outcome.conflicts:
+                return
+            remaining = announce = outcome.conflicts
+            tell, announce_brokers = self.state.live_broker_ids(), False
+
+    async def _handle(self, event: events.Event) -> None:
+        match event:
+            case events.Startup():
+                await self._take_office()
+            case events.SessionReconnected():
+                for again in (events.BrokerChange, events.TopicChange, events.DeleteTopics, events.IsrChange):
+                    self._loop.post(again(self.epoch))
+            case events.BrokerChange():
+                await self._brokers_changed()
+            case events.TopicChange():
+                await self._topics_changed()
+            case events.DeleteTopics():
+                await self._deletions_changed()
+            case events.IsrChange():
+                await self._isrs_changed()
+            case events.BrokerSuspected():
+                await self._broker_suspected(event)
+            case events.LeaderAndIsrAnswered():
+                await self._leader_and_isr_answered(event)
+            case events.StopReplicaAnswered():
+                if self._is_alive(event.broker_id, event.broker_epoch):
+                    await self._execute(deletion.replicas_answered(self.state, event.broker_id, event.errors))
+            case events.ResumeDeletions():
+                await self._resume_deletions()
+            case events.CreateTopicsRequest():
+                await self._create_topics(event)
+            case events.DeleteTopicsRequest():
+                await self._delete_topics(event)
+            case events.Deposed():
+                raise ControllerMoved(event.cause)
+            case events.SenderBroke(failure=failure):
+                raise RuntimeError("a sender of control requests broke") from failure
+            case _:
+                raise AssertionError(f"no handler for {event!r}")
+
+    # -- taking office --
+
+    async def _take_office(self) -> None:
+        overview = await self._gather.overview()
+        registered, found = await _both(
+            self._gather.registered(overview.broker_ids), self._gather.topics(overview.topics)
+        )
+        partitions = [TopicPartition(name, number) for name, topic in found.read.items() for number in topic.partitions]
+        # Elected in vain is who leads a crashed broker's partitions to another crashed one: ask before electing.
+        states, refused = await _both(self._gather.states(partitions), self._probe(registered))
+        snapshot = Snapshot(
+            registered,
+            found.read,
+            states.read,
+            tuple(overview.topics_to_delete),
+            tuple(overview.isr_notifications),
+            found.malformed,
+            states.malformed,
+        )
+        for broker_id in sorted(refused):
+            self._note(f"broker {broker_id} is registered and refuses connections: it is removed")
+        await self._execute(brokers.load(self.state, snapshot, refused))
+        every = tuple(self.state.assignments)
+        await self._settle(every, tell=self.state.live_broker_ids(), announce=every)
+
+    async def _probe(self, registered: Mapping[int, Broker]) -> Collection[int]:
+        others = [broker for broker_id, broker in sorted(registered.items()) if broker_id != self.state.controller_id]
+        return await self._hooks.probe(others) if others else ()
+
+    # -- brokers --
+
+    async def _brokers_changed(self) -> None:
+        registered = await self._gather.brokers(self.state.live_brokers)
+        difference = brokers.difference(self.state.live_brokers, registered)
+        lost = sorted((*difference.lost, *(broker.id for broker in difference.bounced)))
+        if lost:
+            affected = brokers.affected_by(self.state, lost)
+            await self._execute(brokers.lost(self.state, lost))
+            await self._settle(affected, announce=affected, announce_brokers=True)
+        added = sorted((*difference.added, *difference.bounced), key=lambda broker: broker.id)
+        if added:
+            ids = [broker.id for broker in added]
+            affected = brokers.affected_by(self.state, ids)
+            await self._execute(brokers.added(self.state, added))
+            await self._settle(
+                (*affected, *self.state.partitions_without_leader()),
+                tell=ids,
+                announce=affected,
+                announce_brokers=True,
+            )
+
+    async def _broker_suspected(self, event: events.BrokerSuspected) -> None:
+        if not self._is_alive(event.broker_id, event.broker_epoch):
+            self._note(f"broker {event.broker_id} of epoch {event.broker_epoch} is gone already")
+        elif await self._gather.broker_epoch(event.broker_id) != event.broker_epoch:
+            self._note(f"broker {event.broker_id} is no longer registered with epoch {event.broker_epoch}")
+        else:
+            # The watch on the registrations does the rest.
+            await self._execute(brokers.suspected(event.broker_id, event.broker_epoch))
+
+    def _is_alive(self, broker_id: int, broker_epoch: int) -> bool:
+        """That very run of the broker."""
+        broker = self.state.live_brokers.get(broker_id)
+        return broker is not None and broker.epoch == broker_epoch
+
+    async def _leader_and_isr_answered(self, event: events.LeaderAndIsrAnswered) -> None:
+        if not self._is_alive(event.broker_id, event.broker_epoch):
+            return
+        plan = brokers.replicas_answered(self.state, event.broker_id, event.errors)
+        await self._execute(plan)
+        touched = tuple(
+            change.replica.partition for change in plan.changes if isinstance(change, ReplicaFailed | ReplicaRecovered)
+        )
+        if touched:
+            await self._settle(touched, announce=touched)
+
+    async def _isrs_changed(self) -> None:
+        notifications = await self._gather.isr_notifications()
+        if not notifications:
+            return
+        named = await self._gather.changed_partitions(notifications)
+        states = await self._gather.states([partition for partition in named if partition in self.state.assignments])
+        await self._execute(isr_changes.changed(self.state, states.read, notifications))
+        await self._settle(states.read)
+
+    # -- topics --
+
+    async def _topics_changed(self) -> None:
+        names = await self._gather.topic_names()
+        present = frozenset(names)
+        vanished = [topic for topic in self.state.topic_ids if topic not in present]
+        if vanished:
+            await self._execute(topics.vanished(self.state, vanished))
+        await self._read_new_topics(names)
+
+    async def _read_new_topics(self, names: Iterable[str]) -> frozenset[str]:
+        """Take in those of the topics that are in ZooKeeper and not yet in the picture; returns the malformed ones."""
+        found = await self._gather.topics([name for name in names if name not in self.state.topic_ids])
+        await self._add_topics(found.read)
+        return found.malformed
+
+    async def _add_topics(self, new: Mapping[str, TopicZnode]) -> None:
+        if not new:
+            return
+        await self._execute(topics.added(self.state, new))
+        await self._settle(partition for topic in new for partition in self.state.partitions_of(topic))
+
+    async def _deletions_changed(self) -> None:
+        names = await self._gather.topics_to_delete()
+        # A topic may have been created and deleted before the event of its creation was taken.
+        malformed = await self._read_new_topics(names)
+        await self._execute(deletion.queue(self.state, names, leave_alone=malformed))
+
+    async def _resume_deletions(self) -> None:
+        await self._execute(deletion.resume(self.state))
+        for topic in deletion.finished(self.state):
+            while True:
+                nodes = await self._gather.tree(topic_path(topic))
+                outcome = await self._execute(deletion.forget(self.state, topic, nodes))
+                if outcome.obstacle is None:
+                    break
+                self._note(f"topic {topic} cannot be removed yet, it is read again: {outcome.obstacle}")
+
+    # -- administrators --
+
+    async def _create_topics(self, request: events.CreateTopicsRequest) -> None:
+        names = list(dict.fromkeys(t.name for t in request.topics if topic_name_problem(t.name) is None))
+        paths = await self._gather.existing([topic_path(n) for n in names] + [topic_config_path(n) for n in names])
+        answers = topics.validate(
+            request.topics,
+            self.state,
+            [name for name in names if topic_path(name) in paths],
+            topics.TopicDefaults(self._settings.num_partitions, self._settings.default_replication_factor),
+            self._hooks.validate_config,
+            self._random,
+        )
+        new = [answer for answer in answers if isinstance(answer, topics.NewTopic)]
+        if request.validate_only:
+            request.answer([_result(answer, validated_only=True) for answer in answers])
+            return
+        leftover = [name for name in names if topic_config_path(name) in paths]
+        outcome = await self._execute(topics.create(new, leftover))
+        existing = outcome.existing_topics
+        try:
+            await self._add_topics({topic.topic: topic.znode for topic in new if topic.topic not in existing})
+        finally:
+            # Whatever happened then: the topics are in ZooKeeper, and if not this controller, the next serves them.
+            request.answer([_result(answer, existing=existing) for answer in answers])
+
+    async def _delete_topics(self, request: events.DeleteTopicsRequest) -> None:
+        names = list(dict.fromkeys(request.topics))
+        await self._read_new_topics(name for name in names if topic_name_problem(name) is None)
+        results: list[DeletableTopicResult] = deletion.results(self.state, names)
+        await self._execute(deletion.request(self.state, names))
+        request.answer(results)
+
+
+def _result(
+    answer: topics.NewTopic | CreatableTopicResult,
+    *,
+    existing: Container[str] = (),
+    validated_only: bool = False,
+) -> CreatableTopicResult:
+    if isinstance(answer, CreatableTopicResult):
+        return answer
+    return (
+        topics.already_exists(answer.topic) if answer.topic in existing else answer.result(created=not validated_only)
+    )
+
+
+async def _both(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
+    """Both at once. Where one fails the other is stopped, and the failure is raised as it is."""
+
+    async def run_first() -> T:
+        return await first
+
+    async def run_second() -> U:
+        return await second
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            one, other = group.create_task(run_first()), group.create_task(run_second())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return one.result(), other.result()

@@ -1,0 +1,240 @@
+"""The commands that start a cluster on this machine, look at it, and break it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client.cli.output import (
+    DEFAULT_DATA,
+    UNHEALTHY,
+    BootstrapOption,
+    DataOption,
+    Format,
+    FormatOption,
+    UsageError,
+    YesOption,
+    confirm,
+    note,
+    print_json,
+    print_table,
+)
+from client.settings import parse_bootstrap
+from deploy.cluster_view import ask_cluster
+from deploy.errors import LaunchError
+from deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
+from deploy.status import Status, status_of_view
+from deploy.supervision import watch
+from deploy.who import MalformedWho, Who, parse_who
+from protocol.errors import MinibrokerError
+
+_FOLLOW_INTERVAL_S = 0.1
+
+WhoArgument = Annotated[
+    str,
+    typer.Argument(metavar="WHO", help="A broker id, controller, leader:TOPIC-PARTITION, all, or zookeeper."),
+]
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    for command in (up, down, status, logs, kill, pause, resume, start, stop):
+        app.command()(command)
+
+
+def up(
+    brokers: Annotated[
+        int | None, typer.Option(min=1, max=MAX_BROKERS, help="How many. Default: as the last time in DIR, else 3.")
+    ] = None,
+    data: DataOption = DEFAULT_DATA,
+    base_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="Port of broker 1. Default: as the last time, else 9092.")
+    ] = None,
+    zookeeper: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A ZooKeeper that runs already. Default: start one in DIR."),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running and return.")] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Start ZooKeeper and brokers 1 to N on this machine, and print the bootstrap list. Ctrl-C stops them cleanly."""
+    # Explicitly, since a shell starts `up &` with interrupts ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    cluster = LocalCluster(data)
+    began = time.monotonic()
+    note("starting ...")
+    started = cluster.up(brokers, base_port, zookeeper)
+    bootstrap = cluster.bootstrap()
+    if format is Format.JSON:
+        print_json(
+            {
+                "bootstrap": bootstrap,
+                "zookeeper": started.zookeeper.connect,
+                "data": str(cluster.directory),
+                "brokers": [
+                    {"id": entry.id, "port": entry.port, "pid": entry.process.pid if entry.process else None}
+                    for entry in started.brokers
+                ],
+            }
+        )
+    else:
+        sys.stdout.write(bootstrap + "\n")
+    sys.stdout.flush()
+    note(f"{len(started.brokers)} brokers up after {time.monotonic() - began:.1f} s, logs in {cluster.directory}/logs")
+    note(f"ZooKeeper is at {started.zookeeper.connect}")
+    if detach:
+        return
+    note("Ctrl-C stops the cluster")
+    try:
+        watch(cluster, note)
+    except KeyboardInterrupt:
+        note("stopping ... (Ctrl-C again kills)")
+        try:
+            cluster.down()
+        except KeyboardInterrupt:
+            cluster.down(kill=True)
+            raise
+
+
+def down(
+    data: DataOption = DEFAULT_DATA,
+    delete_data: Annotated[bool, typer.Option("--delete-data", help="Remove all topics and logs as well.")] = False,
+    yes: YesOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Stop all brokers and the ZooKeeper that `up` started. The data stays, for the next `up`."""
+    cluster = LocalCluster(data)
+    cluster.file()
+    if delete_data:
+        confirm(f"Remove all data of the cluster in {cluster.directory}?", yes)
+    _print_acted("down", cluster.down(), format)
+    if delete_data:
+        cluster.delete_data()
+
+
+def status(
+    bootstrap: BootstrapOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
+) -> None:
+    """Show brokers, controller, and partitions in trouble. Exit code 4 where something is unhealthy."""
+    found = LocalCluster(data).status() if bootstrap is None else _status_of(bootstrap)
+    if format is Format.JSON:
+        print_json(found)
+    else:
+        _print_status(found)
+    problems = found.problems()
+    for problem in problems:
+        note(problem)
+    if problems:
+        raise typer.Exit(UNHEALTHY)
+
+
+def logs(
+    who: WhoArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what is added.")] = False,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Print what brokers or ZooKeeper logged."""
+    cluster = LocalCluster(data)
+    members = cluster.resolve(_parsed(who))
+    for member in members:
+        if not cluster.log_of(member).exists():
+            raise LaunchError(f"{name_of(member)} has no log in {cluster.log_of(member).parent}: was it ever started?")
+    positions = dict.fromkeys(members, 0)
+    while True:
+        for member in members:
+            for line in _lines_from(cluster.log_of(member), member, positions):
+                if format is Format.JSON:
+                    print_json({"who": member, "line": line})
+                else:
+                    sys.stdout.write(f"{name_of(member)}: {line}\n" if len(members) > 1 else f"{line}\n")
+        sys.stdout.flush()
+        if not follow:
+            return
+        time.sleep(_FOLLOW_INTERVAL_S)
+
+
+def kill(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
+    """Kill with SIGKILL, as a crash would. Nothing starts it again but `minibroker start`."""
+    _act("kill", LocalCluster(data).kill, who, format)
+
+
+def pause(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
+    """Freeze with SIGSTOP: connections stay open, nothing answers."""
+    _act("pause", LocalCluster(data).pause, who, format)
+
+
+def resume(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
+    """Let a paused process go on (SIGCONT)."""
+    _act("resume", LocalCluster(data).resume, who, format)
+
+
+def start(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
+    """Start what was killed or stopped, and wait until it serves. `all` means all brokers that are not running."""
+    _act("start", LocalCluster(data).start, who, format)
+
+
+def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
+    """Stop cleanly (SIGTERM), and wait until it has ended."""
+    _act("stop", LocalCluster(data).stop, who, format)
+
+
+def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: Format) -> None:
+    _print_acted(action, method(_parsed(who)), format)
+
+
+def _parsed(who: str) -> Who:
+    try:
+        return parse_who(who)
+    except MalformedWho as error:
+        raise UsageError(str(error)) from error
+
+
+def _print_acted(action: str, members: list[Member], format: Format) -> None:
+    if format is Format.JSON:
+        print_json({"action": action, "ids": members})
+    else:
+        sys.stdout.write(f"{action}: {', '.join(name_of(member) for member in members) or 'nothing was to be done'}\n")
+
+
+def _print_status(found: Status) -> None:
+    print_table(
+        ("broker", "port", "pid", "state", "controller"),
+        [
+            (
+                broker.id,
+                broker.port,
+                broker.pid,
+                "paused" if broker.paused else "running" if broker.alive else "not running",
+                f"epoch {found.controller.epoch}" if broker.id == found.controller.id else "",
+            )
+            for broker in found.brokers
+        ],
+    )
+    sys.stdout.write(f"offline partitions: {', '.join(found.offline_partitions) or 'none'}\n")
+    sys.stdout.write(f"under-replicated partitions: {', '.join(found.under_replicated_partitions) or 'none'}\n")
+
+
+def _status_of(bootstrap: str) -> Status:
+    view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap)))
+    if not view.brokers:
+        raise MinibrokerError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
+    return status_of_view(view)
+
+
+def _lines_from(path: Path, member: Member, positions: dict[Member, int]) -> list[str]:
+    """Whole lines behind the position reached, which moves on."""
+    with path.open("rb") as log:
+        log.seek(positions[member])
+        data = log.read()
+    end = data.rfind(b"\n") + 1
+    positions[member] += end
+    return data[:end].decode("utf-8", "replace").splitlines()

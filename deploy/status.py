@@ -1,0 +1,95 @@
+"""`minibroker status`: which processes live, what the cluster says of itself, and whether that is healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from deploy.cluster_file import ClusterFile
+from deploy.cluster_view import ClusterView
+from deploy.processes import ProcessState
+
+
+class BrokerStatus(msgspec.Struct, frozen=True):
+    id: int
+    pid: int | None
+    """None where it was not started here, or never."""
+    alive: bool
+    port: int
+    paused: bool
+    registered: bool
+    """The controller knows it as a live broker."""
+
+
+class ControllerStatus(msgspec.Struct, frozen=True):
+    id: int | None
+    epoch: int | None
+
+
+class Status(msgspec.Struct, frozen=True):
+    brokers: list[BrokerStatus]
+    controller: ControllerStatus
+    offline_partitions: list[str]
+    """`TOPIC-PARTITION` of those without a leader."""
+    under_replicated_partitions: list[str]
+    """`TOPIC-PARTITION` of those with fewer replicas in sync than assigned."""
+
+    def problems(self) -> list[str]:
+        """Why the cluster is not healthy, a sentence each with the remedy; empty where it is."""
+        found: list[str] = []
+        for broker in self.brokers:
+            if not broker.alive:
+                found.append(f"broker {broker.id} is not running: `minibroker start {broker.id}`")
+            elif broker.paused:
+                found.append(f"broker {broker.id} is paused: `minibroker resume {broker.id}`")
+            elif not broker.registered:
+                found.append(f"broker {broker.id} runs but is not in the cluster: see `minibroker logs {broker.id}`")
+        if self.controller.id is None:
+            found.append("no broker that answers knows a controller: see `minibroker logs all`")
+        if self.offline_partitions:
+            found.append(f"{_some(self.offline_partitions)} without a leader: start the brokers of their ISR")
+        if self.under_replicated_partitions:
+            found.append(
+                f"{_some(self.under_replicated_partitions)} with replicas missing from the ISR: start brokers, or wait"
+            )
+        return found
+
+
+def status_of_processes(cluster: ClusterFile, states: Mapping[int, ProcessState], view: ClusterView) -> Status:
+    """Of a cluster that was started here; `states` has those of the brokers' processes."""
+    brokers = [
+        BrokerStatus(
+            id=entry.id,
+            pid=entry.process.pid if entry.process else None,
+            alive=states[entry.id] is not ProcessState.GONE,
+            port=entry.port,
+            paused=states[entry.id] is ProcessState.PAUSED,
+            registered=entry.id in view.brokers,
+        )
+        for entry in cluster.brokers
+    ]
+    return _status(brokers, view)
+
+
+def status_of_view(view: ClusterView) -> Status:
+    """Of a cluster elsewhere, whose processes are out of sight: who is registered counts as alive."""
+    brokers = [
+        BrokerStatus(id=broker, pid=None, alive=True, port=address[1], paused=False, registered=True)
+        for broker, address in sorted(view.brokers.items())
+    ]
+    return _status(brokers, view)
+
+
+def _status(brokers: list[BrokerStatus], view: ClusterView) -> Status:
+    return Status(
+        brokers=brokers,
+        controller=ControllerStatus(view.controller_id, view.controller_epoch),
+        offline_partitions=[str(partition) for partition in view.offline_partitions()],
+        under_replicated_partitions=[str(partition) for partition in view.under_replicated_partitions()],
+    )
+
+
+def _some(partitions: list[str]) -> str:
+    shown = ", ".join(partitions[:5])
+    return shown if len(partitions) <= 5 else f"{shown} and {len(partitions) - 5} more partitions"

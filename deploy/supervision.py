@@ -1,0 +1,56 @@
+"""What a foreground `minibroker up` does: tell what happens to the processes, until the cluster is taken down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from deploy.cluster_file import ClusterFile
+from deploy.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
+from deploy.processes import Process, ProcessState, state_of
+
+_INTERVAL_S = 0.2
+
+States = dict[Member, tuple[Process | None, ProcessState]]
+
+
+def watch(cluster: LocalCluster, report: Callable[[str], None]) -> None:
+    """Report every process that goes, pauses or comes back. Returns after a `minibroker down` from elsewhere.
+
+    Looking is also what reaps the processes that were started here, so that none stays a zombie.
+    """
+    before: States = {}
+    while (known := cluster.file_or_none()) is not None and known.running:
+        now = _states(known)
+        for line in changes(before, now):
+            report(line)
+        before = now
+        time.sleep(_INTERVAL_S)
+
+
+def changes(before: States, now: States) -> list[str]:
+    """A line for every member that was known before and whose process or state is another now."""
+    lines: list[str] = []
+    for member, (process, state) in now.items():
+        if member not in before or before[member] == (process, state):
+            continue
+        old_process, old_state = before[member]
+        if state is ProcessState.GONE:
+            lines.append(f"{name_of(member)} is gone: `minibroker start {member}` brings it back")
+        elif state is ProcessState.PAUSED:
+            lines.append(f"{name_of(member)} is paused: `minibroker resume {member}` lets it go on")
+        elif old_state is ProcessState.PAUSED and process == old_process:
+            lines.append(f"{name_of(member)} goes on")
+        else:
+            lines.append(f"{name_of(member)} runs again")
+    return lines
+
+
+def _states(known: ClusterFile) -> States:
+    members: dict[Member, Process | None] = {entry.id: entry.process for entry in known.brokers}
+    if known.zookeeper.port is not None:
+        members[ZOOKEEPER] = known.zookeeper.process
+    return {
+        member: (process, ProcessState.GONE if process is None else state_of(process))
+        for member, process in members.items()
+    }

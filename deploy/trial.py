@@ -1,0 +1,197 @@
+"""A workload that can tell what a cluster lost: numbered records in, a verdict out.
+
+Every record carries its number in its key, and goes to the partition `number % partitions`, so that a partition's
+numbers grow. While something breaks the cluster, acknowledgements are collected with their times; in the end a fresh
+consumer reads every partition to its end, and `judge` compares. What was sent and not acknowledged may be there or
+not; what was acknowledged must be there, once, in order, at the offset that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from client.consumer import Consumer
+from client.producer import Delivery, Producer
+
+from protocol.errors import MinibrokerError
+from protocol.model import TopicPartition
+
+
+class Acknowledged(NamedTuple):
+    number: int
+    offset: int
+    at_s: float
+    """When the acknowledgement was seen, in monotonic seconds."""
+
+
+class Verdict(NamedTuple):
+    sent: int
+    acknowledged: int
+    failed: int
+    """Reported as failed to the sender: not known to be lost, nor to be there."""
+    read_back: int
+    lost: int
+    """Acknowledged, and not there, or there at another offset."""
+    duplicated: int
+    out_of_order: int
+
+    @property
+    def flawless(self) -> bool:
+        return self.lost == self.duplicated == self.out_of_order == 0
+
+
+class Gap(NamedTuple):
+    """A time without acknowledgements on one partition."""
+
+    partition: int
+    seconds: float
+    began_s: float
+
+
+def judge(
+    sent: int,
+    failed: int,
+    acknowledged: Mapping[int, Sequence[Acknowledged]],
+    read: Mapping[int, Sequence[tuple[int, int]]],
+) -> Verdict:
+    """Compare, per partition, what was acknowledged with what was read: (offset, number) in the order of reading."""
+    lost = duplicated = out_of_order = 0
+    for partition, acks in acknowledged.items():
+        records = read.get(partition, ())
+        offsets = {number: offset for offset, number in reversed(records)}
+        lost += sum(1 for ack in acks if offsets.get(ack.number) != ack.offset)
+    for records in read.values():
+        seen: set[int] = set()
+        highest = -1
+        for _, number in records:
+            if number in seen:
+                duplicated += 1
+                continue
+            seen.add(number)
+            if number < highest:
+                out_of_order += 1
+            highest = max(highest, number)
+    return Verdict(
+        sent=sent,
+        acknowledged=sum(map(len, acknowledged.values())),
+        failed=failed,
+        read_back=sum(map(len, read.values())),
+        lost=lost,
+        duplicated=duplicated,
+        out_of_order=out_of_order,
+    )
+
+
+def longest_gap(acknowledged: Mapping[int, Sequence[Acknowledged]], from_s: float, to_s: float) -> Gap:
+    """The longest time without an acknowledgement on any one partition that overlaps the interval."""
+    worst = Gap(-1, 0.0, from_s)
+    for partition, acks in acknowledged.items():
+        times = [ack.at_s for ack in acks]
+        for before, after in zip(times, times[1:], strict=False):
+            if after >= from_s and before <= to_s and after - before > worst.seconds:
+                worst = Gap(partition, after - before, before)
+    return worst
+
+
+class Trial:
+    """Sends while its context is open, one batch of records a tick; `verdict` reads back and judges."""
+
+    def __init__(
+        self, bootstrap: str, topic: str, partitions: int, lines: Iterable[bytes], *, records_per_second: int = 2_000
+    ) -> None:
+        self.bootstrap = bootstrap
+        self.topic = topic
+        self.partitions = partitions
+        self.sent = 0
+        self.failures: list[str] = []
+        self.acknowledged: dict[int, list[Acknowledged]] = {p: [] for p in range(partitions)}
+        self._lines: Iterator[bytes] = iter(lines)
+        self._records_per_second = records_per_second
+        self._open: dict[int, deque[tuple[int, Delivery]]] = {p: deque() for p in range(partitions)}
+        self._more: dict[int, asyncio.Event] = {p: asyncio.Event() for p in range(partitions)}
+        self._sending = False
+
+    @property
+    def acknowledged_count(self) -> int:
+        return sum(map(len, self.acknowledged.values()))
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """Send in the background; at the end stop sending, and wait for every answer."""
+        async with Producer(self.bootstrap, acks="all", linger_ms=0) as producer:
+            self._sending = True
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send(producer))
+                for partition in range(self.partitions):
+                    tasks.create_task(self._collect(partition))
+                try:
+                    yield
+                finally:
+                    self._sending = False
+                    for event in self._more.values():
+                        event.set()
+
+    async def wait_for_acknowledgements(self, more: int, timeout_s: float) -> None:
+        """Until so many more records were acknowledged on every partition. Raises TimeoutError."""
+        targets = {p: len(acks) + more for p, acks in self.acknowledged.items()}
+        async with asyncio.timeout(timeout_s):
+            while any(len(self.acknowledged[p]) < target for p, target in targets.items()):
+                await asyncio.sleep(0.005)
+
+    async def _send(self, producer: Producer) -> None:
+        """At the given rate, a few every millisecond: what could not be sent in time is not made up for."""
+        per_tick = max(1, self._records_per_second // 1_000)
+        pause_s = per_tick / self._records_per_second
+        next_s = time.monotonic()
+        while self._sending:
+            for _ in range(per_tick):
+                line = next(self._lines, None)
+                if line is None:
+                    self._sending = False
+                    break
+                number = self.sent
+                partition = number % self.partitions
+                delivery = producer.send(self.topic, line, key=b"%d" % number, partition=partition)
+                self.sent += 1
+                self._open[partition].append((number, delivery))
+                self._more[partition].set()
+            await producer.drain()
+            next_s = max(next_s + pause_s, time.monotonic() - 0.05)
+            await asyncio.sleep(next_s - time.monotonic())
+
+    async def _collect(self, partition: int) -> None:
+        waiting, more = self._open[partition], self._more[partition]
+        while self._sending or waiting:
+            if not waiting:
+                more.clear()
+                await more.wait()
+                continue
+            number, delivery = waiting.popleft()
+            try:
+                metadata = await delivery
+            except MinibrokerError as error:
+                self.failures.append(str(error))
+                continue
+            self.acknowledged[partition].append(Acknowledged(number, metadata.offset, time.monotonic()))
+
+    async def verdict(self) -> Verdict:
+        """Read every partition from its beginning to its end with a fresh consumer, and judge."""
+        read: dict[int, list[tuple[int, int]]] = {p: [] for p in range(self.partitions)}
+        async with Consumer(self.bootstrap, topics=[self.topic], auto_offset_reset="earliest") as consumer:
+            ends = await consumer.end_offsets([TopicPartition(self.topic, p) for p in range(self.partitions)])
+            open_partitions = {tp.partition for tp, end in ends.items() if end > 0}
+            if open_partitions:
+                async for batch in consumer.batches():
+                    keys = batch.keys or []
+                    for offset, key in zip(batch.offsets, keys, strict=True):
+                        read[batch.partition].append((offset, int(key or b"-1")))
+                    if batch.offsets[-1] + 1 >= ends[TopicPartition(self.topic, batch.partition)]:
+                        open_partitions.discard(batch.partition)
+                        if not open_partitions:
+                            break
+        return judge(self.sent, len(self.failures), self.acknowledged, read)

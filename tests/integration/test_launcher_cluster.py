@@ -1,0 +1,96 @@
+"""A local cluster started, looked at, broken and mended, as a user does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from deploy.errors import LaunchError
+from deploy.local_cluster import LocalCluster
+from deploy.processes import ProcessState, wait_until
+from deploy.who import AllBrokers, BrokerId, Controller, ZooKeeperServer
+
+SETTLE_S = 30.0
+
+
+def is_healthy(cluster: LocalCluster) -> bool:
+    return not cluster.status().problems()
+
+
+def test_a_cluster_comes_up_healthy_and_goes_down_cleanly(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(3)
+    assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
+    status = cluster.status()
+    assert [broker.id for broker in status.brokers] == [1, 2, 3]
+    assert status.controller.id in (1, 2, 3)
+    assert status.controller.epoch == 1
+    assert sorted(map(str, cluster.down())) == ["1", "2", "3", "zookeeper"]
+    assert cluster.state_of(1) is ProcessState.GONE
+    assert cluster.state_of("zookeeper") is ProcessState.GONE
+    assert not cluster.file().running
+
+
+def test_a_directory_in_use_is_refused_and_comes_up_again_after_down(
+    local_cluster: Callable[..., LocalCluster],
+) -> None:
+    cluster = local_cluster(1)
+    first = cluster.file()
+    with pytest.raises(LaunchError, match=r"in use by a running cluster \(broker 1, ZooKeeper\)"):
+        LocalCluster(cluster.directory).up()
+    cluster.down()
+    again = LocalCluster(cluster.directory).up()
+    assert [entry.port for entry in again.brokers] == [entry.port for entry in first.brokers]
+    assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
+
+
+def test_a_killed_controller_is_replaced_and_comes_back_on_start(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(3)
+    assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
+    (killed,) = cluster.kill(Controller())
+    assert isinstance(killed, int)
+    assert cluster.state_of(killed) is ProcessState.GONE
+    assert wait_until(lambda: cluster.status().controller.id not in (killed, None), SETTLE_S)
+    assert cluster.status().problems()[0] == f"broker {killed} is not running: `minibroker start {killed}`"
+    with pytest.raises(LaunchError, match=f"broker {killed} is not running"):
+        cluster.kill(BrokerId(killed))
+    assert cluster.start(BrokerId(killed)) == [killed]
+    assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
+    with pytest.raises(LaunchError, match="is running already"):
+        cluster.start(BrokerId(killed))
+
+
+def test_a_paused_broker_stands_still_until_it_is_resumed(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(1)
+    assert cluster.pause(BrokerId(1)) == [1]
+    assert cluster.state_of(1) is ProcessState.PAUSED
+    with pytest.raises(LaunchError, match="is paused: `minibroker resume 1` first"):
+        cluster.stop(BrokerId(1))
+    assert cluster.resume(AllBrokers()) == [1]
+    assert cluster.state_of(1) is ProcessState.RUNNING
+    with pytest.raises(LaunchError, match="nothing to resume"):
+        cluster.resume(BrokerId(1))
+    assert cluster.resume(AllBrokers()) == []
+    assert cluster.stop(BrokerId(1)) == [1]
+    assert cluster.state_of(1) is ProcessState.GONE
+
+
+def test_brokers_are_not_started_without_zookeeper(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(1)
+    assert cluster.kill(ZooKeeperServer()) == ["zookeeper"]
+    assert cluster.kill(AllBrokers()) == [1]
+    with pytest.raises(LaunchError, match="minibroker start zookeeper"):
+        cluster.start(AllBrokers())
+    assert cluster.start(ZooKeeperServer()) == ["zookeeper"]
+    assert cluster.start(AllBrokers()) == [1]
+    assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
+
+
+def test_a_cluster_on_a_zookeeper_elsewhere_leaves_that_alone(
+    local_cluster: Callable[..., LocalCluster], zookeeper: str
+) -> None:
+    cluster = local_cluster(1, zookeeper=zookeeper)
+    assert cluster.file().zookeeper.connect == zookeeper
+    with pytest.raises(LaunchError, match="was not started here"):
+        cluster.kill(ZooKeeperServer())
+    assert cluster.down() == [1]

@@ -1,0 +1,55 @@
+"""What keeps `up` from bringing a cluster up. Nothing may stay behind."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import LaunchError
+from deploy.local_cluster import LocalCluster
+from deploy.ports import free_ports, is_free
+
+
+def test_every_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    ports = free_ports(3)
+    cluster = LocalCluster(tmp_path)
+    with socket.create_server(("127.0.0.1", ports[1])), pytest.raises(LaunchError) as caught:
+        cluster.up(3, ports[0])
+    assert f"port {ports[1]} (broker 2) is in use" in str(caught.value)
+    assert "--base-port" in str(caught.value)
+    assert cluster.file_or_none() is None
+
+
+def test_a_zookeeper_that_does_not_answer_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    port = free_ports(1)[0]
+    with pytest.raises(LaunchError, match=f"no ZooKeeper answers at 127.0.0.1:{port}"):
+        cluster.up(1, free_ports(1)[0], f"127.0.0.1:{port}")
+    assert cluster.file_or_none() is None
+
+
+def test_a_data_directory_that_is_a_file_is_told_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(LaunchError, match="cannot be made"):
+        LocalCluster(path).up(1, free_ports(1)[0])
+
+
+def test_where_a_broker_does_not_start_its_reason_is_told_and_all_are_stopped(
+    local_cluster: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    with pytest.raises(LaunchError, match=r"broker \d did not start: .*num\.partitions"):
+        local_cluster(2, settings={"num.partitions": "many"})
+    left = LocalCluster(tmp_path / "cluster-1").file()
+    assert not left.running
+    assert all(is_free(entry.port) for entry in left.brokers)
+    assert left.zookeeper.port is not None
+    assert is_free(left.zookeeper.port)
+
+
+def test_commands_on_a_cluster_that_never_was_say_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="minibroker up"):
+        LocalCluster(tmp_path).down()

@@ -1,0 +1,70 @@
+"""What tests do to sessions: open them, listen to them, end them as ZooKeeper would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from kazoo.client import KazooClient
+
+from controller.zookeeper import KazooSession, KazooZooKeeper
+from protocol.world import SessionState, WatchEvent
+
+T = TypeVar("T")
+
+SESSION_TIMEOUT_MS = 6_000
+CONNECT_TIMEOUT_MS = 10_000
+
+
+@asynccontextmanager
+async def open_session(servers: str, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> AsyncIterator[KazooSession]:
+    session = await KazooZooKeeper().connect(servers, session_timeout_ms, CONNECT_TIMEOUT_MS)
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+class Recorder(Generic[T]):
+    """Collects what a callback is given, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.seen: list[T] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, item: T) -> None:
+        self.seen.append(item)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[list[T]], bool]) -> list[T]:
+        """What was seen, once `condition` is true of it."""
+        async with asyncio.timeout(30):
+            while not condition(self.seen):
+                self._changed.clear()
+                await self._changed.wait()
+        return self.seen
+
+
+def record_states(session: KazooSession) -> Recorder[SessionState]:
+    recorder = Recorder[SessionState]()
+    session.on_state(recorder)
+    return recorder
+
+
+def record_events() -> Recorder[WatchEvent]:
+    return Recorder[WatchEvent]()
+
+
+async def expire(servers: str, session: KazooSession) -> None:
+    """End the session from outside: another client takes it over and closes it."""
+    client_id = session._client.client_id
+
+    def take_over_and_close() -> None:
+        thief = KazooClient(hosts=servers.partition("/")[0], client_id=client_id, timeout=SESSION_TIMEOUT_MS / 1000)
+        thief.start(timeout=CONNECT_TIMEOUT_MS / 1000)
+        thief.stop()
+        thief.close()
+
+    await asyncio.to_thread(take_over_and_close)

@@ -1,0 +1,299 @@
+"""A log against a plain list of batches: appends, reads, truncations, restarts, damaged tails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.storage.log import Log, LogConfig
+from broker.storage.producer_state import RETAINED_BATCHES
+from protocol.records import BatchHeader
+from tests.storage_support import NOW, Opened, batch, everything, headers, open_log, stamped
+
+PRODUCERS = 3
+
+
+class Model:
+    """What the log must hold: its batches as bytes, one after the other."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[BatchHeader, bytes]] = []
+        self.start = 0
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1][0].next_offset if self.batches else self.start
+
+    def append(self, data: bytes) -> None:
+        position = 0
+        for header in headers(data):
+            self.batches.append((header, data[position : position + header.size]))
+            position += header.size
+
+    def truncate(self, offset: int) -> None:
+        self.batches = [entry for entry in self.batches if entry[0].last_offset < offset]
+
+    def read(self, offset: int, max_bytes: int, up_to: int) -> bytes:
+        """Without regard to segments, across which one read does not go."""
+        data = b""
+        for header, content in self.batches:
+            if header.last_offset >= offset and header.last_offset < up_to:
+                if data and len(data) + len(content) > max_bytes:
+                    break
+                data += content
+        return data
+
+    def epochs(self) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for header, _ in self.batches:
+            if not found or found[-1][0] != header.partition_leader_epoch:
+                found.append((header.partition_leader_epoch, header.base_offset))
+        return found
+
+    def producer(self, producer_id: int) -> list[tuple[int, int]]:
+        """Sequence and offset of the last batches of a producer."""
+        mine = [h for h, _ in self.batches if h.producer_id == producer_id]
+        return [(h.base_sequence, h.base_offset) for h in mine][-RETAINED_BATCHES:]
+
+
+class Driver:
+    """Does the same to a log and to the model, in a directory of real files."""
+
+    def __init__(self, path: str, random: Random) -> None:
+        self.path = path
+        self.random = random
+        self.model = Model()
+        self.epoch = 0
+        self.config = LogConfig(
+            segment_bytes=random.choice((1_000, 2_000, 10_000)),
+            index_interval_bytes=random.choice((1, 100, 1_000)),
+            flush_bytes=random.choice((500, 100_000)),
+        )
+        self.opened: Opened = open_log(path, self.config)
+
+    @property
+    def log(self) -> Log:
+        return self.opened.log
+
+    def batch(self) -> bytes:
+        random = self.random
+        producer_id = random.randrange(-1, PRODUCERS)
+        mine = self.model.producer(producer_id)
+        sequence = 0
+        if mine:
+            last = next(h for h, _ in self.model.batches if h.base_offset == mine[-1][1])
+            sequence = last.last_sequence + 1
+        return batch(
+            random.randint(1, 5),
+            size=random.choice((5, 20, 120)),
+            timestamp=NOW + random.randint(0, 1_000),
+            producer_id=producer_id,
+            sequence=sequence,
+            fill=random.randbytes(3),
+        )
+
+    def append_as_leader(self) -> None:
+        record_set = self.batch()
+        info = self.log.append_as_leader(record_set, self.epoch, NOW)
+        assert (info.first_offset, info.duplicate) == (self.model.end, False)
+        self.model.append(stamped(record_set, self.model.end, self.epoch))
+        assert info.next_offset == self.model.end
+
+    def append_many_as_leader(self) -> None:
+        record_sets = [batch(self.random.randint(1, 3), fill=b"many") for _ in range(self.random.randint(2, 3))]
+        self.log.append_as_leader(b"".join(record_sets), self.epoch, NOW)
+        for record_set in record_sets:
+            self.model.append(stamped(record_set, self.model.end, self.epoch))
+
+    def append_as_follower(self) -> None:
+        data = b""
+        for _ in range(self.random.randint(1, 3)):
+            piece = stamped(self.batch(), self.model.end, self.epoch)
+            self.model.append(piece)
+            data += piece
+            self.epoch += self.random.random() < 0.1
+        self.log.append_as_follower(data)
+
+    def repeat_a_batch(self) -> None:
+        for producer_id in range(PRODUCERS):
+            mine = self.model.producer(producer_id)
+            if mine:
+                sequence, offset = self.random.choice(mine)
+                content = next(data for header, data in self.model.batches if header.base_offset == offset)
+                info = self.log.append_as_leader(stamped(content, 0, -1), self.epoch, NOW)
+                assert info.duplicate
+                assert info.first_offset == offset
+
+    def new_leader(self) -> None:
+        self.epoch += 1
+        self.log.assign_epoch_start(self.epoch, self.log.log_end_offset)
+        assert self.log.end_offset_for(self.epoch) == (self.epoch, self.model.end)
+
+    def read(self) -> None:
+        start = self.random.randint(self.model.start, self.model.end)
+        up_to = self.random.randint(start, self.model.end + 2)
+        max_bytes = self.random.choice((1, 200, 1_000, 1_000_000))
+        data = self.log.read(start, max_bytes, up_to)
+        assert self.model.read(start, max_bytes, up_to).startswith(data)
+        possible = any(start <= h.last_offset < up_to for h, _ in self.model.batches)
+        assert bool(data) == possible
+        if len(data) > max_bytes:
+            assert len(headers(data)) == 1
+        unforced = self.log.read(start, max_bytes, up_to, min_one=False)
+        assert unforced == (data if len(data) <= max_bytes else b"")
+
+    def count_bytes(self) -> None:
+        bounds = sorted((self._boundary(), self._boundary()))
+        expected = sum(h.size for h, _ in self.model.batches if bounds[0] <= h.base_offset < bounds[1])
+        assert self.log.bytes_between(*bounds) == expected
+
+    def _boundary(self) -> int:
+        return self.random.choice([self.model.start, *(h.next_offset for h, _ in self.model.batches)])
+
+    def look_up_a_timestamp(self) -> None:
+        timestamp = NOW + self.random.randint(-1, 1_010)
+        up_to = self.random.randint(self.model.start, self.model.end)
+        expected = None
+        for header, _ in self.model.batches:
+            for index in range(header.last_offset_delta + 1):
+                record = header.base_timestamp + index, header.base_offset + index
+                if expected is None and record[0] >= timestamp and record[1] < up_to:
+                    expected = record
+        assert self.log.offset_for_timestamp(timestamp, up_to) == expected
+
+    def truncate(self) -> None:
+        offset = self.random.randint(self.model.start, self.model.end + 1)
+        self.log.truncate_to(offset)
+        self.model.truncate(offset)
+        self.epoch += 1
+
+    def truncate_fully(self) -> None:
+        offset = self.random.randint(self.model.start, self.model.end + 10)
+        self.log.truncate_fully_and_start_at(offset)
+        self.model.batches.clear()
+        self.model.start = offset
+        self.epoch += 1
+
+    def roll(self) -> None:
+        self.log.roll()
+
+    async def flush(self) -> None:
+        await self.log.flush()
+        assert self.log.recovery_point == self.model.end
+
+    async def restart(self) -> None:
+        await self.log.checkpoint()
+        await self._reopen(recovery_point=self.log.recovery_point, clean=True)
+        assert self.opened.log.recovery_point == self.model.end
+
+    async def crash(self) -> None:
+        await self._reopen(recovery_point=self.random.randint(0, self.log.recovery_point), clean=False)
+
+    async def crash_with_a_damaged_tail(self) -> None:
+        """What was not flushed is cut or overwritten somewhere; what comes before must survive."""
+        recovery_point = self.log.recovery_point
+        await self._finish()
+        names = sorted(name for name in os.listdir(self.path) if name.endswith(".log"))
+        last = f"{self.path}/{names[-1]}"
+        base = int(names[-1][:-4])
+        safe = sum(len(data) for h, data in self.model.batches if base <= h.base_offset < recovery_point)
+        size = os.path.getsize(last)
+        if size > safe:
+            position = self.random.randrange(safe, size)
+            ends = [(h.next_offset, data) for h, data in self.model.batches if h.base_offset >= base]
+            intact = 0
+            for next_offset, data in ends:
+                if intact + len(data) > position:
+                    break
+                intact += len(data)
+            with open(last, "r+b") as file:
+                # The CRC covers neither base offset nor leader epoch.
+                if self.random.random() < 0.5 or position - intact in _UNCHECKED:
+                    file.truncate(position)
+                else:
+                    file.seek(position)
+                    byte = file.read(1)[0]
+                    file.seek(position)
+                    file.write(bytes((byte ^ 0x55,)))
+            kept = sum(1 for h, _ in self.model.batches if h.base_offset < base)
+            total = 0
+            for _, data in ends:
+                total += len(data)
+                if total > position:
+                    break
+                kept += 1
+            del self.model.batches[kept:]
+        self._open(recovery_point=recovery_point, clean=False)
+
+    async def _finish(self) -> None:
+        await self.log.close()
+        self.epoch += 1
+
+    async def _reopen(self, *, recovery_point: int, clean: bool) -> None:
+        await self._finish()
+        self._open(recovery_point=recovery_point, clean=clean)
+
+    def _open(self, *, recovery_point: int, clean: bool) -> None:
+        self.opened = open_log(
+            self.path, self.config, recovery_point=recovery_point, clean=clean, log_start_offset=self.model.start
+        )
+
+    def check(self) -> None:
+        log, model = self.log, self.model
+        assert (log.log_start_offset, log.log_end_offset) == (model.start, model.end)
+        assert log.recovery_point <= log.log_end_offset
+        assert everything(log) == b"".join(data for _, data in model.batches)
+        assert log.size == sum(len(data) for _, data in model.batches)
+        for epoch, start in model.epochs():
+            assert log.epoch_at(start) == epoch
+        assert log.latest_epoch in (self.epoch, *(epoch for epoch, _ in model.epochs()[-1:]), -1)
+
+
+_UNCHECKED = (*range(8), *range(12, 16))
+
+_SYNCHRONOUS = (
+    Driver.append_as_leader,
+    Driver.append_as_leader,
+    Driver.append_as_leader,
+    Driver.append_many_as_leader,
+    Driver.append_as_follower,
+    Driver.append_as_follower,
+    Driver.repeat_a_batch,
+    Driver.new_leader,
+    Driver.read,
+    Driver.read,
+    Driver.count_bytes,
+    Driver.look_up_a_timestamp,
+    Driver.truncate,
+    Driver.truncate_fully,
+    Driver.roll,
+)
+_ASYNCHRONOUS = (Driver.flush, Driver.restart, Driver.crash, Driver.crash_with_a_damaged_tail)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
+def test_a_log_holds_what_a_plain_list_of_batches_would(seed: int, steps: int) -> None:
+    async def run() -> None:
+        random = Random(seed)
+        with tempfile.TemporaryDirectory() as directory:
+            driver = Driver(f"{directory}/orders-0", random)
+            for _ in range(steps):
+                choice = random.randrange(len(_SYNCHRONOUS) + len(_ASYNCHRONOUS))
+                if choice < len(_SYNCHRONOUS):
+                    if choice >= 12 and random.random() < 0.7:
+                        continue
+                    _SYNCHRONOUS[choice](driver)
+                else:
+                    await _ASYNCHRONOUS[choice - len(_SYNCHRONOUS)](driver)
+                assert driver.opened.directory.failure is None
+                driver.check()
+                await asyncio.sleep(0)
+            await driver.log.close()
+
+    asyncio.run(run())

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+from tests.simulation.loop import Stuck, VirtualLoop, run
+from tests.simulation.process import Process, ProcessKilled
+
+
+def _loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
+
+
+def test_sleeping_takes_virtual_time_alone() -> None:
+    async def main() -> list[float]:
+        times = [_loop().time()]
+        for seconds in (0.25, 3000.0):
+            await asyncio.sleep(seconds)
+            times.append(_loop().time())
+        return times
+
+    assert run(main()) == [0.0, 0.25, 3000.25]
+
+
+def test_timers_of_one_moment_fire_in_the_order_in_which_they_were_made() -> None:
+    async def main() -> list[int]:
+        fired: list[int] = []
+        for number in range(20):
+            _loop().call_at(1.0, fired.append, number)
+        await asyncio.sleep(1)
+        return fired
+
+    assert run(main()) == list(range(20))
+
+
+def test_cancelled_timers_do_not_fire_and_do_not_pile_up() -> None:
+    async def main() -> int:
+        fired: list[int] = []
+        for number in range(10_000):
+            _loop().call_later(50, fired.append, number).cancel()
+        kept = len(_loop()._timers)
+        _loop().call_later(10, fired.append, -1)
+        await asyncio.sleep(100)
+        assert fired == [-1]
+        assert _loop().time() == 100
+        return kept
+
+    assert run(main()) < 2_000
+
+
+def test_timeouts_work() -> None:
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await asyncio.Event().wait()
+        return _loop().time()
+
+    assert run(main()) == 5.0
+
+
+def test_waiting_for_what_cannot_happen_is_an_error_that_names_the_line() -> None:
+    async def waits_for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        await asyncio.create_task(waits_for_ever(), name="the one that waits")
+
+    with pytest.raises(Stuck, match=r"everything waits") as caught:
+        run(main())
+    assert "the one that waits of the test in Event.wait (" in str(caught.value)
+
+
+def test_standing_still_for_ever_is_an_error() -> None:
+    async def main() -> None:
+        def again() -> None:
+            _loop().call_soon(again)
+
+        again()
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stuck, match="time has stood still"):
+        run(main())
+
+
+def test_the_virtual_time_limit_ends_a_program_that_goes_on_for_ever() -> None:
+    async def main() -> None:
+        def again() -> None:
+            _loop().call_later(1, again)
+
+        again()
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stuck, match="60 virtual seconds"):
+        run(main(), limit_s=60)
+
+
+def test_functions_for_the_executor_run_inline_in_a_turn_of_their_own() -> None:
+    async def main() -> list[str]:
+        order: list[str] = []
+
+        def work(name: str) -> str:
+            order.append(name)
+            return name.upper()
+
+        first = _loop().run_in_executor(None, work, "first")
+        second = asyncio.ensure_future(asyncio.to_thread(work, "second"))
+        order.append("called")
+        assert await first == "FIRST"
+        assert await second == "SECOND"
+
+        def fail() -> None:
+            raise ValueError(threading.current_thread().name)
+
+        with pytest.raises(ValueError, match=threading.main_thread().name):
+            await _loop().run_in_executor(None, fail)
+        return order
+
+    assert run(main()) == ["called", "first", "second"]
+
+
+def test_a_function_in_the_executor_runs_although_its_caller_was_cancelled() -> None:
+    async def main() -> list[int]:
+        done: list[int] = []
+        task = asyncio.create_task(asyncio.to_thread(done.append, 1))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return done
+
+    assert run(main()) == [1]
+
+
+def test_threads_are_refused() -> None:
+    async def main() -> list[Exception]:
+        errors: list[Exception] = []
+        loop = _loop()
+
+        def intrude() -> None:
+            try:
+                loop.call_soon_threadsafe(print)
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+        return errors
+
+    assert len(run(main())) == 1
+
+
+def test_a_task_that_fails_and_that_nobody_awaits_fails_the_run() -> None:
+    async def fail() -> None:
+        raise ValueError("unseen")
+
+    async def main() -> None:
+        task = asyncio.create_task(fail())
+        await asyncio.sleep(1)
+        del task
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(main())
+    assert [str(error) for error in caught.value.exceptions] == ["unseen"]
+
+
+def test_a_callback_that_fails_fails_the_run() -> None:
+    async def main() -> None:
+        _loop().call_soon(int, "x")
+        await asyncio.sleep(1)
+
+    with pytest.raises(ExceptionGroup):
+        run(main())
+
+
+def test_the_tests_own_tasks_are_cancelled_at_the_end() -> None:
+    ended: list[str] = []
+
+    async def linger() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(3)
+            ended.append("after three seconds")
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(linger()))
+        await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    run(main())
+    assert ended == ["after three seconds"]
+
+
+def test_sets_of_tasks_iterate_in_the_same_order_wherever_they_lie_in_memory() -> None:
+    async def main() -> list[str]:
+        tasks = {asyncio.create_task(asyncio.sleep(0), name=str(number)) for number in range(1_000)}
+        await asyncio.wait(tasks)
+        return [task.get_name() for task in tasks]
+
+    first = run(main())
+    elsewhere = [object() for _ in range(12_345)]
+    assert run(main()) == first
+    assert elsewhere
+
+
+def test_what_a_killed_process_has_scheduled_does_not_run() -> None:
+    async def main() -> list[str]:
+        ran: list[str] = []
+        process = Process(_loop(), "victim", "10.0.0.1")
+
+        async def program() -> None:
+            _loop().call_later(2, ran.append, "a timer")
+            child = asyncio.create_task(tick("a child"))
+            try:
+                await tick("the program")
+            finally:
+                ran.append("a finally block")
+                await child
+
+        async def tick(name: str) -> None:
+            while True:
+                await asyncio.sleep(0.6)
+                ran.append(f"{name} at {_loop().time():.1f}")
+
+        process.start(program())
+        await asyncio.sleep(1)
+        process.kill()
+        await asyncio.sleep(10)
+        gc.collect()
+        return list(ran)
+
+    assert run(main()) == ["the program at 0.6", "a child at 0.6"]
+
+
+def test_time_does_not_stop_at_the_timers_of_killed_processes() -> None:
+    async def main() -> None:
+        process = Process(_loop(), "victim", "10.0.0.1")
+        process.start(asyncio.sleep(5))
+        await asyncio.sleep(1)
+        process.kill()
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stuck, match=r"at 1\.0+ s everything waits"):
+        run(main())
+
+
+def test_who_waits_for_a_process_from_outside_is_told_of_its_kill() -> None:
+    async def main() -> None:
+        process = Process(_loop(), "victim", "10.0.0.1")
+        assert await process.run(asyncio.sleep(1, "result")) == "result"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await process.run(asyncio.sleep(10))
+        _loop().call_later(1, process.kill)
+        with pytest.raises(ProcessKilled, match="victim"):
+            await process.run(asyncio.sleep(10))
+        with pytest.raises(ProcessKilled):
+            process.start(asyncio.sleep(0))
+
+    run(main())
+
+
+def test_a_process_can_kill_itself() -> None:
+    async def main() -> list[str]:
+        ran: list[str] = []
+        process = Process(_loop(), "victim", "10.0.0.1")
+
+        async def program() -> None:
+            asyncio.create_task(asyncio.sleep(0)).add_done_callback(lambda _: ran.append("never"))
+            process.kill()
+            ran.append("the rest of the instruction")
+            await asyncio.sleep(0)
+            ran.append("never")
+
+        process.start(program())
+        await asyncio.sleep(1)
+        return ran
+
+    assert run(main()) == ["the rest of the instruction"]
+
+
+def test_failures_of_a_killed_process_do_not_fail_the_run() -> None:
+    async def main() -> None:
+        process = Process(_loop(), "victim", "10.0.0.1")
+
+        async def fail() -> None:
+            process.kill()
+            process.check()
+
+        process.start(fail())
+        await asyncio.sleep(1)
+
+    run(main())
+
+
+def test_the_same_program_gives_the_same_trace_and_another_gives_another() -> None:
+    async def main(delay_s: float) -> str:
+        async def step() -> None:
+            await asyncio.sleep(delay_s)
+
+        await asyncio.gather(*(step() for _ in range(5)))
+        return _loop().trace
+
+    assert run(main(1)) == run(main(1))
+    assert run(main(1)) != run(main(2))

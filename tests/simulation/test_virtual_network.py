@@ -1,0 +1,734 @@
+"""The virtual network. What it shares with real TCP is tested on both, and on asyncio's loop and on uvloop's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+import pytest
+import uvloop
+
+from protocol.apis import METADATA, decode_request, decode_request_envelope, encode_response
+from protocol.errors import NetworkError
+from protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, request_limit
+from protocol.messages import MetadataRequest, MetadataResponse, MetadataTopic
+from protocol.real_world import RealNetwork
+from protocol.rpc import RequestTimedOut, open_connection
+from protocol.world import Incoming, Listener, Network
+from tests.simulation.loop import run
+from tests.simulation.network import WINDOW_BYTES
+from tests.simulation.process import ProcessKilled
+from tests.simulation.world import Simulation, VirtualWorld
+
+Scenario = Callable[[Network, Network, str], Coroutine[None, None, None]]
+"""A test, given the server's network, the client's, and the name of the server's host."""
+
+
+def _on_the_virtual_loop(scenario: Scenario) -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        server = simulation.host("server").start_process()
+        client = simulation.host("client").start_process()
+        await scenario(server.network, client.network, "server")
+
+    for seed in range(5):
+        run(main(), seed=seed)
+
+
+def _on_asyncio(scenario: Scenario) -> None:
+    asyncio.run(scenario(RealNetwork(), RealNetwork(), "127.0.0.1"))
+
+
+def _on_uvloop(scenario: Scenario) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario(RealNetwork(), RealNetwork(), "127.0.0.1"))
+
+
+everywhere = pytest.mark.parametrize("play", [_on_the_virtual_loop, _on_asyncio, _on_uvloop])
+Play = Callable[[Scenario], None]
+
+
+class Recorder(asyncio.Protocol):
+    """Keeps what it is told, and lets a test wait for it."""
+
+    def __init__(self, *, keep_open: bool = False) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.data = bytearray()
+        self.events: list[str] = []
+        self.error: Exception | None = None
+        self._keep_open = keep_open
+        self._changed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment] # uvloop's is no asyncio.Transport
+        self._note("made")
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self._changed.set()
+
+    def eof_received(self) -> bool:
+        self._note("eof")
+        return self._keep_open
+
+    def pause_writing(self) -> None:
+        self._note("pause")
+
+    def resume_writing(self) -> None:
+        self._note("resume")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.error = exc
+        self._note("lost")
+
+    def _note(self, event: str) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def lost(self) -> None:
+        await self.until(lambda: "lost" in self.events)
+
+    @property
+    def wire(self) -> asyncio.Transport:
+        assert self.transport is not None
+        return self.transport
+
+
+class BufferedRecorder(Recorder, asyncio.BufferedProtocol):  # type: ignore[misc]
+    """The same, with a small buffer that the transport fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffer = bytearray(1_000)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._buffer[:nbytes]))
+
+
+async def _pair(
+    server: Network, client: Network, host: str, there: Recorder | None = None, here: Recorder | None = None
+) -> tuple[Listener, Recorder, Recorder]:
+    """A listener, and a connection to it: its side and the client's."""
+    accepted = there or Recorder()
+    connected = here or Recorder()
+    attaching: list[asyncio.Task[Recorder]] = []
+    listener = await server.listen(host, 0)
+    listener.start(lambda incoming: attaching.append(asyncio.ensure_future(incoming.attach(lambda: accepted))))
+    await client.connect(host, listener.port, lambda: connected)
+    await accepted.until(lambda: "made" in accepted.events)
+    return listener, accepted, connected
+
+
+@everywhere
+@pytest.mark.parametrize("kind", [Recorder, BufferedRecorder])
+def test_bytes_arrive_complete_and_in_order_in_both_directions(play: Play, kind: type[Recorder]) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host, kind(), kind())
+        data = Random(7).randbytes(500_000)
+        for position in range(0, len(data), 5_000):
+            here.wire.write(data[position : position + 5_000])
+            there.wire.writelines([b"abc", bytearray(b"de"), memoryview(b"f")])
+        await there.until(lambda: len(there.data) == len(data))
+        await here.until(lambda: len(here.data) == 600)
+        assert there.data == data
+        assert here.data == b"abcdef" * 100
+        here.wire.close()
+        await there.lost()
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_the_writer_may_change_its_buffer_after_the_write(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host)
+        buffer = bytearray(b"before")
+        here.wire.write(bytes(buffer))
+        here.wire.write(memoryview(bytes(buffer)))
+        buffer[:] = b"after!"
+        await there.until(lambda: len(there.data) == 12)
+        assert there.data == b"beforebefore"
+        here.wire.close()
+        await there.lost()
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_close_delivers_what_was_written_before_and_then_the_end(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host)
+        here.wire.write(bytes(1_000_000))
+        here.wire.close()
+        assert here.wire.is_closing()
+        assert "lost" not in here.events
+        await there.lost()
+        await here.lost()
+        assert len(there.data) == 1_000_000
+        assert there.events == ["made", "eof", "lost"]
+        assert [event for event in here.events if event not in ("pause", "resume")] == ["made", "lost"]
+        assert (there.error, here.error) == (None, None)
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_abort_drops_what_was_not_sent_and_ends_the_connection_once(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host)
+        there.wire.pause_reading()
+        here.wire.write(bytes(50_000_000))
+        here.wire.abort()
+        here.wire.abort()
+        here.wire.close()
+        assert "lost" not in here.events
+        await here.lost()
+        there.wire.resume_reading()
+        await there.lost()
+        assert len(there.data) < 50_000_000
+        assert here.events.count("lost") == 1
+        assert here.error is None
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_a_half_closed_connection_still_carries_answers(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host, there=Recorder(keep_open=True))
+        here.wire.write(b"question")
+        here.wire.write_eof()
+        await there.until(lambda: "eof" in there.events)
+        assert there.data == b"question"
+        there.wire.write(b"answer")
+        there.wire.close()
+        await here.lost()
+        assert here.data == b"answer"
+        await there.lost()
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_who_writes_to_an_end_that_is_gone_is_reset(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host, there=Recorder(keep_open=True))
+        here.wire.close()
+        await there.until(lambda: "eof" in there.events)
+        loop = asyncio.get_running_loop()
+
+        def write_on() -> None:
+            if "lost" not in there.events:
+                there.wire.write(b"is anybody there?")
+                loop.call_later(0.001, write_on)
+
+        write_on()
+        await there.lost()
+        assert isinstance(there.error, ConnectionError)
+        await listener.close()
+
+    play(scenario)
+
+
+class OneByteReader(BufferedRecorder):
+    """Reads a single byte, and closes the connection."""
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return bytearray(1)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.wire.close()
+
+
+@everywhere
+def test_closing_without_having_read_everything_resets_the_other_side(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host, there=OneByteReader())
+        here.wire.write(b"much more than one byte")
+        await there.lost()
+        await here.lost()
+        assert there.error is None
+        assert isinstance(here.error, ConnectionResetError)
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_a_writer_is_paused_while_nobody_reads_and_resumed_afterwards(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host)
+        there.wire.pause_reading()
+        assert not there.wire.is_reading()
+        here.wire.set_write_buffer_limits(high=200_000, low=1_000)
+        written = 0
+        while "pause" not in here.events:
+            here.wire.write(bytes(100_000))
+            written += 100_000
+            await asyncio.sleep(0)
+        assert here.wire.get_write_buffer_size() > 200_000
+        assert there.data == b""
+        there.wire.resume_reading()
+        await here.until(lambda: "resume" in here.events)
+        assert here.wire.get_write_buffer_size() <= 1_000
+        await there.until(lambda: len(there.data) == written)
+        here.wire.close()
+        await there.lost()
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_nothing_is_read_while_reading_is_paused_not_even_the_end(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host)
+        there.wire.pause_reading()
+        here.wire.write(b"x" * 1_000)
+        here.wire.close()
+        await here.lost()
+        # Another connection, opened and closed afterwards, shows that time has passed.
+        second, far, near = await _pair(server, client, host)
+        near.wire.close()
+        await far.lost()
+        assert there.events == ["made"]
+        there.wire.resume_reading()
+        await there.lost()
+        assert there.events == ["made", "eof", "lost"]
+        assert len(there.data) == 1_000
+        await listener.close()
+        await second.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_a_protocol_that_fails_loses_its_connection_and_is_reported(play: Play) -> None:
+    class Failing(Recorder):
+        def data_received(self, data: bytes) -> None:
+            raise ValueError("a bug")
+
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        reported: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+        listener, there, here = await _pair(server, client, host, there=Failing())
+        here.wire.write(b"x")
+        await there.lost()
+        await here.lost()
+        assert str(there.error) == "a bug"
+        assert reported == ["a bug"]
+        await listener.close()
+        if hasattr(loop, "unhandled"):
+            loop.unhandled.clear()
+
+    play(scenario)
+
+
+@everywhere
+def test_connecting_to_a_port_where_nobody_listens_is_refused(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener = await server.listen(host, 0)
+        await listener.close()
+        with pytest.raises(ConnectionRefusedError) as refused:
+            await client.connect(host, listener.port, Recorder)
+        assert refused.value.errno == errno.ECONNREFUSED
+
+    play(scenario)
+
+
+@everywhere
+def test_an_unknown_name_is_an_error_of_the_operating_system(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        with pytest.raises(socket.gaierror):
+            await client.connect("no-such-host.invalid", 9092, Recorder)
+
+    play(scenario)
+
+
+@everywhere
+def test_a_port_can_be_bound_once_and_again_after_its_listener_was_closed(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        first = await server.listen(host, 0)
+        with pytest.raises(OSError) as taken:
+            await server.listen(host, first.port)
+        assert taken.value.errno == errno.EADDRINUSE
+        with pytest.raises(OSError) as taken:
+            await server.listen("0.0.0.0", first.port)
+        assert taken.value.errno == errno.EADDRINUSE
+        await first.close()
+        await first.close()
+        second = await server.listen("0.0.0.0", first.port)
+        assert second.port == first.port
+        await second.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_a_listener_on_all_addresses_is_reached_by_every_name(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        accepted: list[str] = []
+        listener = await server.listen("0.0.0.0", 0)
+
+        def accept(incoming: Incoming) -> None:
+            accepted.append(incoming.peer)
+            incoming.close()
+
+        listener.start(accept)
+        for name, network in ((host, client), ("localhost", server), ("127.0.0.1", server)):
+            recorder = await network.connect(name, listener.port, Recorder)
+            await recorder.lost()
+        assert len(accepted) == 3
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_connections_queue_up_until_the_listener_starts(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener = await server.listen(host, 0)
+        clients = [await client.connect(host, listener.port, Recorder) for _ in range(3)]
+        for number, recorder in enumerate(clients):
+            recorder.wire.write(b"%d" % number)
+        accepted: list[Recorder] = []
+        attaching: list[asyncio.Task[Recorder]] = []
+
+        def accept(incoming: Incoming) -> None:
+            accepted.append(Recorder())
+            attaching.append(asyncio.ensure_future(incoming.attach(lambda recorder=accepted[-1]: recorder)))
+
+        listener.start(accept)
+        await clients[0].until(lambda: len(accepted) == 3)
+        for number, recorder in enumerate(accepted):
+            await recorder.until(lambda recorder=recorder: recorder.data)
+            assert recorder.data == b"%d" % number
+            recorder.wire.close()
+            await clients[number].lost()
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_a_refused_connection_ends_for_the_client(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener = await server.listen(host, 0)
+        listener.start(lambda incoming: incoming.close())
+        recorder = await client.connect(host, listener.port, Recorder)
+        await recorder.lost()
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_connections_that_were_handed_out_outlive_their_listener(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host)
+        await listener.close()
+        here.wire.write(b"still there")
+        await there.until(lambda: there.data)
+        here.wire.close()
+        await there.lost()
+
+    play(scenario)
+
+
+@everywhere
+def test_both_ends_know_their_addresses(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        peers: list[str] = []
+        listener = await server.listen(host, 0)
+        accepted = Recorder()
+        attaching: list[asyncio.Task[Recorder]] = []
+
+        def accept(incoming: Incoming) -> None:
+            peers.append(incoming.peer)
+            attaching.append(asyncio.ensure_future(incoming.attach(lambda: accepted)))
+
+        listener.start(accept)
+        here = await client.connect(host, listener.port, Recorder)
+        await accepted.until(lambda: "made" in accepted.events)
+        assert here.wire.get_extra_info("peername") == accepted.wire.get_extra_info("sockname")
+        assert here.wire.get_extra_info("sockname") == accepted.wire.get_extra_info("peername")
+        assert here.wire.get_extra_info("peername")[1] == listener.port
+        address, port = accepted.wire.get_extra_info("peername")
+        assert peers == [f"{address}:{port}"]
+        here.wire.close()
+        await accepted.lost()
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_wrong_writes_are_refused_as_asyncio_does(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener, there, here = await _pair(server, client, host)
+        with pytest.raises(TypeError):
+            here.wire.write("text")  # type: ignore[arg-type]
+        here.wire.write(b"")
+        here.wire.close()
+        here.wire.write(b"too late")
+        await there.lost()
+        assert there.data == b""
+        await listener.close()
+
+    play(scenario)
+
+
+# --- protocol.rpc.Connection, against a server that knows one request ---------------------------------------------
+
+
+class EchoServer(asyncio.BufferedProtocol):
+    """Answers Metadata requests in order, with the topics that they name; those for the topic `silence` never."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader(request_limit(MAX_SMALL_REQUEST_BYTES, frozenset()))
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for frame in self._reader.buffer_updated(nbytes):
+            envelope = decode_request_envelope(frame)
+            topics = decode_request(METADATA, envelope).topics or []
+            if topics != ["silence"]:
+                body = MetadataResponse(0, [], None, -1, [MetadataTopic(0, topic, "", False, []) for topic in topics])
+                self._transport.write(encode_response(envelope.correlation_id, body))
+
+
+async def _serve(network: Network, host: str) -> Listener:
+    listener = await network.listen(host, 0)
+    attaching: list[asyncio.Task[EchoServer]] = []
+    listener.start(lambda incoming: attaching.append(asyncio.ensure_future(incoming.attach(EchoServer))))
+    return listener
+
+
+def _echoed(response: MetadataResponse) -> list[str]:
+    return [topic.name for topic in response.topics]
+
+
+@everywhere
+def test_an_rpc_connection_gets_its_pipelined_answers(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener = await _serve(server, host)
+        connection = await open_connection(client, host, listener.port, client_id="test", timeout_s=30)
+        many = [f"a-topic-with-quite-a-long-name-{number}" for number in range(15_000)]
+        questions = [[f"topic-{number}"] for number in range(200)] + [many]
+        answers = [connection.send(METADATA, MetadataRequest(topics)) for topics in questions]
+        assert [_echoed(await answer) for answer in answers] == questions
+        connection.close()
+        await connection.wait_closed()
+        await listener.close()
+
+    play(scenario)
+
+
+@everywhere
+def test_an_rpc_connection_to_nobody_says_so(play: Play) -> None:
+    async def scenario(server: Network, client: Network, host: str) -> None:
+        listener = await server.listen(host, 0)
+        await listener.close()
+        with pytest.raises(NetworkError, match=f"connecting to {host}:{listener.port}: .*refused|Connect call failed"):
+            await open_connection(client, host, listener.port, client_id="test", timeout_s=30)
+
+    play(scenario)
+
+
+# --- What only the simulation has: virtual time, kills, seeds -----------------------------------------------------
+
+
+def _two_processes() -> tuple[VirtualWorld, VirtualWorld]:
+    simulation = Simulation()
+    return simulation.host("server").start_process(), simulation.host("client").start_process()
+
+
+def test_a_request_times_out_after_virtual_time() -> None:
+    async def main() -> None:
+        server, client = _two_processes()
+        listener = await server.process.run(_serve(server.network, "server"))
+        connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
+        started = client.clock.monotonic()
+        with pytest.raises(RequestTimedOut):
+            await connection.request(METADATA, MetadataRequest(["silence"]), timeout_s=300)
+        assert client.clock.monotonic() - started == pytest.approx(300)
+
+    run(main())
+
+
+def test_a_kill_ends_connections_and_listeners() -> None:
+    async def main() -> None:
+        server, client = _two_processes()
+        listener = await server.process.run(_serve(server.network, "server"))
+        connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
+        answer = connection.send(METADATA, MetadataRequest(["silence"]))
+        await asyncio.sleep(1)
+        assert server.network.connections == 1
+        server.process.kill()
+        with pytest.raises(NetworkError, match="closed by the other side"):
+            await answer
+        assert server.network.connections == 0
+        with pytest.raises(NetworkError, match="Connect call failed"):
+            await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
+
+    run(main())
+
+
+def test_what_was_sent_before_the_kill_arrives_and_what_was_only_written_does_not() -> None:
+    async def main() -> None:
+        server, client = _two_processes()
+        listener, there, here = await _pair(server.network, client.network, "server")
+        there.wire.write(b"sent")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        there.wire.write(b", written")
+        server.process.kill()
+        there.wire.write(b", by a dead hand")
+        await here.lost()
+        assert here.data == b"sent"
+        assert here.events == ["made", "eof", "lost"]
+        assert there.events == ["made"]
+
+    run(main())
+
+
+def test_a_kill_with_unread_bytes_is_a_reset_for_the_other_side() -> None:
+    async def main() -> None:
+        server, client = _two_processes()
+        listener, there, here = await _pair(server.network, client.network, "server")
+        there.wire.pause_reading()
+        here.wire.write(b"unread")
+        await asyncio.sleep(1)
+        server.process.kill()
+        await here.lost()
+        assert isinstance(here.error, ConnectionResetError)
+
+    run(main())
+
+
+def test_a_writer_whose_reader_is_killed_is_told_although_its_buffer_is_full() -> None:
+    async def main() -> None:
+        server, client = _two_processes()
+        listener, there, here = await _pair(server.network, client.network, "server")
+        there.wire.pause_reading()
+        here.wire.write(bytes(4 * WINDOW_BYTES))
+        here.wire.close()
+        await asyncio.sleep(10)
+        assert "lost" not in here.events
+        server.process.kill()
+        await here.lost()
+        assert isinstance(here.error, ConnectionResetError)
+
+    run(main())
+
+
+def test_a_killed_process_cannot_use_the_network() -> None:
+    async def main() -> None:
+        _, client = _two_processes()
+        client.process.kill()
+        with pytest.raises(ProcessKilled):
+            await client.network.connect("server", 1, Recorder)
+        with pytest.raises(ProcessKilled):
+            await client.network.listen("client", 1)
+
+    run(main())
+
+
+def test_the_next_process_on_a_host_can_listen_on_the_same_port() -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        host = simulation.host("server")
+        first = host.start_process()
+        await first.network.listen("server", 9092)
+        first.process.kill()
+        assert (await host.start_process().network.listen("server", 9092)).port == 9092
+
+    run(main())
+
+
+def test_a_process_cannot_listen_on_another_hosts_address() -> None:
+    async def main() -> None:
+        _, client = _two_processes()
+        with pytest.raises(OSError) as refused:
+            await client.network.listen("server", 9092)
+        assert refused.value.errno == errno.EADDRNOTAVAIL
+
+    run(main())
+
+
+def test_loopback_is_not_reached_from_other_hosts() -> None:
+    async def main() -> None:
+        server, client = _two_processes()
+        listener = await server.network.listen("127.0.0.1", 9092)
+        with pytest.raises(ConnectionRefusedError):
+            await client.network.connect("server", listener.port, Recorder)
+        with pytest.raises(ConnectionRefusedError):
+            await client.network.connect("localhost", listener.port, Recorder)
+        await server.network.connect("localhost", listener.port, Recorder)
+
+    run(main())
+
+
+def test_who_gives_up_connecting_leaves_no_connection_behind() -> None:
+    async def main() -> None:
+        server, client = _two_processes()
+        accepted: list[Recorder] = []
+        listener = await server.network.listen("server", 9092)
+
+        async def accept(incoming: Incoming) -> None:
+            accepted.append(await incoming.attach(Recorder))
+
+        listener.start(lambda incoming: server.process.start(accept(incoming)) and None)
+        for microseconds in range(0, 1_200, 50):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(microseconds / 1_000_000):
+                    (await client.network.connect("server", 9092, Recorder)).wire.abort()
+        await asyncio.sleep(1)
+        assert server.network.connections == client.network.connections == 0
+        assert 0 < len(accepted) < 24
+        assert all(recorder.events == ["made", "eof", "lost"] for recorder in accepted)
+
+    run(main())
+
+
+def test_bytes_take_time_and_another_seed_gives_other_times() -> None:
+    async def main() -> tuple[float, ...]:
+        server, client = _two_processes()
+        listener, there, here = await _pair(server.network, client.network, "server")
+        times = []
+        for size in range(1, 20):
+            here.wire.write(bytes(size))
+            sent = client.clock.monotonic()
+            await there.until(lambda size=size: len(there.data) == size * (size + 1) // 2)
+            times.append(client.clock.monotonic() - sent)
+        return tuple(times)
+
+    assert min(run(main())) > 0
+    assert run(main(), seed=1) == run(main(), seed=1)
+    assert run(main(), seed=1) != run(main(), seed=2)

@@ -1,0 +1,202 @@
+"""The simulated world: hosts on a network, with disks that last, and processes that do not.
+
+    async def scenario() -> None:
+        simulation = Simulation()
+        world = simulation.host("broker-1").start_process()
+        await world.process.run(program(world))
+        world.process.kill()
+
+    run(scenario(), seed=7)
+
+`Simulation` is what all processes share: the loop's time, the network, the ZooKeeper. A `Host` has a name, an address
+and a disk. A `VirtualWorld` implements `protocol.world.World` for one process, and dies with it. There are no faults
+here but the kill; everything random is derived from the run's seed, per process, so that what one of them draws does
+not change what another gets.
+
+ZooKeeper is reached through `ProcessZooKeeper`, which ends its sessions' heartbeats when the process is killed, and
+calls watchers and listeners in the name of the process that set them, whoever caused the event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Generic, TypeVar
+
+from protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent
+from tests.simulation.disk import ProcessDisk, VirtualDisk
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.network import ProcessNetwork, VirtualNetwork
+from tests.simulation.process import Process
+from tests.simulation.zookeeper import VirtualSession, VirtualZooKeeper
+
+T = TypeVar("T")
+
+WALL_CLOCK_START_MS = 1_704_067_200_000
+"""What the wall clock shows when a run begins: the first of January 2024, 00:00 UTC."""
+
+_ZOOKEEPER_MIN_LATENCY_S = 0.000_1
+_ZOOKEEPER_MAX_LATENCY_S = 0.001
+
+
+class Simulation:
+    """One world. To be made inside of `tests.simulation.loop.run`."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop), "a simulation runs on a virtual loop only: see tests.simulation.loop.run"
+        self.loop = loop
+        self.network = VirtualNetwork(loop, self.random("network"))
+        latencies = self.random("zookeeper")
+        self.zookeeper = VirtualZooKeeper(lambda: latencies.uniform(_ZOOKEEPER_MIN_LATENCY_S, _ZOOKEEPER_MAX_LATENCY_S))
+        self._hosts: dict[str, Host] = {}
+
+    def random(self, purpose: str) -> Random:
+        """Randomness for one purpose, the same in every run with this seed."""
+        return Random(f"{self.loop.seed} {purpose}")
+
+    def host(self, name: str) -> Host:
+        """The host of that name; a new one where there is none."""
+        if name not in self._hosts:
+            self._hosts[name] = Host(self, name, self.network.add_host(name))
+        return self._hosts[name]
+
+
+class Host:
+    """A machine: its disk and its address stay, its processes come and go."""
+
+    def __init__(self, simulation: Simulation, name: str, address: str) -> None:
+        self.simulation = simulation
+        self.name = name
+        self.address = address
+        self.disk = VirtualDisk(boot_id=f"boot-1-of-{name}")
+        self._starts = 0
+
+    def start_process(self) -> VirtualWorld:
+        """A new process, and the World that it is given. Its name is the host's, with the number of the start."""
+        self._starts += 1
+        return VirtualWorld(Process(self.simulation.loop, f"{self.name}#{self._starts}", self.address), self)
+
+
+class VirtualWorld:
+    """`protocol.world.World` for one process."""
+
+    def __init__(self, process: Process, host: Host) -> None:
+        simulation = host.simulation
+        self.process = process
+        self.clock = VirtualClock(simulation.loop)
+        self.network: ProcessNetwork = simulation.network.of(process)
+        self.disk: ProcessDisk = host.disk.of(process)
+        self.zookeeper = ProcessZooKeeper(simulation.zookeeper, process)
+        self.random = simulation.random(process.name)
+        self.executor = VirtualExecutor(process)
+
+
+class VirtualClock:
+    """`protocol.world.Clock`."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    def wall_ms(self) -> int:
+        return WALL_CLOCK_START_MS + int(self._loop.time() * 1000)
+
+
+class VirtualExecutor:
+    """`protocol.world.Executor`: one function at a time, each in a turn of the loop of its own."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        self._process.check()
+        return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+
+# --- ZooKeeper -----------------------------------------------------------------------------------------------
+
+
+Event = TypeVar("Event")
+
+
+@dataclass(frozen=True)
+class _OwnedCallback(Generic[Event]):
+    """A callback of a process, for somebody else to call. Equal for equal callbacks: ZooKeeper counts those once."""
+
+    callback: Callable[[Event], None]
+    process: Process = field(compare=False)
+
+    def __call__(self, event: Event) -> None:
+        asyncio.get_running_loop().call_soon(self.callback, event, context=self.process.new_context())
+
+
+class ProcessZooKeeper:
+    """`protocol.world.ZooKeeper` for one process. Severed when it is killed: its sessions then time out."""
+
+    def __init__(self, server: VirtualZooKeeper, process: Process) -> None:
+        self._server = server
+        self._process = process
+
+    async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> ProcessSession:
+        self._process.check()
+        session = await self._server.connect(servers, session_timeout_ms, connect_timeout_ms, owner=self._process.name)
+        self._process.on_kill(session.sever)
+        return ProcessSession(session, self._process)
+
+
+class ProcessSession:
+    """`protocol.world.ZooKeeperSession` for one process. `virtual` is the session itself, for tests to harm."""
+
+    def __init__(self, session: VirtualSession, process: Process) -> None:
+        self.virtual = session
+        self._process = process
+
+    def _owned(self, watch: Watcher | None) -> _OwnedCallback[WatchEvent] | None:
+        self._process.check()
+        return None if watch is None else _OwnedCallback(watch, self._process)
+
+    @property
+    def session_id(self) -> int:
+        return self.virtual.session_id
+
+    @property
+    def state(self) -> SessionState:
+        return self.virtual.state
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._process.check()
+        self.virtual.on_state(_OwnedCallback(listener, self._process))
+
+    async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
+        self._process.check()
+        return await self.virtual.create(path, data, ephemeral=ephemeral, sequence=sequence)
+
+    async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
+        return await self.virtual.get(path, self._owned(watch))
+
+    async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
+        return await self.virtual.exists(path, self._owned(watch))
+
+    async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
+        return await self.virtual.children(path, self._owned(watch))
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        self._process.check()
+        return await self.virtual.set(path, data, version)
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        self._process.check()
+        await self.virtual.delete(path, version)
+
+    async def multi(self, operations: Sequence[Operation]) -> list[str | Stat | None]:
+        self._process.check()
+        return await self.virtual.multi(operations)
+
+    async def close(self) -> None:
+        self._process.check()
+        await self.virtual.close()

@@ -1,0 +1,204 @@
+"""What storage tests share: a World for one process's disk, record sets, and a disk that fails when told to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple, TypeVar
+
+from broker.storage.checkpoints import OffsetCheckpoint
+from broker.storage.log import Log, LogConfig, LogDirectory
+from broker.storage.recovery import recover
+from protocol.messages import Buffer
+from protocol.model import TopicPartition
+from protocol.real_world import NoZooKeeper, RealDisk, RealNetwork
+from protocol.records import BatchHeader, encode_batch, iterate_batches
+from protocol.world import Disk, File, Lock, World, ZooKeeper
+
+T = TypeVar("T")
+
+NOW = 1_700_000_000_000
+PARTITION = TopicPartition("orders", 0)
+
+
+class Clock:
+    """Stands still until told otherwise."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW
+
+    def monotonic(self) -> float:
+        return self.now_ms / 1_000
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+class InlineExecutor:
+    """Runs the function in the caller's turn of the loop. With `before`, that runs first: what the event loop does
+    while a worker thread is busy."""
+
+    def __init__(self) -> None:
+        self.before: Callable[[], None] | None = None
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        before, self.before = self.before, None
+        if before is not None:
+            before()
+        return function(*arguments)
+
+
+class StorageWorld:
+    """A World whose disk is the given one."""
+
+    def __init__(self, disk: Disk | None = None) -> None:
+        self.clock = Clock()
+        self.network = RealNetwork()
+        self.disk: Disk = disk if disk is not None else RealDisk()
+        self.zookeeper: ZooKeeper = NoZooKeeper()
+        self.random = Random(1)
+        self.executor = InlineExecutor()
+
+
+def _conforms(world: StorageWorld) -> World:
+    return world
+
+
+class FailingDisk(RealDisk):
+    """The real disk, whose writes or syncs fail from the moment when `fail` is set."""
+
+    def __init__(self) -> None:
+        self.fail: str | None = None
+        """`write`: half of the bytes get there, then the disk is full. `sync`: an I/O error."""
+
+    def check_sync(self) -> None:
+        if self.fail == "sync":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def open(self, path: str, *, create: bool = False) -> FailingFile:  # type: ignore[override]
+        return FailingFile(self, RealDisk.open(self, path, create=create))
+
+    def write_atomically(self, path: str, data: bytes) -> None:
+        self.check_sync()
+        super().write_atomically(path, data)
+
+
+class FailingFile:
+    def __init__(self, disk: FailingDisk, file: File) -> None:
+        self._disk = disk
+        self._file = file
+
+    def pread(self, size: int, position: int) -> bytes:
+        return self._file.pread(size, position)
+
+    def pwrite(self, data: Sequence[Buffer], position: int) -> int:
+        if self._disk.fail == "write":
+            everything = b"".join(data)
+            self._file.pwrite([everything[: len(everything) // 2]], position)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._file.pwrite(data, position)
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+
+    def fdatasync(self) -> None:
+        self._disk.check_sync()
+        self._file.fdatasync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _is_disk(disk: FailingDisk) -> tuple[Disk, type[Lock]]:
+    return disk, Lock
+
+
+def batch(
+    count: int = 1,
+    *,
+    size: int = 20,
+    timestamp: int = NOW,
+    producer_id: int = -1,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    fill: bytes = b"",
+) -> bytes:
+    """A producer's batch of `count` records of `size` bytes each, one millisecond apart."""
+    idempotent = producer_id >= 0
+    values = [(b"%d:" % i + fill).ljust(size, b".") for i in range(count)]
+    return bytes(
+        encode_batch(
+            values,
+            base_timestamp=timestamp,
+            timestamp_deltas=list(range(count)),
+            producer_id=producer_id,
+            producer_epoch=producer_epoch if idempotent else -1,
+            base_sequence=sequence if idempotent else -1,
+        )
+    )
+
+
+def stamped(record_set: bytes, base_offset: int, leader_epoch: int) -> bytes:
+    """A batch as it is in the log."""
+    return (
+        base_offset.to_bytes(8, "big")
+        + record_set[8:12]
+        + leader_epoch.to_bytes(4, "big", signed=True)
+        + record_set[16:]
+    )
+
+
+def headers(data: bytes) -> list[BatchHeader]:
+    return [found.header for found in iterate_batches(data)]
+
+
+class Opened(NamedTuple):
+    """A log with all that it lives in."""
+
+    log: Log
+    directory: LogDirectory
+    world: StorageWorld
+
+
+def open_log(
+    path: str,
+    config: LogConfig | None = None,
+    *,
+    world: StorageWorld | None = None,
+    recovery_point: int = 0,
+    clean: bool = False,
+    log_start_offset: int = 0,
+) -> Opened:
+    """Open the log in the directory `path`, as a LogManager does."""
+    world = world or StorageWorld()
+    config = config or LogConfig()
+    world.disk.make_directories(path)
+    checkpoint = OffsetCheckpoint(world.disk, f"{path}/../recovery-point-offset-checkpoint")
+    directory = LogDirectory(world, checkpoint)
+    recovered = recover(
+        world.disk,
+        path,
+        recovery_point=recovery_point,
+        clean=clean,
+        log_start_offset=log_start_offset,
+        index_interval_bytes=config.index_interval_bytes,
+        now_ms=world.clock.wall_ms(),
+    )
+    return Opened(Log(directory, path, PARTITION, "", config, recovered), directory, world)
+
+
+def everything(log: Log) -> bytes:
+    """All batches from the log's start, read in pieces."""
+    pieces: list[bytes] = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        data = log.read(offset, 1_000, log.log_end_offset)
+        assert data, f"nothing at offset {offset} of {log}"
+        pieces.append(data)
+        offset = headers(data)[-1].next_offset
+    return b"".join(pieces)

@@ -1,0 +1,294 @@
+"""Connections under any order of events: no request is lost, doubled or overtaken, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.network.handler_pool import RequestHandlerPool
+from broker.network.metrics import NetworkMetrics
+from broker.network.processor import Connection, Processor
+from broker.network.request_channel import Request, RequestChannel
+from broker.network.settings import NetworkSettings
+from protocol import apis
+from protocol import messages as m
+from protocol.framing import FrameReader, response_limit
+
+CONNECTIONS = 3
+REQUESTS = 12
+SETTINGS = NetworkSettings(
+    num_io_threads=2,
+    queued_max_requests=1,
+    queued_max_request_bytes=150,
+    max_in_flight_requests_per_connection=3,
+    max_in_flight_bytes_per_connection=150,
+)
+
+
+class MemoryTransport(asyncio.Transport):
+    """What the connection writes, and whether it wants to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.reading = True
+        self.closed = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """The test says when the buffer is full."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closed
+        self.written += data
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        assert not self.closed
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        assert not self.closed
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Peer:
+    """One connection, the bytes that its peer sends, and what became of them."""
+
+    connection: Connection
+    transport: MemoryTransport
+    stream: memoryview
+    position: int = 0
+    handled: list[int] = field(default_factory=list)
+    running: int = 0
+    write_paused: bool = False
+    lost: bool = False
+
+    def deliver(self, count: int) -> None:
+        if self.lost or not self.transport.reading:
+            return
+        piece = self.stream[self.position : self.position + count]
+        if piece:
+            buffer = self.connection.get_buffer(-1)
+            assert len(buffer) >= len(piece)
+            buffer[: len(piece)] = piece
+            self.position += len(piece)
+            self.connection.buffer_updated(len(piece))
+
+    def pause_writing(self) -> None:
+        if not self.lost and not self.write_paused:
+            self.write_paused = True
+            self.connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        if not self.lost and self.write_paused:
+            self.write_paused = False
+            self.connection.resume_writing()
+
+    def lose(self) -> None:
+        if not self.lost:
+            self.lost = True
+            self.connection.eof_received()
+            self.transport.closed = True
+            self.connection.connection_lost(None)
+
+    def responses(self) -> list[int]:
+        reader = FrameReader(response_limit(1 << 20))
+        reader.get_buffer()[: len(self.transport.written)] = self.transport.written
+        return [
+            apis.decode_response_envelope(f).correlation_id for f in reader.buffer_updated(len(self.transport.written))
+        ]
+
+
+class Cluster:
+    """Some connections on one channel, and handlers that return and answer when they are told to."""
+
+    def __init__(self, answers_in_handler: list[bool], limits: NetworkSettings = SETTINGS) -> None:
+        self.now = 0.0
+        clock = lambda: self.now  # noqa: E731
+        metrics = NetworkMetrics()
+        self.channel = RequestChannel(limits.queued_max_requests, limits.queued_max_request_bytes, clock)
+        self.pool = RequestHandlerPool("test", limits.num_io_threads, self.channel, self.handle, metrics, clock)
+        self.processor = Processor("DATA", apis.Plane.DATA, self.channel, limits, metrics, clock)
+        self.returns: list[asyncio.Future[None]] = []
+        self.parked: list[Request] = []
+        self.answers_in_handler = answers_in_handler
+        self.peers: dict[str, Peer] = {}
+        for name in range(CONNECTIONS):
+            stream = b"".join(
+                apis.encode_request(apis.METADATA, number, None, m.MetadataRequest(["t" * ((number * 7 + name) % 60)]))
+                for number in range(REQUESTS)
+            )
+            connection = Connection(self.processor, str(name), lambda: None)
+            transport = MemoryTransport()
+            self.peers[str(name)] = Peer(connection, transport, memoryview(stream))
+            connection.connection_made(transport)
+
+    async def handle(self, request: Request) -> None:
+        peer = self.peers[request.peer]
+        peer.running += 1
+        assert peer.running == 1, "a connection's requests are handled one at a time"
+        peer.handled.append(request.correlation_id)
+        unanswered = 1 + sum(parked.peer == request.peer for parked in self.parked)
+        assert unanswered <= SETTINGS.max_in_flight_requests_per_connection
+        assert len(self.channel) <= SETTINGS.queued_max_requests
+        future = asyncio.get_running_loop().create_future()
+        self.returns.append(future)
+        if self.answers_in_handler[request.correlation_id]:
+            await future
+            request.respond(m.MetadataResponse(0, [], None, -1, []))
+        else:
+            self.parked.append(request)
+            await future
+        peer.running -= 1
+
+    def let_return(self, index: int) -> None:
+        if self.returns:
+            self.returns.pop(index % len(self.returns)).set_result(None)
+
+    def answer(self, index: int) -> None:
+        if self.parked:
+            self.parked.pop(index % len(self.parked)).respond(m.MetadataResponse(0, [], None, -1, []))
+
+    async def finish(self, deliver: int = 0) -> None:
+        """Let everything return and be answered, for as long as that can take, and end the handlers."""
+        for _ in range(20 * CONNECTIONS * REQUESTS):
+            for peer in self.peers.values():
+                peer.deliver(deliver)
+            self.let_return(0)
+            self.answer(0)
+            await asyncio.sleep(0)
+        self.channel.close()
+        await self.pool.close(1)
+
+
+@dataclass(frozen=True)
+class Action:
+    kind: str
+    peer: str = "0"
+    number: int = 0
+
+
+peers = st.sampled_from([str(name) for name in range(CONNECTIONS)])
+actions = st.one_of(
+    st.builds(Action, st.just("deliver"), peers, st.integers(1, 200)),
+    st.builds(Action, st.sampled_from(["turn", "return", "answer"]), number=st.integers(0, 10)),
+    st.builds(Action, st.sampled_from(["pause", "resume"]), peers),
+    st.builds(Action, st.just("time"), number=st.integers(0, 3_000)),
+    st.builds(Action, st.just("lose")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    script=st.lists(actions, max_size=120),
+    answers_in_handler=st.lists(st.booleans(), min_size=REQUESTS, max_size=REQUESTS),
+)
+def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_when(
+    script: list[Action], answers_in_handler: list[bool]
+) -> None:
+    async def main() -> None:
+        cluster = Cluster(answers_in_handler)
+        cluster.pool.start()
+        await asyncio.sleep(0)
+        for action in script:
+            peer = cluster.peers[action.peer]
+            match action.kind:
+                case "deliver":
+                    peer.deliver(action.number)
+                case "turn":
+                    await asyncio.sleep(0)
+                case "return":
+                    cluster.let_return(action.number)
+                case "answer":
+                    cluster.answer(action.number)
+                case "pause":
+                    peer.pause_writing()
+                case "resume":
+                    peer.resume_writing()
+                case "time":
+                    cluster.now += action.number / 1_000_000
+                case "lose":
+                    peer.lose()
+                case _:
+                    raise AssertionError(action)
+            live = [peer for peer in cluster.peers.values() if not peer.lost]
+            if len(live) == CONNECTIONS:
+                assert cluster.channel.in_line <= sum(not peer.transport.reading for peer in live)
+        # Everything that was in the way goes out of the way, and then everything must get through.
+        for peer in cluster.peers.values():
+            peer.resume_writing()
+        await cluster.finish(deliver=1_000)
+        for peer in cluster.peers.values():
+            assert peer.handled == list(range(len(peer.handled)))
+            if peer.lost:
+                whole = FrameReader(lambda prefix: 1 << 20)
+                whole.get_buffer()[: peer.position] = peer.stream[: peer.position]
+                assert len(peer.handled) == len(whole.buffer_updated(peer.position))
+            else:
+                assert len(peer.handled) == REQUESTS
+                assert Counter(peer.responses()) == Counter(range(REQUESTS))
+                assert peer.transport.reading
+        assert cluster.channel.bytes == 0
+        assert cluster.channel.in_line == 0
+
+    asyncio.run(main())
+
+
+def test_a_peer_is_not_called_slow_for_the_time_that_it_was_not_read_from() -> None:
+    async def main() -> None:
+        cluster = Cluster([True] * REQUESTS, NetworkSettings(frame_timeout_ms=1_000))
+        cluster.pool.start()
+        await asyncio.sleep(0)
+        peer = cluster.peers["0"]
+        peer.deliver(len(peer.stream) - 1)
+        peer.pause_writing()
+        assert not peer.transport.reading
+        cluster.now += 5.0
+        peer.connection.check_deadlines(cluster.now)
+        assert not peer.transport.closed
+        peer.resume_writing()
+        assert peer.transport.reading
+        cluster.now += 0.9
+        peer.connection.check_deadlines(cluster.now)
+        assert not peer.transport.closed
+        cluster.now += 0.1
+        peer.connection.check_deadlines(cluster.now)
+        assert peer.transport.closed
+        await cluster.finish()
+
+    asyncio.run(main())
+
+
+def test_what_a_peer_sent_is_handled_even_if_it_is_lost_while_it_was_not_reading_its_responses() -> None:
+    async def main() -> None:
+        cluster = Cluster([True] * REQUESTS)
+        cluster.pool.start()
+        await asyncio.sleep(0)
+        peer = cluster.peers["0"]
+        peer.pause_writing()
+        peer.transport.reading = True  # what had been received before the pause
+        peer.deliver(1_000)
+        assert peer.handled == []
+        peer.lose()
+        await cluster.finish()
+        assert peer.handled == list(range(REQUESTS))
+
+    asyncio.run(main())

@@ -1,0 +1,479 @@
+"""A peer for the client's tests: brokers that speak the protocol over real sockets, and do as they are told.
+
+All brokers of a ScriptedCluster share one picture and one in-memory log for each partition, which checks sequences
+as a broker must. `script` says what happens to the next requests of an API instead of the ordinary thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from protocol import apis
+from protocol import messages as m
+from protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
+from protocol.errors import ErrorCode
+from protocol.framing import FrameReader, response_limit
+from protocol.records import BatchHeader, DecodedBatch, decode_batch, iterate_batches, parse_header, validate_batch
+from protocol.records import assign as assign_offsets
+
+
+class Action(NamedTuple):
+    """What happens to a request."""
+
+    code: ErrorCode = ErrorCode.NONE
+    """The answer for every partition or topic in it."""
+    is_carried_out: bool = True
+    drops_connection: bool = False
+    is_answered: bool = True
+
+
+ORDINARY = Action()
+DROP = Action(is_carried_out=False, drops_connection=True)
+CARRY_OUT_AND_DROP = Action(drops_connection=True)
+HANG = Action(is_carried_out=False, is_answered=False)
+CARRY_OUT_AND_HANG = Action(is_answered=False)
+
+
+def reject(code: ErrorCode) -> Action:
+    return Action(code, is_carried_out=False)
+
+
+def carry_out_and_answer(code: ErrorCode) -> Action:
+    return Action(code)
+
+
+class StoredBatch(NamedTuple):
+    header: BatchHeader
+    data: bytes
+
+
+class ProducerState:
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches: deque[tuple[int, int, int]] = deque(maxlen=5)
+        """(first sequence, last sequence, base offset) of the last five."""
+
+
+class Log:
+    """A partition. `keeps` False: a null log, which counts and forgets."""
+
+    def __init__(self, leader: int, keeps: bool) -> None:
+        self.leader = leader
+        self.epoch = 0
+        self.keeps = keeps
+        self.start = 0
+        self.end = 0
+        self.batches: list[StoredBatch] = []
+        self.producers: dict[int, ProducerState] = {}
+        self.max_batch_bytes = 1 << 30
+
+    def append(self, records: m.Buffer) -> tuple[ErrorCode, int]:
+        header = parse_header(records)
+        if not self.keeps:
+            base = self.end
+            self.end += header.records_count
+            return ErrorCode.NONE, base
+        validate_batch(records, header)
+        if len(records) > self.max_batch_bytes:
+            return ErrorCode.MESSAGE_TOO_LARGE, -1
+        if header.has_producer_id:
+            state = self.producers.get(header.producer_id)
+            if state is None or state.epoch < header.producer_epoch:
+                if header.base_sequence != 0:
+                    unknown = ErrorCode.UNKNOWN_PRODUCER_ID if state is None else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+                    return unknown, -1
+                state = self.producers[header.producer_id] = ProducerState(header.producer_epoch)
+            else:
+                for first, last, base_offset in state.batches:
+                    if (first, last) == (header.base_sequence, header.last_sequence):
+                        return ErrorCode.NONE, base_offset
+                expected = (state.batches[-1][1] + 1) & 0x7FFFFFFF if state.batches else 0
+                if header.base_sequence != expected:
+                    return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
+            state.batches.append((header.base_sequence, header.last_sequence, self.end))
+        data = bytearray(records)
+        assign_offsets(data, 0, self.end, self.epoch)
+        base = self.end
+        self.batches.append(StoredBatch(parse_header(data), bytes(data)))
+        self.end += header.last_offset_delta + 1
+        return ErrorCode.NONE, base
+
+    def append_raw(self, data: bytes) -> None:
+        """A batch with its offsets in it, whatever it is."""
+        header = parse_header(data)
+        self.batches.append(StoredBatch(header, data))
+        self.end = header.next_offset
+
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        taken: list[bytes] = []
+        size = 0
+        for batch in self.batches:
+            if batch.header.next_offset <= offset:
+                continue
+            if taken and size + len(batch.data) > max_bytes:
+                break
+            taken.append(batch.data)
+            size += len(batch.data)
+        return b"".join(taken)
+
+    def decoded(self) -> list[DecodedBatch]:
+        return [decode_batch(batch.data) for batch in self.batches]
+
+    def values(self) -> list[bytes | None]:
+        return [value for batch in self.decoded() if not batch.header.is_control for value in batch.values]
+
+    def keys(self) -> list[bytes | None]:
+        return [key for batch in self.decoded() for key in (batch.keys or [None] * batch.count)]
+
+
+class Topic:
+    def __init__(self, topic_id: str, logs: list[Log]) -> None:
+        self.topic_id = topic_id
+        self.logs = logs
+
+
+class Received(NamedTuple):
+    node_id: int
+    api: Api[Any, Any]
+    body: Any
+
+
+class ScriptedCluster:
+    """`async with ScriptedCluster(3) as cluster: cluster.add_topic("orders", 3)`."""
+
+    def __init__(self, brokers: int = 1) -> None:
+        self.nodes = {node_id: Node(self, node_id) for node_id in range(brokers)}
+        self.topics: dict[str, Topic] = {}
+        self.controller = 0
+        self.received: list[Received] = []
+        self.scripts: dict[int, deque[Action]] = {}
+        self.rules: list[Callable[[Received], Action | None]] = []
+        self.next_producer_id = 1_000
+        self.changed = asyncio.Event()
+        self._topic_number = 0
+
+    async def __aenter__(self) -> ScriptedCluster:
+        for node in self.nodes.values():
+            await node.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for node in self.nodes.values():
+            await node.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{node.port}" for node in self.nodes.values())
+
+    def add_topic(self, name: str, partitions: int = 1, *, keeps: bool = True) -> Topic:
+        self._topic_number += 1
+        topic_id = base64.urlsafe_b64encode(self._topic_number.to_bytes(16, "big")).decode().rstrip("=")
+        node_ids = list(self.nodes)
+        logs = [Log(node_ids[index % len(node_ids)], keeps) for index in range(partitions)]
+        topic = self.topics[name] = Topic(topic_id, logs)
+        return topic
+
+    def log(self, name: str, partition: int = 0) -> Log:
+        return self.topics[name].logs[partition]
+
+    def script(self, api: Api[Any, Any], *actions: Action) -> None:
+        """The next requests of the API, at whichever broker, get these actions in turn."""
+        self.scripts.setdefault(api.key, deque()).extend(actions)
+
+    def move(self, name: str, partition: int, node_id: int) -> None:
+        """Another leader, in a new epoch."""
+        log = self.log(name, partition)
+        log.leader = node_id
+        log.epoch += 1
+        self.notify()
+
+    def notify(self) -> None:
+        self.changed.set()
+        self.changed.clear()
+
+    def requests(self, api: Api[Any, Any]) -> list[Any]:
+        return [received.body for received in self.received if received.api is api]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that requests bring about."""
+        while not condition():
+            await self.changed.wait()
+
+    def action(self, received: Received) -> Action:
+        for rule in self.rules:
+            action = rule(received)
+            if action is not None:
+                return action
+        queue = self.scripts.get(received.api.key)
+        return queue.popleft() if queue else ORDINARY
+
+    # -- what a broker does --
+
+    async def answer(self, node_id: int, request: Any, action: Action) -> m.Message:
+        match request:
+            case m.MetadataRequest():
+                return self.metadata(request)
+            case m.ProduceRequest():
+                return self.produce(node_id, request, action)
+            case m.FetchRequest():
+                return await self.fetch(node_id, request, action)
+            case m.ListOffsetsRequest():
+                return self.list_offsets(node_id, request, action)
+            case m.InitProducerIdRequest():
+                self.next_producer_id += 1
+                if action.code:
+                    return m.InitProducerIdResponse(0, action.code)
+                return m.InitProducerIdResponse(0, ErrorCode.NONE, self.next_producer_id, 0)
+            case m.CreateTopicsRequest():
+                return self.create_topics(node_id, request, action)
+            case m.DeleteTopicsRequest():
+                return self.delete_topics(node_id, request, action)
+        raise AssertionError(f"no script for {request}")
+
+    def metadata(self, request: m.MetadataRequest) -> m.MetadataResponse:
+        names = list(self.topics) if request.topics is None else request.topics
+        topics = []
+        for name in names:
+            topic = self.topics.get(name)
+            if topic is None:
+                topics.append(m.MetadataTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, "", False, []))
+                continue
+            replicas = list(self.nodes)
+            partitions = [
+                m.MetadataPartition(
+                    ErrorCode.NONE if log.leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,
+                    index,
+                    log.leader,
+                    log.epoch,
+                    replicas,
+                    replicas,
+                    [],
+                )
+                for index, log in enumerate(topic.logs)
+            ]
+            topics.append(m.MetadataTopic(ErrorCode.NONE, name, topic.topic_id, False, partitions))
+        brokers = [m.MetadataBroker(node.id, "127.0.0.1", node.port) for node in self.nodes.values() if node.is_up]
+        return m.MetadataResponse(0, brokers, "scripted", self.controller, topics)
+
+    def _problem(self, node_id: int, topic: str, partition: int, epoch: int = -1) -> ErrorCode:
+        known = self.topics.get(topic)
+        if known is None or partition >= len(known.logs):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        log = known.logs[partition]
+        if log.leader != node_id:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if 0 <= epoch < log.epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        return ErrorCode.UNKNOWN_LEADER_EPOCH if epoch > log.epoch else ErrorCode.NONE
+
+    def produce(self, node_id: int, request: m.ProduceRequest, action: Action) -> m.ProduceResponse:
+        topics = []
+        for topic in request.topic_data:
+            answers = []
+            for partition in topic.partition_data:
+                code, base_offset = self._problem(node_id, topic.name, partition.index), -1
+                if code is ErrorCode.NONE and action.is_carried_out:
+                    code, base_offset = self.log(topic.name, partition.index).append(partition.records)
+                answer = m.ProducePartitionResponse(partition.index, action.code or code, base_offset)
+                if code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    log = self.log(topic.name, partition.index)
+                    answer.current_leader_id, answer.current_leader_epoch = log.leader, log.epoch
+                answers.append(answer)
+            topics.append(m.ProduceTopicResponse(topic.name, answers))
+        return m.ProduceResponse(topics)
+
+    async def fetch(self, node_id: int, request: m.FetchRequest, action: Action) -> m.FetchResponse:
+        deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1_000
+        while True:
+            response, size = self._read(node_id, request, action)
+            remaining = deadline - asyncio.get_running_loop().time()
+            if size >= request.min_bytes or size < 0 or remaining <= 0:
+                return response
+            try:
+                async with asyncio.timeout(remaining):
+                    await self.changed.wait()
+            except TimeoutError:
+                pass
+
+    def _read(self, node_id: int, request: m.FetchRequest, action: Action) -> tuple[m.FetchResponse, int]:
+        """The response, and its bytes; -1 where there is an error in it."""
+        size, has_error = 0, False
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for partition in topic.partitions:
+                code = action.code or self._problem(
+                    node_id, topic.topic, partition.partition, partition.current_leader_epoch
+                )
+                answer = m.FetchPartitionResponse(partition.partition, code)
+                known = self.topics.get(topic.topic)
+                if known is not None and partition.partition < len(known.logs):
+                    log = known.logs[partition.partition]
+                    answer.current_leader_id, answer.current_leader_epoch = log.leader, log.epoch
+                    answer.high_watermark, answer.log_start_offset = log.end, log.start
+                    if code is ErrorCode.NONE and not log.start <= partition.fetch_offset <= log.end:
+                        answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+                    elif code is ErrorCode.NONE:
+                        left = max(0, request.max_bytes - size)
+                        data = log.read(partition.fetch_offset, min(partition.partition_max_bytes, left) if left else 0)
+                        answer.records = memoryview(data if left else b"")
+                        size += len(answer.records)
+                has_error = has_error or answer.error_code != ErrorCode.NONE
+                answers.append(answer)
+            topics.append(m.FetchTopicResponse(topic.topic, answers))
+        return m.FetchResponse(0, ErrorCode.NONE, topics), -1 if has_error else size
+
+    def list_offsets(self, node_id: int, request: m.ListOffsetsRequest, action: Action) -> m.ListOffsetsResponse:
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for partition in topic.partitions:
+                code = action.code or self._problem(node_id, topic.name, partition.partition_index)
+                answer = m.ListOffsetsPartitionResponse(partition.partition_index, code)
+                if code is ErrorCode.NONE:
+                    log = self.log(topic.name, partition.partition_index)
+                    answer.leader_epoch = log.epoch
+                    if partition.timestamp == m.LATEST_TIMESTAMP:
+                        answer.offset = log.end
+                    elif partition.timestamp == m.EARLIEST_TIMESTAMP:
+                        answer.offset = log.start
+                    else:
+                        answer.offset, answer.timestamp = _first_at(log, partition.timestamp)
+                answers.append(answer)
+            topics.append(m.ListOffsetsTopicResponse(topic.name, answers))
+        return m.ListOffsetsResponse(0, topics)
+
+    def create_topics(self, node_id: int, request: m.CreateTopicsRequest, action: Action) -> m.CreateTopicsResponse:
+        results = []
+        for topic in request.topics:
+            code = action.code
+            if not code and node_id != self.controller:
+                code = ErrorCode.NOT_CONTROLLER
+            if not code and topic.name in self.topics:
+                code = ErrorCode.TOPIC_ALREADY_EXISTS
+            if action.is_carried_out and code in (ErrorCode.NONE, action.code) and topic.name not in self.topics:
+                self.add_topic(topic.name, len(topic.assignments) or max(topic.num_partitions, 1))
+            known = self.topics.get(topic.name)
+            results.append(m.CreatableTopicResult(topic.name, known.topic_id if known else "", code))
+        return m.CreateTopicsResponse(0, results)
+
+    def delete_topics(self, node_id: int, request: m.DeleteTopicsRequest, action: Action) -> m.DeleteTopicsResponse:
+        results = []
+        for name in request.topics:
+            code = action.code
+            if not code and node_id != self.controller:
+                code = ErrorCode.NOT_CONTROLLER
+            if not code and self.topics.pop(name, None) is None:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            results.append(m.DeletableTopicResult(name, "", code))
+        return m.DeleteTopicsResponse(0, results)
+
+
+def _first_at(log: Log, timestamp: int) -> tuple[int, int]:
+    for batch in log.decoded():
+        for offset, at in zip(batch.offsets, batch.timestamps, strict=True):
+            if at >= timestamp:
+                return offset, at
+    return -1, -1
+
+
+class Node:
+    """One broker: a listening socket and its connections."""
+
+    def __init__(self, cluster: ScriptedCluster, node_id: int) -> None:
+        self.cluster = cluster
+        self.id = node_id
+        self.port = 0
+        self.is_up = False
+        self.connections: dict[ServerConnection, None] = {}
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ServerConnection(self), "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.is_up = True
+
+    async def stop(self) -> None:
+        """Like SIGKILL: nothing is answered any more, new connections are refused."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self.is_up = False
+        for connection in list(self.connections):
+            await connection.stop()
+
+
+class ServerConnection(asyncio.BufferedProtocol):
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.reader = FrameReader(response_limit(256 * 1024 * 1024))
+        self.transport: asyncio.Transport | None = None
+        self.tasks: dict[asyncio.Task[None], None] = {}
+        self.previous: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.node.connections[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.node.connections.pop(self, None)
+        for task in self.tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+        for task in list(self.tasks):
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(list(self.tasks))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for frame in self.reader.buffer_updated(nbytes):
+            self.frame(frame)
+
+    def frame(self, frame: m.Buffer) -> None:
+        cluster = self.node.cluster
+        envelope = decode_request_envelope(frame)
+        api = APIS[envelope.api_key]
+        body = decode_request(api, envelope)
+        received = Received(self.node.id, api, body)
+        cluster.received.append(received)
+        action = cluster.action(received)
+        if api is apis.FETCH:
+            task = asyncio.get_running_loop().create_task(self.answer_later(envelope.correlation_id, body, action))
+            self.tasks[task] = None
+            task.add_done_callback(self.tasks.pop)
+        else:
+            coroutine = cluster.answer(self.node.id, body, action)
+            try:
+                coroutine.send(None)
+            except StopIteration as result:
+                self.finish(envelope.correlation_id, body, action, result.value)
+        cluster.notify()
+
+    async def answer_later(self, correlation_id: int, body: Any, action: Action) -> None:
+        self.finish(correlation_id, body, action, await self.node.cluster.answer(self.node.id, body, action))
+
+    def finish(self, correlation_id: int, body: Any, action: Action, response: m.Message) -> None:
+        assert self.transport is not None
+        if action.drops_connection:
+            self.transport.abort()
+        elif action.is_answered and getattr(body, "acks", -1) != 0:
+            self.transport.write(encode_response(correlation_id, response))
+
+
+def batches_in(data: Sequence[bytes]) -> list[BatchHeader]:
+    return [batch.header for piece in data for batch in iterate_batches(piece)]

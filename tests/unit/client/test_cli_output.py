@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from client.cli import output
+from client.cli.output import UsageError, bootstrap_servers, confirm, explain, print_json, print_table, run_app
+from client.errors import DeliveryFailed, DeliveryTimedOut, FailedRecord
+from protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
+from protocol.rpc import RequestTimedOut
+
+
+def failed_with(error: MinibrokerError) -> DeliveryFailed:
+    return DeliveryFailed([FailedRecord("orders", 0, None, b"v", 0, (), error)])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), 2),
+        (typer.BadParameter("x"), 2),
+        (MinibrokerError("x"), 1),
+        (NetworkError("x"), 1),
+        (BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS), 1),
+        (FileNotFoundError(2, "No such file or directory", "input.txt"), 1),
+        (BrokerError(ErrorCode.REQUEST_TIMED_OUT), 3),
+        (RequestTimedOut("x"), 3),
+        (DeliveryTimedOut("x"), 3),
+        (TimeoutError("x"), 3),
+        (failed_with(DeliveryTimedOut("x")), 3),
+        (failed_with(NetworkError("x")), 1),
+    ],
+)
+def test_every_error_has_its_exit_code_and_one_line(error: Exception, code: int) -> None:
+    found, line = explain(error)
+    assert found == code
+    assert line.startswith("error: ")
+    assert "\n" not in line
+
+
+def test_an_error_of_several_lines_becomes_one() -> None:
+    assert explain(MinibrokerError("first\n   second"))[1] == "error: first second"
+
+
+def test_an_error_of_the_operating_system_names_the_file() -> None:
+    assert explain(FileNotFoundError(2, "No such file or directory", "in.txt"))[1] == (
+        "error: in.txt: No such file or directory"
+    )
+
+
+def app_that_raises(error: BaseException) -> typer.Typer:
+    app = typer.Typer(add_completion=False)
+
+    @app.callback()
+    def group() -> None: ...
+
+    @app.command()
+    def fail(count: int = 0) -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(MinibrokerError("x"), 1), (typer.Exit(4), 4), (KeyboardInterrupt(), 130), (UsageError("x"), 2)]
+)
+def test_an_application_returns_the_exit_code(error: BaseException, code: int) -> None:
+    assert run_app(app_that_raises(error), ["fail"]) == code
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["fail", "--cuont", "1"], ["fail", "--count", "x"], ["fail", "more"]]
+)
+def test_a_command_line_that_makes_no_sense_is_one_line_that_names_the_help(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app_that_raises(MinibrokerError("never reached")), arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert "--help`" in printed.err
+
+
+def test_bootstrap_comes_from_the_option_or_else_from_the_local_cluster(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text('{"bootstrap": "127.0.0.1:9092", "brokers": []}')
+    assert bootstrap_servers("elsewhere:1", tmp_path) == "elsewhere:1"
+    assert bootstrap_servers(None, tmp_path) == "127.0.0.1:9092"
+
+
+def test_without_either_the_error_names_both_remedies(tmp_path: Path) -> None:
+    with pytest.raises(MinibrokerError, match=r"minibroker up.*--bootstrap"):
+        bootstrap_servers(None, tmp_path)
+
+
+def test_nothing_is_destroyed_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "input").open("w+") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        confirm("Delete?", yes=True)
+        with pytest.raises(MinibrokerError, match="repeat with --yes"):
+            confirm("Delete?", yes=False)
+
+
+def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"name": "a\nb", "ids": [1, 2]})
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    assert json.loads(printed) == {"name": "a\nb", "ids": [1, 2]}
+
+
+def test_a_table_is_aligned_and_never_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("topic", "isr"), [("x" * 200, [1, 2]), ("y", []), ("z", None)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "topic".ljust(200) + "  isr"
+    assert lines[1] == "x" * 200 + "  1,2"
+    assert lines[2].split() == ["y", "-"]
+    assert lines[3].split() == ["z", "-"]
+
+
+def test_notes_are_for_terminals_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    output.note("working ...")
+    assert capsys.readouterr().err == ""

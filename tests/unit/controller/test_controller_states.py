@@ -1,0 +1,51 @@
+"""Both state machines, every pair of states, against the arrows as DESIGN and Kafka draw them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from controller.states import partition as partition_states
+from controller.states import replica as replica_states
+from controller.states.machine import IllegalMove, check
+from controller.states.partition import PartitionState
+from controller.states.replica import ReplicaState
+
+PARTITION_ARROWS = {
+    "NonExistentPartition": {"NewPartition"},
+    "NewPartition": {"OnlinePartition", "OfflinePartition"},
+    "OnlinePartition": {"OnlinePartition", "OfflinePartition"},
+    "OfflinePartition": {"OnlinePartition", "OfflinePartition", "NonExistentPartition"},
+}
+REPLICA_ARROWS = {
+    "NonExistentReplica": {"NewReplica"},
+    "NewReplica": {"OnlineReplica", "OfflineReplica"},
+    "OnlineReplica": {"OnlineReplica", "OfflineReplica"},
+    "OfflineReplica": {"OnlineReplica", "OfflineReplica", "ReplicaDeletionStarted", "ReplicaDeletionIneligible"},
+    "ReplicaDeletionStarted": {"ReplicaDeletionSuccessful", "ReplicaDeletionIneligible"},
+    "ReplicaDeletionSuccessful": {"NonExistentReplica"},
+    "ReplicaDeletionIneligible": {"OnlineReplica", "OfflineReplica"},
+}
+
+
+def test_the_tables_name_every_state() -> None:
+    assert set(partition_states.VALID_PREVIOUS_STATES) == set(PartitionState)
+    assert set(replica_states.VALID_PREVIOUS_STATES) == set(ReplicaState)
+
+
+@pytest.mark.parametrize(("current", "target"), list(product(PartitionState, PartitionState)))
+def test_a_partition_moves_along_an_arrow_and_nowhere_else(current: PartitionState, target: PartitionState) -> None:
+    legal = check(partition_states.VALID_PREVIOUS_STATES, current, target)
+    assert legal == (target.value in PARTITION_ARROWS[current.value])
+
+
+@pytest.mark.parametrize(("current", "target"), list(product(ReplicaState, ReplicaState)))
+def test_a_replica_moves_along_an_arrow_and_nowhere_else(current: ReplicaState, target: ReplicaState) -> None:
+    legal = check(replica_states.VALID_PREVIOUS_STATES, current, target)
+    assert legal == (target.value in REPLICA_ARROWS[current.value])
+
+
+def test_an_illegal_move_is_told_with_both_states() -> None:
+    move = IllegalMove("partition orders-0", PartitionState.NON_EXISTENT, PartitionState.ONLINE)
+    assert str(move) == "partition orders-0: NonExistentPartition -> OnlinePartition is not a legal move"

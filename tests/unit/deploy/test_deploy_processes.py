@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deploy.processes import Process, ProcessState, is_alive, send_signal, spawn, state_of, wait_until, wait_until_gone
+
+SLEEPER = [sys.executable, "-S", "-c", "import signal; print('asleep', flush=True); signal.pause()"]
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Process]:
+    log = tmp_path / "log"
+    process = spawn(SLEEPER, log)
+    assert wait_until(lambda: "asleep" in log.read_text(), 20)
+    yield process
+    send_signal(process, signal.SIGKILL)
+    assert wait_until_gone([process], 10) == []
+
+
+def test_a_process_is_recognised_by_its_birth_and_not_by_its_id_alone(sleeper: Process) -> None:
+    impostor = msgspec.structs.replace(sleeper, birth="another boot:1")
+    assert is_alive(sleeper)
+    assert not is_alive(impostor)
+    assert not send_signal(impostor, signal.SIGKILL)
+    assert is_alive(sleeper)
+
+
+def test_a_killed_child_is_gone_although_nobody_waited_for_it(sleeper: Process) -> None:
+    assert send_signal(sleeper, signal.SIGKILL)
+    assert wait_until_gone([sleeper], 10) == []
+    assert state_of(sleeper) is ProcessState.GONE
+    assert not send_signal(sleeper, signal.SIGTERM)
+
+
+def test_a_stopped_process_is_paused_and_goes_on(sleeper: Process) -> None:
+    send_signal(sleeper, signal.SIGSTOP)
+    assert wait_until(lambda: state_of(sleeper) is ProcessState.PAUSED, 10)
+    assert is_alive(sleeper)
+    send_signal(sleeper, signal.SIGCONT)
+    assert wait_until(lambda: state_of(sleeper) is ProcessState.RUNNING, 10)
+
+
+def test_those_that_live_on_are_told_when_the_time_is_over(sleeper: Process) -> None:
+    assert wait_until_gone([sleeper], 0) == [sleeper]
+
+
+def test_a_spawned_process_has_a_session_of_its_own_so_that_ctrl_c_misses_it(sleeper: Process) -> None:
+    assert os.getsid(sleeper.pid) == sleeper.pid
+
+
+def test_output_is_appended_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    process = spawn([sys.executable, "-S", "-c", "import sys; print('out'); print('err', file=sys.stderr)"], log)
+    assert wait_until_gone([process], 20) == []
+    assert sorted(log.read_text().splitlines()) == ["before", "err", "out"]
+
+
+def test_a_program_that_does_not_exist_cannot_be_spawned(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        spawn([str(tmp_path / "missing")], tmp_path / "log")

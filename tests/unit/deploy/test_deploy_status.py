@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from deploy.cluster_view import merge
+from deploy.processes import Process, ProcessState
+from deploy.status import status_of_processes, status_of_view
+from protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
+from protocol.model import TopicPartition
+
+CLUSTER = ClusterFile(
+    zookeeper=ZooKeeperEntry("127.0.0.1:2181", 2181, Process(1, "b")),
+    brokers=tuple(BrokerEntry(number, 9091 + number, Process(100 + number, "b")) for number in (1, 2, 3)),
+)
+ALL_RUN = {1: ProcessState.RUNNING, 2: ProcessState.RUNNING, 3: ProcessState.RUNNING}
+
+
+def answer(
+    *,
+    controller: tuple[int, int] = (1, 7),
+    brokers: tuple[int, ...] = (1, 2, 3),
+    partitions: dict[int, tuple[int, int, list[int]]] | None = None,
+) -> MetadataResponse:
+    """`partitions`: number -> leader, leader epoch, ISR."""
+    states = [
+        MetadataPartition(0, number, leader, epoch, [1, 2, 3], isr, [])
+        for number, (leader, epoch, isr) in (partitions or {}).items()
+    ]
+    return MetadataResponse(
+        throttle_time_ms=0,
+        brokers=[MetadataBroker(broker, "127.0.0.1", 9091 + broker) for broker in brokers],
+        cluster_id="c",
+        controller_id=controller[0],
+        topics=[MetadataTopic(0, "orders", "", False, states)] if states else [],
+        controller_epoch=controller[1],
+    )
+
+
+def test_the_answer_with_the_newest_controller_epoch_counts() -> None:
+    deposed = answer(controller=(1, 7), brokers=(1, 2, 3))
+    current = answer(controller=(2, 8), brokers=(2, 3))
+    view = merge([deposed, current])
+    assert (view.controller_id, view.controller_epoch) == (2, 8)
+    assert sorted(view.brokers) == [2, 3]
+
+
+def test_of_each_partition_the_newest_leader_epoch_counts() -> None:
+    lagging = answer(partitions={0: (1, 4, [1, 2, 3]), 1: (3, 9, [3])})
+    ahead = answer(partitions={0: (2, 5, [2, 3]), 1: (1, 8, [1])})
+    view = merge([lagging, ahead])
+    assert view.partitions[TopicPartition("orders", 0)].leader_id == 2
+    assert view.partitions[TopicPartition("orders", 1)].leader_id == 3
+
+
+def test_without_answers_the_view_is_empty() -> None:
+    view = merge([])
+    assert (view.brokers, view.controller_id, view.controller_epoch, view.partitions) == ({}, None, None, {})
+
+
+def test_a_whole_cluster_has_no_problems() -> None:
+    status = status_of_processes(CLUSTER, ALL_RUN, merge([answer(partitions={0: (1, 0, [1, 2, 3])})]))
+    assert status.problems() == []
+    assert [broker.pid for broker in status.brokers] == [101, 102, 103]
+    assert (status.controller.id, status.controller.epoch) == (1, 7)
+
+
+def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
+    states = {**ALL_RUN, 3: ProcessState.GONE}
+    view = merge([answer(brokers=(1, 2), partitions={0: (1, 0, [1, 2]), 1: (-1, 3, [3])})])
+    status = status_of_processes(CLUSTER, states, view)
+    assert status.offline_partitions == ["orders-1"]
+    assert status.under_replicated_partitions == ["orders-0", "orders-1"]
+    problems = status.problems()
+    assert problems[0] == "broker 3 is not running: `minibroker start 3`"
+    assert len(problems) == 3
+
+
+def test_a_paused_broker_lives_but_is_a_problem() -> None:
+    status = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.PAUSED}, merge([answer()]))
+    assert status.brokers[1].alive
+    assert status.problems() == ["broker 2 is paused: `minibroker resume 2`"]
+
+
+def test_a_process_that_is_not_registered_is_a_problem() -> None:
+    status = status_of_processes(CLUSTER, ALL_RUN, merge([answer(brokers=(1, 3))]))
+    assert status.problems() == ["broker 2 runs but is not in the cluster: see `minibroker logs 2`"]
+
+
+def test_a_cluster_that_does_not_answer_has_no_controller() -> None:
+    status = status_of_processes(CLUSTER, dict.fromkeys(ALL_RUN, ProcessState.GONE), merge([]))
+    assert status.controller.id is None
+    assert any("controller" in problem for problem in status.problems())
+
+
+def test_a_cluster_elsewhere_shows_who_is_registered() -> None:
+    status = status_of_view(merge([answer(brokers=(3, 1))]))
+    assert [(broker.id, broker.pid, broker.alive) for broker in status.brokers] == [(1, None, True), (3, None, True)]

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from deploy.who import AllBrokers, BrokerId, Controller, LeaderOf, MalformedWho, Who, ZooKeeperServer, parse_who
+from protocol.model import TopicPartition
+
+
+@pytest.mark.parametrize(
+    ("text", "who"),
+    [
+        ("3", BrokerId(3)),
+        ("controller", Controller()),
+        ("all", AllBrokers()),
+        ("zookeeper", ZooKeeperServer()),
+        ("leader:orders-0", LeaderOf(TopicPartition("orders", 0))),
+        ("leader:orders-by-day-12", LeaderOf(TopicPartition("orders-by-day", 12))),
+    ],
+)
+def test_who_can_be_named_in_five_ways(text: str, who: Who) -> None:
+    assert parse_who(text) == who
+    assert type(parse_who(text)) is type(who)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "٣", "99999999999", "Controller", "broker-1", "leader"])
+def test_what_names_nobody_is_refused_with_what_is_expected(text: str) -> None:
+    with pytest.raises(MalformedWho, match="broker id, controller, leader:TOPIC-PARTITION, all or zookeeper"):
+        parse_who(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["leader:", "leader:orders", "leader:orders-", "leader:-1", "leader:a/b-1", "leader:a-x"]
+)
+def test_a_leader_needs_a_topic_and_a_partition(text: str) -> None:
+    with pytest.raises(MalformedWho, match="leader:orders-0"):
+        parse_who(text)
