@@ -36,9 +36,15 @@ check: setup
 up: setup
 	$(BIN)/minibroker up
 
+# On a cluster of its own, whose data is removed at the end.
+BENCH_DATA := .minibroker/bench
 bench: setup
-	$(BIN)/minibroker bench
+	$(BIN)/minibroker up --detach --data $(BENCH_DATA) --base-port 29092
+	$(BIN)/minibroker bench produce --data $(BENCH_DATA) && \
+	$(BIN)/minibroker bench consume --by batches --data $(BENCH_DATA) && \
+	$(BIN)/minibroker bench consume --by records --data $(BENCH_DATA); \
+	status=$$?; $(BIN)/minibroker down --delete-data --yes --data $(BENCH_DATA); exit $$status
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_DATA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

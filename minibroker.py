@@ -1,19 +1,94 @@
-"""The public face of minibroker."""
+"""The public face of minibroker: `from minibroker import Admin, Consumer, Producer`, and the command `minibroker`."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from client import (
+    Admin,
+    ApiTimedOut,
+    BrokerDescription,
+    BrokerError,
+    BufferFull,
+    ClientCrashed,
+    Closed,
+    ClusterDescription,
+    Consumer,
+    ConsumerBatch,
+    CorruptBatch,
+    Delivery,
+    DeliveryFailed,
+    DeliveryTimedOut,
+    ErrorCode,
+    FailedRecord,
+    InvalidSetting,
+    LogTruncated,
+    MinibrokerError,
+    NetworkError,
+    NewTopic,
+    OffsetAndTimestamp,
+    PartitionDescription,
+    Partitioner,
+    Producer,
+    Record,
+    RecordMetadata,
+    TopicDescription,
+    TopicErrors,
+    TopicPartition,
+    WithoutKey,
+    crc32,
+    murmur2,
+)
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = [
+    "Admin",
+    "ApiTimedOut",
+    "BrokerDescription",
+    "BrokerError",
+    "BufferFull",
+    "ClientCrashed",
+    "Closed",
+    "ClusterDescription",
+    "Consumer",
+    "ConsumerBatch",
+    "CorruptBatch",
+    "Delivery",
+    "DeliveryFailed",
+    "DeliveryTimedOut",
+    "ErrorCode",
+    "FailedRecord",
+    "InvalidSetting",
+    "LogTruncated",
+    "MinibrokerError",
+    "NetworkError",
+    "NewTopic",
+    "OffsetAndTimestamp",
+    "PartitionDescription",
+    "Partitioner",
+    "Producer",
+    "Record",
+    "RecordMetadata",
+    "TopicDescription",
+    "TopicErrors",
+    "TopicPartition",
+    "WithoutKey",
+    "crc32",
+    "main",
+    "murmur2",
+]
 
 
-def main() -> NoReturn:
-    """The command line `minibroker`: every package's commands as one."""
-    import sys
-
+def application() -> typer.Typer:
+    """Every package's commands as one."""
     # Imported here alone: a program that produces or consumes needs neither command lines nor process control.
     import typer
 
+    import client.cli.commands
     import deploy.cli
-    from client.cli.output import run_app
 
     app = typer.Typer(
         name="minibroker",
@@ -23,7 +98,15 @@ def main() -> NoReturn:
         pretty_exceptions_enable=False,
     )
     deploy.cli.mount(app)
-    sys.exit(run_app(app))
+    client.cli.commands.mount(app)
+    return app
+
+
+def main() -> NoReturn:
+    """The command line `minibroker`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy."""
+    from client.cli.output import run_app
+
+    sys.exit(run_app(application()))
 
 
 if __name__ == "__main__":

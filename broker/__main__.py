@@ -13,6 +13,7 @@ can take their orders; orders wait until the broker knows the epoch that its reg
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,22 +24,369 @@ from broker.config import BrokerConfig, InvalidConfig, broker_config, read_prope
 from broker.handlers.dispatch import dispatcher
 from broker.handlers.services import ControlEpoch, Services
 from broker.metadata_cache import MetadataCache
-from broker.network.server import SocketServer
+from broker.network.server import Request, SocketServer
 from broker.network.settings import NetworkSettings
 from broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
 from broker.replication.manager import ReplicaManager
+from broker.storage.log import LogConfig
 from broker.storage.manager import LogManager
 from broker.supervisor import Supervisor
+from broker.timeline_file import TimelineFile
 from broker.transactions.producer_ids import ProducerIds
 from controller.controller import Controller, ControllerSettings
 from controller.crash_detection import CrashDetector
 from controller.leadership import Leadership
 from controller.registration import Registration
 from controller.zookeeper import KazooZooKeeper
+from protocol import znodes
 from protocol.apis import Plane
-from protocol.errors import BrokerError, MinibrokerError
-from protocol.model import DEFAULT_LISTENER
+from protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from protocol.model import DEFAULT_LISTENER, NO_EPOCH
+from protocol.model import Broker as RegisteredBroker
 from protocol.real_world import RealWorld
-from protocol.world import World, ZooKeeperSession
+from protocol.world import ConnectionLoss, NoNode, SessionExpired, World, ZooKeeperError, ZooKeeperSession
 
 logger = logging.getLogger("minibroker.broker")
+
+TIMELINE_FILE = "controller-timeline.jsonl"
+SESSION_RETRY_S = 0.05
+CONTROLLER_RETRY_S = 0.05
+
+
+class Broker:
+    """One broker on a World. `start`, then `serve` until it fails or `stop`. The only class that knows all parts."""
+
+    def __init__(self, world: World, config: BrokerConfig) -> None:
+        self.config = config
+        self.ports: dict[str, int] = {}
+        self._world = world
+        self._supervisor = Supervisor()
+        self._metadata = MetadataCache()
+        self._timer = Timer()
+        self._topic_purgatory: Purgatory[DelayedOperation] = Purgatory("topics", self._timer)
+        self._logs = LogManager(
+            world,
+            os.path.abspath(config.log_dirs),
+            config.broker_id,
+            default_config=LogConfig(
+                segment_bytes=config.log_segment_bytes,
+                index_interval_bytes=config.log_index_interval_bytes,
+                max_message_bytes=config.message_max_bytes,
+            ),
+            checkpoint_interval_ms=config.log_flush_offset_checkpoint_interval_ms,
+        )
+        self._server = SocketServer(world, _network_settings(config), self._dispatch)
+        self._services: Services | None = None
+        self._replicas: ReplicaManager | None = None
+        self._registration: Registration | None = None
+        self._leadership: Leadership | None = None
+        self._controller: Controller | None = None
+        self._timeline: TimelineFile | None = None
+        self._registered_again = asyncio.Event()
+        self._watched_brokers: tuple[RegisteredBroker, ...] = ()
+        self._controller_broker: RegisteredBroker | None = None
+        self._controller_epoch = NO_EPOCH
+
+    @property
+    def port(self) -> int:
+        """Of the listener that clients use."""
+        return self.ports[DEFAULT_LISTENER]
+
+    @property
+    def broker_epoch(self) -> int:
+        return NO_EPOCH if self._registration is None else self._registration.broker_epoch
+
+    @property
+    def controller(self) -> Controller | None:
+        """This broker's controller, in office or not."""
+        return self._controller
+
+    # -- life --
+
+    async def start(self) -> None:
+        """Returns once this broker is registered and serves. Raises MinibrokerError naming what is in the way; whatever
+        was started by then is stopped again."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop(clean=False)
+            raise
+
+    async def _start(self) -> None:
+        config, world = self.config, self._world
+        control = config.control_plane_listener_name
+        self.ports = await self._server.bind(
+            [
+                (e.listener, e.host, e.port, Plane.CONTROL if e.listener == control else Plane.DATA)
+                for e in config.listener_endpoints()
+            ]
+        )
+        endpoints = config.advertised_endpoints(self.ports)
+        registration = self._registration = Registration(
+            world,
+            zookeeper_connect=config.zookeeper_connect,
+            session_timeout_ms=config.zookeeper_session_timeout_ms,
+            connect_timeout_ms=config.zookeeper_connection_timeout_ms,
+            broker_id=config.broker_id,
+            rack=config.broker_rack,
+        )
+        await self._connect_to_zookeeper(registration)
+        self._metadata.cluster_id = registration.cluster_id
+
+        self._logs.on_offline(self._log_directory_failed)
+        await self._logs.open(registration.cluster_id)
+        self._timeline = TimelineFile(world.disk, os.path.join(self._logs.log_dir, TIMELINE_FILE))
+
+        self._replicas = ReplicaManager(
+            world, config, self._logs, self._metadata, self._supervisor, self._session, lambda: self.broker_epoch
+        )
+        self._replicas.start()
+        self._start_controller(registration)
+        assert self._controller is not None
+        self._services = Services(
+            metadata=self._metadata,
+            replicas=self._replicas,
+            producer_ids=ProducerIds(config.broker_id, self._session),
+            administration=self._controller,
+            topic_purgatory=self._topic_purgatory,
+            control_epoch=ControlEpoch(),
+            registered_epoch=self._registered_epoch,
+        )
+        self._handle = dispatcher(self._services)
+        self._server.start()
+        registration.on_failure(self._supervisor.fail)
+        await registration.start(endpoints)
+        logger.info("broker %d serves on port %d", config.broker_id, self.port)
+
+    async def _connect_to_zookeeper(self, registration: Registration) -> None:
+        try:
+            await registration.connect()
+        except (ZooKeeperError, ValueError) as error:
+            raise MinibrokerError(
+                f"no ZooKeeper session at zookeeper.connect={self.config.zookeeper_connect}: {error}"
+            ) from error
+
+    def _start_controller(self, registration: Registration) -> None:
+        config, world = self.config, self._world
+        assert self._timeline is not None
+        detector = self._detector = CrashDetector(
+            world.network, world.clock, config.broker_crash_detection_ms, self._suspect
+        )
+        controller = self._controller = Controller(
+            world,
+            ControllerSettings(
+                num_partitions=config.num_partitions,
+                default_replication_factor=config.default_replication_factor,
+                unclean_leader_election=config.unclean_leader_election_enable,
+            ),
+            config.broker_id,
+            probe=detector.probe,
+            validate_config=topic_config_problem,
+            on_brokers_changed=self._brokers_changed,
+            request_resign=lambda reason: leadership.resign(reason),
+            timeline_sink=self._timeline.write,
+        )
+        leadership = self._leadership = Leadership(
+            world,
+            config.broker_id,
+            on_elected=controller.take_office,
+            on_resign=controller.resign,
+            on_controller=self._controller_changed,
+        )
+        leadership.start()
+        registration.on_session(self._registered)
+
+    async def serve(self) -> None:
+        """Until something breaks: raises its error."""
+        await self._supervisor.failure
+
+    async def stop(self, *, clean: bool = True) -> None:
+        """Give up office, serve no more, end the session, and leave the data directory marked as clean. In that order:
+        who marks it clean must not append any more, and a session that ends last would keep others waiting."""
+        if self._leadership is not None:
+            await self._leadership.close()
+        if self._controller is not None:
+            await self._controller.close()
+            await self._detector.close()
+        await self._server.close()
+        await self._supervisor.close()
+        if self._replicas is not None:
+            await self._replicas.close()
+        self._topic_purgatory.close()
+        self._timer.close()
+        broker_epoch = self.broker_epoch
+        if self._registration is not None:
+            await self._registration.close()
+        await self._logs.close(clean=clean, broker_epoch=broker_epoch)
+        if self._timeline is not None:
+            self._timeline.close()
+
+    # -- between the parts --
+
+    async def _dispatch(self, request: Request) -> None:
+        await self._handle(request)
+
+    async def _session(self) -> ZooKeeperSession:
+        """The ZooKeeper session, once there is one."""
+        assert self._registration is not None
+        while True:
+            try:
+                return self._registration.session
+            except SessionExpired:
+                await asyncio.sleep(SESSION_RETRY_S)
+
+    async def _registered_epoch(self, at_least: int) -> int:
+        """The broker epoch, once it is as high as the controller says it is: the answer to our registration may reach us
+        after the order that follows from it. Waits no longer than a session lives, so that no order blocks the rest."""
+        try:
+            async with asyncio.timeout(self.config.zookeeper_session_timeout_ms / 1_000):
+                while self.broker_epoch < at_least:
+                    self._registered_again.clear()
+                    await self._registered_again.wait()
+        except TimeoutError:
+            raise BrokerError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"the request is for broker epoch {at_least}, this broker's is {self.broker_epoch}",
+            ) from None
+        return self.broker_epoch
+
+    def _registered(self, session: ZooKeeperSession, broker_epoch: int) -> None:
+        assert self._leadership is not None
+        self._registered_again.set()
+        self._leadership.attach(session)
+
+    def _log_directory_failed(self) -> None:
+        failure = self._logs.failure
+        self._supervisor.fail(
+            MinibrokerError(
+                f"the log directory {self._logs.log_dir} has failed: {failure}; mend the disk, then restart"
+            )
+        )
+
+    # -- crash detection: the controller watches every broker, every broker the controller's --
+
+    def _brokers_changed(self, brokers: tuple[RegisteredBroker, ...]) -> None:
+        """This broker's controller has a new picture; none, once it is out of office."""
+        self._watched_brokers = tuple(b for b in brokers if b.id != self.config.broker_id)
+        self._follow()
+
+    def _controller_changed(self, controller_id: int | None, epoch: int) -> None:
+        self._controller_epoch = epoch
+        self._controller_broker = None
+        self._follow()
+        if controller_id is not None and controller_id != self.config.broker_id:
+            self._supervisor.start(
+                self._find_controller(controller_id, epoch), f"address of controller {controller_id}"
+            )
+
+    async def _find_controller(self, controller_id: int, epoch: int) -> None:
+        """Where the controller's broker listens, from its registration; then watch it."""
+        path = znodes.broker_path(controller_id)
+        while self._controller_epoch == epoch:
+            try:
+                data, stat = await (await self._session()).get(path)
+                broker = znodes.decode_broker(controller_id, data, stat.czxid)
+            except (ConnectionLoss, SessionExpired, NoNode):
+                # Not registered: about to be again, or a dead controller whose session, and office, end soon.
+                await asyncio.sleep(CONTROLLER_RETRY_S)
+                continue
+            if self._controller_epoch == epoch:
+                self._controller_broker = broker
+                self._follow()
+            return
+
+    def _follow(self) -> None:
+        watched = {broker.id: broker for broker in self._watched_brokers}
+        if self._controller_broker is not None:
+            watched.setdefault(self._controller_broker.id, self._controller_broker)
+        self._detector.follow(watched.values())
+
+    def _suspect(self, broker_id: int, broker_epoch: int, reason: str) -> None:
+        """label C2: see ARCHITECTURE.md, "A broker crash"."""
+        assert self._controller is not None
+        assert self._leadership is not None
+        self._controller.suspect(broker_id, broker_epoch, reason)
+        controller = self._controller_broker
+        if controller is not None and (controller.id, controller.epoch) == (broker_id, broker_epoch):
+            self._leadership.remove_crashed(broker_id, self._controller_epoch)
+
+
+def _network_settings(config: BrokerConfig) -> NetworkSettings:
+    return NetworkSettings(
+        num_network_threads=config.num_network_threads,
+        num_io_threads=config.num_io_threads,
+        queued_max_requests=config.queued_max_requests,
+        socket_request_max_bytes=config.socket_request_max_bytes,
+        max_connections=config.max_connections,
+        max_connections_per_ip=config.max_connections_per_ip,
+        max_connection_creation_rate=config.max_connection_creation_rate,
+        connections_max_idle_ms=config.connections_max_idle_ms,
+    )
+
+
+# --- The process ---
+
+
+def _parse(arguments: Sequence[str]) -> BrokerConfig:
+    """Raises InvalidConfig."""
+    parser = argparse.ArgumentParser(prog="python -m broker", description="Run one broker.")
+    parser.add_argument("--properties", metavar="FILE", help="settings, one NAME=VALUE a line")
+    parser.add_argument("--override", metavar="NAME=VALUE", action="append", default=[], help="a setting that wins")
+    parsed = parser.parse_args(arguments)
+    values = read_properties(parsed.properties) if parsed.properties else {}
+    for text in parsed.override:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise InvalidConfig(f"--override {text!r} is not NAME=VALUE")
+        values[name.strip()] = value.strip()
+    return broker_config(values)
+
+
+async def _run(config: BrokerConfig) -> None:
+    world = RealWorld(KazooZooKeeper())
+    try:
+        broker = Broker(world, config)
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        started = asyncio.create_task(broker.start(), name="start")
+        stop_asked = asyncio.create_task(stopping.wait(), name="signal")
+        try:
+            await asyncio.wait([started, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+            if not started.done():
+                started.cancel()
+                await asyncio.gather(started, return_exceptions=True)
+                return
+            started.result()
+            print(f"ready broker.id={config.broker_id} port={broker.port}", flush=True)
+            served = asyncio.create_task(broker.serve(), name="serve")
+            await asyncio.wait([served, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+            failed = served.done()
+            served.cancel()
+            await broker.stop(clean=not failed)
+            if failed:
+                served.result()
+        finally:
+            stop_asked.cancel()
+    finally:
+        world.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    logging.basicConfig(
+        level=os.environ.get("MINIBROKER_LOG_LEVEL", "INFO"),
+        stream=sys.stderr,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+    try:
+        uvloop.run(_run(_parse(sys.argv[1:] if arguments is None else arguments)))
+    except MinibrokerError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

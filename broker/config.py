@@ -66,6 +66,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     min_insync_replicas: Count | None = None
     """Unset: 2 for topics of three or more replicas, else 1."""
 
+    unclean_leader_election_enable: bool = False
+    """Whether a replica outside the ISR may lead where no member of the ISR lives: what it lacks is lost."""
+
     message_max_bytes: Bytes = 1_048_588
     log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024 * 1024
     log_index_interval_bytes: Bytes = 4_096
@@ -124,6 +127,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """What a topic may set for itself; None: the broker's own setting of the same meaning."""
 
     min_insync_replicas: Count | None = None
+    unclean_leader_election_enable: bool | None = None
     max_message_bytes: Bytes | None = None
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
     index_interval_bytes: Bytes | None = None

@@ -622,8 +622,8 @@ class Accumulator:
         Places the records that were held. To be called at every change; the count never shrinks.
         """
         state = self._topics.get(topic)
-        if state is None or partition_count == 0:
-            return
+        if state is None:
+            state = self._topics[topic] = TopicState(topic, self._batch_size)
         state.partition_count = max(partition_count, state.partition_count or 0)
         state.available = sorted(available) or list(range(state.partition_count))
         if state.sticky is not None and state.sticky not in state.available:

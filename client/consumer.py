@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal
 
 from client.cluster import Cluster
-from client.errors import ClientCrashed, Closed, CorruptBatch, InvalidSetting
+from client.errors import ApiTimedOut, ClientCrashed, Closed, CorruptBatch, InvalidSetting
 from client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, FetchedBatch, Fetcher, PartitionState
 from client.offsets import OffsetAndTimestamp, list_offsets
 from client.records import ConsumerBatch, Record
@@ -61,7 +61,7 @@ class Consumer:
         metadata_max_age_ms: float = 300_000,
         world: World | None = None,
     ) -> None:
-        if (topics is None) == (partitions is None):
+        if (topics is None) == (partitions is None) or not (topics or partitions):
             raise InvalidSetting("topics", topics, 'give either topics=["name"] or partitions=[TopicPartition(...)]')
         self._topics = _checked_topics(topics or ())
         self._partitions = _checked_partitions(partitions or ())
@@ -258,14 +258,21 @@ class Consumer:
         return sorted(self._fetcher.states)
 
     async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record of a partition. Raises TimeoutError where it cannot be looked up in time."""
+        """The offset of the next record of a partition. Raises ApiTimedOut where it is not found in time, and
+        BrokerError where there is none."""
         state = self._state_of(partition)
-        async with asyncio.timeout(self._api_timeout_s):
-            while state.position is None:
-                if state.error is not None:
-                    raise state.error.with_traceback(None)
-                await self._fetcher.pulse.wait()
-                self._state_of(partition)
+        try:
+            async with asyncio.timeout(self._api_timeout_s):
+                while state.position is None:
+                    if state.error is not None:
+                        raise state.error.with_traceback(None)
+                    await self._fetcher.pulse.wait()
+                    self._check_running()
+        except TimeoutError as error:
+            raise ApiTimedOut(
+                f"the position in {partition} was not found within {self._api_timeout_s:g} s: "
+                "see in `minibroker status` whether it has a leader"
+            ) from error
         return state.position
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -282,6 +289,7 @@ class Consumer:
         self._move(partitions, None, m.LATEST_TIMESTAMP)
 
     def _move(self, partitions: Iterable[TopicPartition], position: int | None, reset: int | None = None) -> None:
+        self._check_running()
         states = [self._state_of(partition) for partition in partitions] or list(self._fetcher.states.values())
         for state in states:
             if state is self._current:

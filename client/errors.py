@@ -13,6 +13,10 @@ from typing import NamedTuple
 from protocol.errors import MinibrokerError
 
 
+class ApiTimedOut(MinibrokerError, TimeoutError):
+    """A call did not get its answer within `default_api_timeout_ms`."""
+
+
 class InvalidSetting(MinibrokerError, ValueError):
     """A setting has a value that it cannot have. Raised by constructors, before anything is started."""
 

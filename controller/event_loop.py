@@ -74,7 +74,8 @@ class EventLoop:
         while True:
             while self._queue:
                 event, queued_at = self._queue.popleft()
-                self._waiting.discard(event)
+                if isinstance(event, _LOOK_AGAIN):
+                    self._waiting.discard(event)
                 await self._take(event, self._clock.monotonic() - queued_at)
             self._filled.clear()
             await self._filled.wait()

@@ -364,7 +364,6 @@ def _operations(write: Write) -> list[Operation]:
             return [
                 SetData(path, data) if config_exists else Create(path, data),
                 Create(znodes.topic_path(topic), znodes.encode_topic(znode)),
-                Create(znodes.partitions_path(topic), b""),
             ]
         case EnsureNode(path):
             return [Create(path, b"")]

@@ -67,7 +67,7 @@ class WriteState(NamedTuple):
 
 
 class CreateTopic(NamedTuple):
-    """Create `/brokers/topics/T`, the parent of its partitions, and `/config/topics/T`, all or nothing."""
+    """Create `/brokers/topics/T` and `/config/topics/T`, both or neither."""
 
     topic: str
     znode: TopicZnode

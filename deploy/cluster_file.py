@@ -20,7 +20,7 @@ from deploy.processes import Process
 from protocol.real_world import RealDisk
 
 FILE_NAME = "cluster.json"
-_LOCK_NAME = "cluster.lock"
+LOCK_NAME = "cluster.lock"
 
 
 class BrokerEntry(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ def save(directory: Path, cluster: ClusterFile) -> None:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """No other command starts or forgets processes of this cluster meanwhile. Held for milliseconds, so it waits."""
-    descriptor = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -9,6 +9,7 @@ what the experiment is about.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 from collections.abc import Mapping
@@ -183,7 +184,10 @@ class LocalCluster:
         for path in [*self.directory.glob("broker-*"), self.directory / ZOOKEEPER, self.directory / "logs"]:
             if path.exists():
                 shutil.rmtree(path)
-        (self.directory / cluster_file.FILE_NAME).unlink()
+        for name in (cluster_file.FILE_NAME, cluster_file.LOCK_NAME):
+            (self.directory / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what else is in there is not ours
+            self.directory.rmdir()
 
     # -- one or some --
 

@@ -14,7 +14,7 @@ from deploy.processes import ProcessState
 class BrokerStatus(msgspec.Struct, frozen=True):
     id: int
     pid: int | None
-    """None where it was not started here, or never."""
+    """None where it does not run, or was not started here."""
     alive: bool
     port: int
     paused: bool
@@ -61,7 +61,7 @@ def status_of_processes(cluster: ClusterFile, states: Mapping[int, ProcessState]
     brokers = [
         BrokerStatus(
             id=entry.id,
-            pid=entry.process.pid if entry.process else None,
+            pid=entry.process.pid if entry.process and states[entry.id] is not ProcessState.GONE else None,
             alive=states[entry.id] is not ProcessState.GONE,
             port=entry.port,
             paused=states[entry.id] is ProcessState.PAUSED,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from broker.storage.checkpoints import OffsetCheckpoint
 from broker.storage.log import Log, LogConfig, LogDirectory
 from broker.storage.recovery import recover
 from protocol.messages import Buffer
@@ -178,8 +177,7 @@ def open_log(
     world = world or StorageWorld()
     config = config or LogConfig()
     world.disk.make_directories(path)
-    checkpoint = OffsetCheckpoint(world.disk, f"{path}/../recovery-point-offset-checkpoint")
-    directory = LogDirectory(world, checkpoint)
+    directory = LogDirectory(world, f"{path}/..")
     recovered = recover(
         world.disk,
         path,

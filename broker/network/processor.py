@@ -25,7 +25,10 @@ so. Only then, answers to it are dropped.
 Deadlines (a frame that does not get finished, responses that are not read, idleness) are looked at by one periodic
 sweep per processor. A timer per connection that is moved with every frame would cost more than the frame.
 
-Responses are written one by one: uvloop joins what was written during a turn of the loop into one system call.
+Responses that are given in the same turn of the loop leave together: neither asyncio nor uvloop joins several writes
+into one system call, and a system call costs as much as the rest of a small request. But a response waits for others
+only where others are to be expected: there are more frames in the backlog, or it is given by somebody else than the
+connection's handler, as when a purgatory completes several. Large responses are never copied to be joined.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ READ_AHEAD_BYTES = 128 * 1024
 
 RESPONSE_HIGH_WATER_BYTES = 1024 * 1024
 """Unsent bytes from which on a connection is not read from any more, until a quarter of them is left."""
+
+LARGE_RESPONSE_BYTES = 64 * 1024
 
 _PREFIX = 16  # bytes of a frame in which its correlation id stands
 
@@ -85,6 +90,8 @@ class Processor:
         self.limit_of = request_limit(settings.socket_request_max_bytes, frozenset(large))
         self.connections: dict[Connection, None] = {}
         self._nobody_left = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._to_flush: list[Connection] = []
         self._nobody_left.set()
         self._sweep_timer: asyncio.TimerHandle | None = None
 
@@ -109,6 +116,17 @@ class Processor:
             for connection in list(self.connections):
                 connection.abort()
             await self._nobody_left.wait()
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Call `connection.flush` once the handlers have done what they can do in this turn of the loop."""
+        self._to_flush.append(connection)
+        if len(self._to_flush) == 1:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        to_flush, self._to_flush = self._to_flush, []
+        for connection in to_flush:
+            connection.flush()
 
     def joined(self, connection: Connection) -> None:
         self.connections[connection] = None
@@ -145,6 +163,7 @@ class Connection(asyncio.BufferedProtocol):
         "_last_active",
         "_muted",
         "_on_lost",
+        "_outgoing",
         "_processor",
         "_reader",
         "_reading_paused",
@@ -169,6 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(processor.limit_of)
         self._backlog: deque[tuple[bytes | memoryview, float]] = deque()
         self._backlog_bytes = 0
+        self._outgoing: list[bytearray] = []
         self._muted = False
         self._in_line = False
         self._closed_here = False
@@ -231,6 +251,7 @@ class Connection(asyncio.BufferedProtocol):
             logger.info("%s on listener %s: closed by the peer in the middle of a frame", self.peer, self.listener)
         self._end()
         self._transport = None
+        self._outgoing.clear()
         self._write_paused_since = None
         self._processor.left(self)
         self._on_lost()
@@ -244,13 +265,13 @@ class Connection(asyncio.BufferedProtocol):
         of_api = self._processor.metrics.per_api[request.api.key]
         of_api.answered += 1
         of_api.total_s += request.sent_at - request.received_at
-        if frame is not None and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+        if frame is not None and not self.closed:
             self._last_active = request.sent_at
-            if self._write_paused_since is not None:
-                unsent = self._transport.get_write_buffer_size()
-                if unsent > self._processor.settings.max_unsent_response_bytes:
-                    self._drop(f"{unsent} bytes of responses wait for it to read them")
+            self._outgoing.append(frame)
+            if (self._muted and not self._backlog) or len(frame) >= LARGE_RESPONSE_BYTES:
+                self.flush()
+            elif len(self._outgoing) == 1:
+                self._processor.flush_soon(self)
         if not self._muted:
             self._advance(wake=True)
 
@@ -270,6 +291,22 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
 
     # -- the processor's side --
+
+    def flush(self) -> None:
+        """Write the responses that were not written yet."""
+        outgoing = self._outgoing
+        if not outgoing or self._transport is None or self._transport.is_closing():
+            return
+        if len(outgoing) > 1 and len(outgoing[-1]) < LARGE_RESPONSE_BYTES:
+            self._transport.write(b"".join(outgoing))
+        else:
+            for frame in outgoing:
+                self._transport.write(frame)
+        outgoing.clear()
+        if self._write_paused_since is not None:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent > self._processor.settings.max_unsent_response_bytes:
+                self._drop(f"{unsent} bytes of responses wait for it to read them")
 
     def check_deadlines(self, now: float) -> None:
         """Close the connection if its peer takes too long for something."""
@@ -295,8 +332,9 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def close(self) -> None:
-        """Dispatch nothing more, and close once everything that was written has been read by the peer."""
+        """Dispatch nothing more, and close once the peer has read all responses that were given so far."""
         self._end()
+        self.flush()
         self._closed_here = True
         self._backlog.clear()
         self._refusal = None
@@ -392,8 +430,8 @@ class Connection(asyncio.BufferedProtocol):
         logger.warning("%s on listener %s sent bad input, closed: %s", self.peer, self.listener, reason)
         self._processor.metrics.bad_input += 1
         self._refusal = None
-        if correlation_id is not None and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(apis.encode_error(correlation_id, code, reason))
+        if correlation_id is not None:
+            self._outgoing.append(apis.encode_error(correlation_id, code, reason))
         self.close()
 
     def _drop(self, reason: str) -> None:

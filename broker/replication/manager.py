@@ -10,7 +10,7 @@ controller learns of changes by a sequential node under `/isr_change_notificatio
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -146,7 +146,7 @@ class ReplicaManager:
 
     def produce(
         self,
-        entries: list[tuple[TopicPartition, Buffer]],
+        entries: Sequence[tuple[TopicPartition, Buffer]],
         *,
         acks: int,
         timeout_ms: int,

@@ -41,7 +41,13 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from broker.storage.checkpoints import LEADER_EPOCH_FILE, OffsetCheckpoint, encode_epochs
+from broker.storage.checkpoints import (
+    LEADER_EPOCH_FILE,
+    LOG_START_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
+    OffsetCheckpoint,
+    encode_epochs,
+)
 from broker.storage.index import MAX_RELATIVE_OFFSET
 from broker.storage.producer_state import Producer, ProducerState, encode_snapshot
 from broker.storage.recovery import Recovered, drop_snapshots_above, load_producers, remove_if_there, replay
@@ -103,11 +109,12 @@ class LogInvariantViolated(RuntimeError):
 
 
 class LogDirectory:
-    """What the logs of one directory share: the world, the recovery points on disk, and whether the disk has failed."""
+    """What the logs of one directory share: the world, the checkpoints, and whether the disk has failed."""
 
-    def __init__(self, world: World, recovery_points: OffsetCheckpoint) -> None:
+    def __init__(self, world: World, path: str) -> None:
         self.world = world
-        self.recovery_points = recovery_points
+        self.recovery_points = OffsetCheckpoint(world.disk, f"{path}/{RECOVERY_POINT_FILE}")
+        self.log_start_offsets = OffsetCheckpoint(world.disk, f"{path}/{LOG_START_OFFSET_FILE}")
         self.failure: BaseException | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -140,7 +147,7 @@ class _Flush:
     """A picture of what is to be written, for a worker thread."""
 
     end_offset: int
-    created_segments: int
+    changes: int
     epochs_version: int
     directory: str
     files: list[File] = field(default_factory=list)
@@ -217,8 +224,9 @@ class Log:
         self._written_epochs_version = recovered.written_epochs_version
         self._bytes_since_flush = 0
         self._bytes_since_snapshot = 0
-        self._created_segments = 1
-        self._synced_segments = 1 if recovered.clean else 0  # otherwise some name may not be on disk yet
+        self._changes = 0
+        """Segments created, removed and truncated."""
+        self._synced_changes = 0
         self._written_now: _Flush | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._retired: list[Segment] = []
@@ -427,7 +435,7 @@ class Log:
         self._active.seal()
         self._segments.append(segment)
         self._active = segment
-        self._created_segments += 1
+        self._changes += 1
         self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
         self._flush_in_background()
 
@@ -553,8 +561,12 @@ class Log:
                 self._drop(later)
             del self._segments[index + 1 :]
             segment.truncate(offset, position)
+            self._changes += 1
             self._active = segment
-            self._end_at(offset)
+            self._log_end_offset = offset
+            self._log_start_offset = min(self._log_start_offset, offset)
+            self._epochs.truncate_from_end(offset)
+            self._rewind_producers(offset)
         except OSError as error:
             self._directory.fail_and_raise(error, f"truncating {self.path} to offset {offset}")
         except CorruptRecord as error:
@@ -565,15 +577,20 @@ class Log:
         """Drop everything: the log is empty, and its next offset is `offset`."""
         self._require_usable()
         try:
-            self._begin_cut(offset)
+            self._begin_cut(offset, keep=False)
+            self._directory.log_start_offsets.lower(self.partition, offset)
+            self._pending_snapshots.clear()
+            self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, -1)
             for segment in reversed(self._segments):
                 self._drop(segment)
+            # A snapshot that came back after a power cut would pass for one of the new log.
+            self._disk.sync_directory(self.path)
             self._active = Segment.create(self._disk, self.path, offset, self.config.index_interval_bytes)
             self._segments = [self._active]
-            self._created_segments += 1
-            self._log_start_offset = offset
+            self._changes += 1
+            self._log_start_offset = self._log_end_offset = offset
             self._epochs.clear()
-            self._end_at(offset)
+            self._producers = ProducerState()
         except OSError as error:
             self._directory.fail_and_raise(error, f"emptying {self.path}")
 
@@ -586,26 +603,26 @@ class Log:
             self._log_start_offset = offset
             self._epochs.truncate_from_start(offset)
 
-    def _begin_cut(self, offset: int) -> None:
-        """Nobody may rely any more on what a flush under way writes, nor on a recovery point past `offset`."""
+    def _begin_cut(self, offset: int, *, keep: bool = True) -> None:
+        """Nobody may rely any more on what a flush under way writes, nor on a recovery point past `offset`; nor, unless
+        `keep`, on any snapshot."""
         self._recovery_point = min(self._recovery_point, offset)
         work = self._written_now
         if work is not None:
-            work.lowest_cut = offset if work.lowest_cut is None else min(work.lowest_cut, offset)
+            cut = offset if keep else -1
+            work.lowest_cut = cut if work.lowest_cut is None else min(work.lowest_cut, cut)
         self._directory.recovery_points.lower(self.partition, offset)
 
     def _drop(self, segment: Segment) -> None:
         segment.remove_files()
+        self._changes += 1
         if self._flushing is None:
             segment.close()
         else:
             self._retired.append(segment)  # a worker thread may be syncing its file
 
-    def _end_at(self, offset: int) -> None:
-        """Bring what is derived from the batches back to the log's new end."""
-        self._log_end_offset = offset
-        self._log_start_offset = min(self._log_start_offset, offset)
-        self._epochs.truncate_from_end(offset)
+    def _rewind_producers(self, offset: int) -> None:
+        """The state of producers as it was when the log ended at `offset`."""
         self._pending_snapshots = [snapshot for snapshot in self._pending_snapshots if snapshot[0] <= offset]
         self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, offset)
         if self._producers.reaches(offset):
@@ -644,7 +661,7 @@ class Log:
         return (
             self._recovery_point < self._log_end_offset
             or self._epochs.version != self._written_epochs_version
-            or self._synced_segments < self._created_segments
+            or self._synced_changes < self._changes
             or self._bytes_since_snapshot > 0
             or bool(self._pending_snapshots)
             or (len(self._segments) > 1 and not self._segments[-2].stored)
@@ -688,7 +705,7 @@ class Log:
             self._written_now = None
         written = [offset for offset, _ in work.snapshots]
         self._snapshots = sorted({*self._snapshots, *written} - set(work.old_snapshots))
-        self._synced_segments = max(self._synced_segments, work.created_segments)
+        self._synced_changes = max(self._synced_changes, work.changes)
         if work.epochs is not None:
             self._written_epochs_version = work.epochs_version
         if work.lowest_cut is not None:
@@ -703,11 +720,11 @@ class Log:
     def _picture(self) -> _Flush:
         work = _Flush(
             end_offset=self._log_end_offset,
-            created_segments=self._created_segments,
+            changes=self._changes,
             epochs_version=self._epochs.version,
             directory=self.path,
         )
-        work.sync_directory = self._synced_segments < self._created_segments
+        work.sync_directory = self._synced_changes < self._changes
         snapshot_due = bool(self._pending_snapshots)
         work.snapshots, self._pending_snapshots = self._pending_snapshots, []
         for number in range(len(self._segments) - 1, -1, -1):

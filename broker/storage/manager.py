@@ -17,6 +17,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from posixpath import dirname
 from typing import NamedTuple
 
 from broker.storage.checkpoints import (
@@ -89,10 +90,10 @@ class LogManager:
         self._broker_id = broker_id
         self._default_config = default_config or LogConfig()
         self._checkpoint_interval_s = checkpoint_interval_ms / 1_000
-        self._recovery_points = OffsetCheckpoint(self._disk, self._path(RECOVERY_POINT_FILE))
-        self._log_start_offsets = OffsetCheckpoint(self._disk, self._path(LOG_START_OFFSET_FILE))
+        self._directory = LogDirectory(world, log_dir)
+        self._recovery_points = self._directory.recovery_points
+        self._log_start_offsets = self._directory.log_start_offsets
         self._high_watermarks = OffsetCheckpoint(self._disk, self._path(HIGH_WATERMARK_FILE))
-        self._directory = LogDirectory(world, self._recovery_points)
         self._logs: dict[TopicPartition, Log] = {}
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
         self._lock: Lock | None = None
@@ -108,7 +109,7 @@ class LogManager:
     async def open(self, cluster_id: str) -> None:
         """Take the directory and open every log in it. Raises DataDirectoryUnusable."""
         try:
-            self._disk.make_directories(self.log_dir)
+            self._make_directory()
             self._take_lock()
             try:
                 self._check_owner(cluster_id)
@@ -129,6 +130,16 @@ class LogManager:
             ) from error
         self._checkpoints = asyncio.get_running_loop().create_task(self._checkpoint_regularly(), name="log checkpoints")
         self._checkpoints.add_done_callback(self._report_failure)
+
+    def _make_directory(self) -> None:
+        missing: list[str] = []
+        path = self.log_dir
+        while not self._disk.exists(path):
+            missing.append(path)
+            path = dirname(path)
+        self._disk.make_directories(self.log_dir)
+        for path in missing:
+            self._disk.sync_directory(dirname(path))
 
     def _take_lock(self) -> None:
         try:

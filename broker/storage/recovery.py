@@ -75,8 +75,6 @@ class Recovered(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     recovery_point: int
-    clean: bool
-    """All of it is on disk as it is here."""
     written_epochs_version: int
     epochs: LeaderEpochCache
     producers: ProducerState
@@ -231,7 +229,11 @@ def recover(
             )
         believed = end_offset if clean else min(recovery_point, end_offset)
         epochs, epochs_end = _load_epochs(disk, directory, believed)
+        if not clean or problem:
+            # Names that a truncation or a roll changed: what this start saw, the next must see, whatever happens.
+            disk.sync_directory(directory)
         snapshots = drop_snapshots_above(disk, directory, snapshots, believed)
+        snapshots = [offset for offset in snapshots if offset >= segments[0].base_offset]
         producers, snapshot_offset = load_producers(disk, directory, snapshots)
         replay(segments, min(snapshot_offset, epochs_end), end_offset, producers, snapshot_offset, epochs, now_ms)
     except BaseException:
@@ -241,14 +243,12 @@ def recover(
     log_start_offset = min(max(log_start_offset, segments[0].base_offset), end_offset)
     epochs.truncate_from_start(log_start_offset)
     epochs.truncate_from_end(end_offset)
-    clean = clean and not problem
     return Recovered(
         segments=segments,
         log_start_offset=log_start_offset,
         log_end_offset=end_offset,
         recovery_point=believed,
-        clean=clean,
-        written_epochs_version=0 if clean else -1,
+        written_epochs_version=0 if clean and not problem else -1,
         epochs=epochs,
         producers=producers,
         snapshots=snapshots,

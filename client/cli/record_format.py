@@ -5,29 +5,19 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import msgspec
 
 from client.cli.output import UsageError
+from client.records import Record
 
 _TOKENS = "%t topic, %p partition, %o offset, %k key, %s value, %T timestamp in ms, %% a percent sign"
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _PIECE = re.compile(r"%(.?)|\\(x[0-9a-fA-F]{2}|.?)|([^%\\]+)", re.DOTALL)
 
 
-class PrintedRecord(NamedTuple):
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
-
-
-Formatter = Callable[[PrintedRecord], bytes]
+Formatter = Callable[[Record], bytes]
 """What is written for a record, its end of line included."""
 
 
@@ -79,7 +69,7 @@ _FIELDS: dict[str, Formatter] = {
 }
 
 
-def _as_json(record: PrintedRecord) -> bytes:
+def _as_json(record: Record) -> bytes:
     fields: dict[str, object] = {
         "topic": record.topic,
         "partition": record.partition,

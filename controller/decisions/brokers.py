@@ -272,7 +272,9 @@ def _settle_known(
     if target is not current:
         builder.write(WriteState(partition, target))
         if target.leader != NO_LEADER and target.leader not in current.isr:
-            builder.note(f"unclean election of {target.leader} for {partition}: what only {current.isr} had is lost")
+            builder.note(
+                f"unclean election of {target.leader} for {partition}: what only {list(current.isr)} had is lost"
+            )
     if target.leader == NO_LEADER:
         if position is not PartitionState.OFFLINE:
             builder.move_partition(partition, PartitionState.OFFLINE)

@@ -49,7 +49,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition; the test's deadline bounds it."""
-    while not condition():  # noqa: ASYNC110 - most of what is waited for has no event
+    while not condition():
         await asyncio.sleep(0.002)
 
 
@@ -278,6 +278,26 @@ def test_responses_leave_as_they_complete(run: Run) -> None:
             assert await peer.correlation_ids(1) == [1]
             with pytest.raises(RuntimeError, match="second time"):
                 parked[0].respond(EMPTY_METADATA)
+
+    run(main())
+
+
+def test_a_response_leaves_at_once_even_if_its_handler_has_more_to_do(run: Run) -> None:
+    async def main() -> None:
+        may_return = asyncio.Event()
+
+        async def handler(request: Request) -> None:
+            await answer(request)
+            await may_return.wait()
+
+        async with serving(handler) as up:
+            alone, pipelining = await up.connect(), await up.connect()
+            alone.metadata(1)
+            assert await alone.correlation_ids(1) == [1]
+            pipelining.send(metadata_frame(1) + metadata_frame(2))
+            assert await pipelining.correlation_ids(1) == [1]
+            may_return.set()
+            assert await pipelining.correlation_ids(1) == [2]
 
     run(main())
 

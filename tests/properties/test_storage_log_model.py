@@ -276,7 +276,7 @@ _SYNCHRONOUS = (
 _ASYNCHRONOUS = (Driver.flush, Driver.restart, Driver.crash, Driver.crash_with_a_damaged_tail)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
 def test_a_log_holds_what_a_plain_list_of_batches_would(seed: int, steps: int) -> None:
     async def run() -> None:

@@ -248,6 +248,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # -- the end --
 
+    def keep_tasks_of(self, process: Process) -> None:
+        """The process was killed: its tasks must not be collected before the end."""
+        self._remains += [t for t in asyncio.all_tasks(self) if isinstance(t, VirtualTask) and t.process is process]
+
     def cancel_strays(self) -> None:
         """Cancel the test's own tasks that are left, and let them end. Those of processes are not touched."""
         strays = sorted((t for t in self._living_tasks() if t.process is None), key=lambda task: task.number)

@@ -61,7 +61,7 @@ class _Signal(Enum):
     RESET = "reset"
 
 
-_Piece = bytes | _Signal
+_Piece = memoryview | _Signal
 
 
 def _os_error(number: int, what: str) -> OSError:
@@ -367,7 +367,7 @@ class VirtualTransport(asyncio.Transport):
 
     def _arrive(self, piece: _Piece) -> None:
         if self._closed:
-            if isinstance(piece, bytes):
+            if not isinstance(piece, _Signal):
                 self._send(_Signal.RESET)  # nobody will ever read this
             return
         if piece is _Signal.RESET:
@@ -389,25 +389,21 @@ class VirtualTransport(asyncio.Transport):
                 if not self._call("eof_received", protocol.eof_received):
                     self.close()
             elif isinstance(protocol, asyncio.BufferedProtocol):
-                self._call("buffer_updated", self._fill_buffers, protocol, piece)
+                self._call("buffer_updated", self._fill_buffer, protocol, piece)
             else:
-                self._call("data_received", protocol.data_received, piece)
                 self._was_read(len(piece))
+                self._call("data_received", protocol.data_received, bytes(piece))
 
-    def _fill_buffers(self, protocol: asyncio.BufferedProtocol, piece: bytes) -> None:
-        rest = memoryview(piece)
-        while rest:
-            if not self.is_reading():
-                self._unread.appendleft(bytes(rest))
-                return
-            buffer = memoryview(protocol.get_buffer(_SIZE_HINT))
-            size = min(len(buffer), len(rest))
-            if size == 0:
-                raise RuntimeError("get_buffer() returned an empty buffer")
-            buffer[:size] = rest[:size]
-            rest = rest[size:]
-            self._was_read(size)
-            protocol.buffer_updated(size)
+    def _fill_buffer(self, protocol: asyncio.BufferedProtocol, piece: memoryview) -> None:
+        buffer = memoryview(protocol.get_buffer(_SIZE_HINT))
+        size = min(len(buffer), len(piece))
+        if size == 0:
+            raise RuntimeError("get_buffer() returned an empty buffer")
+        buffer[:size] = piece[:size]
+        if size < len(piece):
+            self._unread.appendleft(piece[size:])
+        self._was_read(size)
+        protocol.buffer_updated(size)
 
     def _was_read(self, size: int) -> None:
         other = self._other
@@ -485,7 +481,7 @@ class VirtualTransport(asyncio.Transport):
             self._end_sent = True
             self._send(_Signal.END)
 
-    def _take(self, limit: int) -> bytes:
+    def _take(self, limit: int) -> memoryview:
         pieces = []
         while self._unsent and limit:
             piece = self._unsent.popleft()
@@ -495,7 +491,7 @@ class VirtualTransport(asyncio.Transport):
             pieces.append(piece)
             limit -= len(piece)
             self._unsent_bytes -= len(piece)
-        return b"".join(pieces)
+        return memoryview(b"".join(pieces))
 
     def _acknowledged(self) -> None:
         self._flush()
@@ -511,10 +507,10 @@ class VirtualTransport(asyncio.Transport):
     def _send(self, piece: _Piece) -> None:
         other = self._other
         assert other is not None
-        if isinstance(piece, bytes):
+        if not isinstance(piece, _Signal):
             self._unacknowledged_bytes += len(piece)
         self._last_arrival = max(self._last_arrival, self._loop.time() + self._network.delay_s())
-        self._loop.record(f"{self._name} {crc32(piece) if isinstance(piece, bytes) else piece.value}")
+        self._loop.record(f"{self._name} {piece.value if isinstance(piece, _Signal) else crc32(piece)}")
         self._loop.call_at(self._last_arrival, other._arrive, piece, context=Context())
 
     # -- how it ends --
@@ -530,7 +526,7 @@ class VirtualTransport(asyncio.Transport):
         self._unsent.clear()
         self._unsent_bytes = 0
         if not self._reset_received:
-            if any(isinstance(piece, bytes) for piece in self._unread):
+            if any(not isinstance(piece, _Signal) for piece in self._unread):
                 self._send(_Signal.RESET)
             elif not self._end_sent:
                 self._send(_Signal.END)

@@ -52,6 +52,7 @@ class Process:
         self._context = Context()
         self._context.run(current_process.set, self)
         self._severers: list[Callable[[], None]] = []
+        self._started: list[asyncio.Task[Any]] = []
         self._callers: dict[asyncio.Future[Any], None] = {}
         loop.processes.append(self)
 
@@ -67,7 +68,9 @@ class Process:
         if not self.alive:
             coroutine.close()
         self.check()
-        return self._loop.create_task(coroutine, name=name, context=self.new_context())
+        task = self._loop.create_task(coroutine, name=name, context=self.new_context())
+        self._started.append(task)
+        return task
 
     async def run(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> T:
         """`start`, and wait for the result from outside. Raises ProcessKilled where the process is killed meanwhile."""
@@ -108,6 +111,7 @@ class Process:
         if not self.alive:
             return
         self.alive = False
+        self._loop.keep_tasks_of(self)
         # In nobody's context: a process may kill itself, and what its host still does must outlive it.
         Context().run(self._sever)
 

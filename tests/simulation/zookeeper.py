@@ -395,6 +395,7 @@ class VirtualSession:
         self._pending: dict[_Request, None] = {}
         self._expiry: asyncio.TimerHandle | None = None
         self._severed = False
+        self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
         return f"VirtualSession({self._session_id:#x} {self.owner} {self._state.value})"
@@ -543,7 +544,7 @@ class VirtualSession:
                     request.carry_out()
             self._server.forget_watches(self)
         if self._server.knows(self):
-            self._expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._server.end, self)
+            self._expire_later()
 
     def resume(self) -> None:
         """Connect again: to the same session, or to the news that it has expired."""
@@ -577,7 +578,11 @@ class VirtualSession:
         self._server.forget_watches(self)
         self._state = SessionState.SUSPENDED
         if self._expiry is None and self._server.knows(self):
-            self._expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._server.end, self)
+            self._expire_later()
+
+    def _expire_later(self) -> None:
+        # In nobody's context, as in the pipes: it is the server that ends the session.
+        self._expiry = self._loop.call_later(self._timeout_s, self._server.end, self, context=Context())
 
     def _change(self, state: SessionState) -> None:
         self._state = state

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ from protocol import apis
 from protocol import messages as m
 from protocol.framing import FrameReader, response_limit
 
-CONNECTIONS = 3
+CONNECTIONS = 5
 REQUESTS = 12
 SETTINGS = NetworkSettings(
     num_io_threads=2,
@@ -35,6 +37,7 @@ class MemoryTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = bytearray()
+        self.writes = 0
         self.reading = True
         self.closed = False
 
@@ -44,6 +47,7 @@ class MemoryTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closed
         self.written += data
+        self.writes += 1
 
     def pause_reading(self) -> None:
         assert self.reading
@@ -57,6 +61,9 @@ class MemoryTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+    def is_reading(self) -> bool:
+        return self.reading
 
     def is_closing(self) -> bool:
         return self.closed
@@ -127,6 +134,8 @@ class Cluster:
         self.channel = RequestChannel(limits.queued_max_requests, limits.queued_max_request_bytes, clock)
         self.pool = RequestHandlerPool("test", limits.num_io_threads, self.channel, self.handle, metrics, clock)
         self.processor = Processor("DATA", apis.Plane.DATA, self.channel, limits, metrics, clock)
+        self.limits = limits
+        self.returns_at_once = False
         self.returns: list[asyncio.Future[None]] = []
         self.parked: list[Request] = []
         self.answers_in_handler = answers_in_handler
@@ -147,10 +156,13 @@ class Cluster:
         assert peer.running == 1, "a connection's requests are handled one at a time"
         peer.handled.append(request.correlation_id)
         unanswered = 1 + sum(parked.peer == request.peer for parked in self.parked)
-        assert unanswered <= SETTINGS.max_in_flight_requests_per_connection
-        assert len(self.channel) <= SETTINGS.queued_max_requests
+        assert unanswered <= self.limits.max_in_flight_requests_per_connection
+        assert len(self.channel) <= self.limits.queued_max_requests
         future = asyncio.get_running_loop().create_future()
-        self.returns.append(future)
+        if self.returns_at_once:
+            future.set_result(None)
+        else:
+            self.returns.append(future)
         if self.answers_in_handler[request.correlation_id]:
             await future
             request.respond(m.MetadataResponse(0, [], None, -1, []))
@@ -187,28 +199,33 @@ class Action:
 
 
 peers = st.sampled_from([str(name) for name in range(CONNECTIONS)])
+deliveries = st.builds(Action, st.just("deliver"), peers, st.integers(1, 200))
 actions = st.one_of(
-    st.builds(Action, st.just("deliver"), peers, st.integers(1, 200)),
-    st.builds(Action, st.sampled_from(["turn", "return", "answer"]), number=st.integers(0, 10)),
+    deliveries,
+    deliveries,
+    st.builds(Action, st.just("turn")),
+    st.builds(Action, st.sampled_from(["return", "answer"]), number=st.integers(0, 10)),
     st.builds(Action, st.sampled_from(["pause", "resume"]), peers),
     st.builds(Action, st.just("time"), number=st.integers(0, 3_000)),
-    st.builds(Action, st.just("lose")),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    script=st.lists(actions, max_size=120),
+    script=st.lists(actions, min_size=10, max_size=150),
+    lost_at=st.none() | st.integers(0, 150),
     answers_in_handler=st.lists(st.booleans(), min_size=REQUESTS, max_size=REQUESTS),
 )
 def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_when(
-    script: list[Action], answers_in_handler: list[bool]
+    script: list[Action], lost_at: int | None, answers_in_handler: list[bool]
 ) -> None:
     async def main() -> None:
         cluster = Cluster(answers_in_handler)
         cluster.pool.start()
         await asyncio.sleep(0)
-        for action in script:
+        for number, action in enumerate(script):
+            if number == lost_at:
+                cluster.peers["0"].lose()
             peer = cluster.peers[action.peer]
             match action.kind:
                 case "deliver":
@@ -225,8 +242,6 @@ def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_wh
                     peer.resume_writing()
                 case "time":
                     cluster.now += action.number / 1_000_000
-                case "lose":
-                    peer.lose()
                 case _:
                     raise AssertionError(action)
             live = [peer for peer in cluster.peers.values() if not peer.lost]
@@ -260,18 +275,18 @@ def test_a_peer_is_not_called_slow_for_the_time_that_it_was_not_read_from() -> N
         peer = cluster.peers["0"]
         peer.deliver(len(peer.stream) - 1)
         peer.pause_writing()
-        assert not peer.transport.reading
+        assert not peer.transport.is_reading()
         cluster.now += 5.0
         peer.connection.check_deadlines(cluster.now)
-        assert not peer.transport.closed
+        assert not peer.transport.is_closing()
         peer.resume_writing()
-        assert peer.transport.reading
+        assert peer.transport.is_reading()
         cluster.now += 0.9
         peer.connection.check_deadlines(cluster.now)
-        assert not peer.transport.closed
+        assert not peer.transport.is_closing()
         cluster.now += 0.1
         peer.connection.check_deadlines(cluster.now)
-        assert peer.transport.closed
+        assert peer.transport.is_closing()
         await cluster.finish()
 
     asyncio.run(main())
@@ -290,5 +305,52 @@ def test_what_a_peer_sent_is_handled_even_if_it_is_lost_while_it_was_not_reading
         peer.lose()
         await cluster.finish()
         assert peer.handled == list(range(REQUESTS))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["the peer leaves", "the handler closes the connection", "the handler returns"])
+def test_only_the_first_reason_to_close_a_connection_is_logged(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "minibroker.network")
+
+    async def main() -> None:
+        cluster = Cluster([True] * REQUESTS)
+        cluster.pool.start()
+        await asyncio.sleep(0)
+        peer = cluster.peers["0"]
+        first_frame_ends_at = 4 + int.from_bytes(peer.stream[:4], "big")
+        peer.stream = memoryview(bytes(peer.stream[:first_frame_ends_at]) + b"\x7f" * 20)
+        peer.deliver(1_000)
+        await asyncio.sleep(0)
+        assert peer.handled == [0]
+        if what == "the peer leaves":
+            peer.lose()
+        elif what == "the handler closes the connection":
+            peer.connection.close_connection("enough")
+        await cluster.finish()
+        assert peer.transport.is_closing()
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert ("enough" if "closes" in what else "a frame announced") in record.getMessage()
+
+
+def test_responses_that_are_given_in_the_same_turn_leave_in_one_write() -> None:
+    async def main() -> None:
+        for answered_in_handler in (True, False):
+            cluster = Cluster([answered_in_handler] * REQUESTS, NetworkSettings())
+            cluster.returns_at_once = True
+            cluster.pool.start()
+            await asyncio.sleep(0)
+            peer = cluster.peers["0"]
+            peer.deliver(10_000)
+            while len(peer.handled) < REQUESTS:
+                await asyncio.sleep(0)
+            for _ in range(len(cluster.parked)):
+                cluster.answer(0)
+            await asyncio.sleep(0)
+            assert peer.responses() == list(range(REQUESTS))
+            assert peer.transport.writes == 1
+            await cluster.finish()
 
     asyncio.run(main())

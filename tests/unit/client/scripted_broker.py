@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from protocol import messages as m
 from protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
 from protocol.errors import ErrorCode
 from protocol.framing import FrameReader, response_limit
-from protocol.records import BatchHeader, DecodedBatch, decode_batch, iterate_batches, parse_header, validate_batch
+from protocol.records import BatchHeader, DecodedBatch, decode_batch, parse_header, validate_batch
 from protocol.records import assign as assign_offsets
 
 
@@ -112,9 +113,8 @@ class Log:
     def read(self, offset: int, max_bytes: int) -> bytes:
         taken: list[bytes] = []
         size = 0
-        for batch in self.batches:
-            if batch.header.next_offset <= offset:
-                continue
+        first = bisect_left(self.batches, offset, key=lambda batch: batch.header.last_offset)
+        for batch in self.batches[first : first + 1_000]:
             if taken and size + len(batch.data) > max_bytes:
                 break
             taken.append(batch.data)
@@ -473,7 +473,3 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.transport.abort()
         elif action.is_answered and getattr(body, "acks", -1) != 0:
             self.transport.write(encode_response(correlation_id, response))
-
-
-def batches_in(data: Sequence[bytes]) -> list[BatchHeader]:
-    return [batch.header for piece in data for batch in iterate_batches(piece)]

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from client.cli.output import UsageError
-from client.cli.record_format import PrintedRecord, formatter, unescape
+from client.cli.record_format import formatter, unescape
+from client.records import Record
 
-RECORD = PrintedRecord("orders", 2, 41, 1_700_000_000_000, b"k1", "caf\u00e9".encode(), [])
+RECORD = Record("orders", 2, 41, 1_700_000_000_000, b"k1", "caf\u00e9".encode())
 
 
 @pytest.mark.parametrize(
@@ -28,13 +30,13 @@ def test_a_format_adds_no_end_of_line_of_its_own() -> None:
 
 
 def test_a_missing_key_or_value_prints_as_nothing() -> None:
-    record = RECORD._replace(key=None, value=None)
+    record = replace(RECORD, key=None, value=None)
     assert formatter(r"[%k][%s]")(record) == b"[][]"
     assert formatter("value")(record) == b"\n"
 
 
 def test_json_holds_every_field_on_one_line() -> None:
-    line = formatter("json")(RECORD._replace(value=b"a\nb", headers=[("trace", b"1"), ("empty", None)]))
+    line = formatter("json")(replace(RECORD, value=b"a\nb", headers=[("trace", b"1"), ("empty", None)]))
     assert line.count(b"\n") == 1
     assert json.loads(line) == {
         "topic": "orders",
@@ -48,7 +50,7 @@ def test_json_holds_every_field_on_one_line() -> None:
 
 
 def test_bytes_that_are_no_text_are_base64_under_another_name() -> None:
-    fields = json.loads(formatter("json")(RECORD._replace(key=None, value=b"\xff\x00")))
+    fields = json.loads(formatter("json")(replace(RECORD, key=None, value=b"\xff\x00")))
     assert fields["key"] is None
     assert "value" not in fields
     assert fields["value_base64"] == "/wA="

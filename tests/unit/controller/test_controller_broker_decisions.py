@@ -75,7 +75,7 @@ def test_an_unclean_election_is_for_topics_that_ask_for_it_and_says_what_it_cost
     assert brokers.topics_in_need_of_an_unclean_election(state, affected) == ("clicks", "orders")
     plan = brokers.settle(state, affected, unclean_topics={"clicks"})
     assert "write clicks-0: leader 3, epoch 5, isr [3] (over version 5)" in lines(plan)
-    assert "note: unclean election of 3 for clicks-0: what only (1,) had is lost" in lines(plan)
+    assert "note: unclean election of 3 for clicks-0: what only [1] had is lost" in lines(plan)
     assert "write orders-0: leader -1, epoch 5, isr [1] (over version 5)" in lines(plan)
 
 

@@ -72,6 +72,7 @@ def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
     problems = status.problems()
     assert problems[0] == "broker 3 is not running: `minibroker start 3`"
     assert len(problems) == 3
+    assert (status.brokers[2].alive, status.brokers[2].pid) == (False, None)
 
 
 def test_a_paused_broker_lives_but_is_a_problem() -> None:

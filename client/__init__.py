@@ -1,0 +1,72 @@
+"""The client library: produce, consume and administer, from asyncio. See Producer, Consumer and Admin.
+
+File map: producer.py (send) -> accumulator.py (batches, order, readiness; pure) -> sender.py (requests, retries);
+consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- offsets.py (look-ups); admin.py; and under
+all of them cluster.py = connections.py + metadata.py + tasks.py.
+"""
+
+from client.admin import (
+    Admin,
+    BrokerDescription,
+    ClusterDescription,
+    NewTopic,
+    PartitionDescription,
+    TopicDescription,
+)
+from client.consumer import Consumer
+from client.delivery import Delivery, RecordMetadata
+from client.errors import (
+    ApiTimedOut,
+    BufferFull,
+    ClientCrashed,
+    Closed,
+    CorruptBatch,
+    DeliveryFailed,
+    DeliveryTimedOut,
+    FailedRecord,
+    InvalidSetting,
+    LogTruncated,
+    TopicErrors,
+)
+from client.offsets import OffsetAndTimestamp
+from client.partitioners import Partitioner, WithoutKey, crc32, murmur2
+from client.producer import Producer
+from client.records import ConsumerBatch, Record
+from protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
+from protocol.model import TopicPartition
+
+__all__ = [
+    "Admin",
+    "ApiTimedOut",
+    "BrokerDescription",
+    "BrokerError",
+    "BufferFull",
+    "ClientCrashed",
+    "Closed",
+    "ClusterDescription",
+    "Consumer",
+    "ConsumerBatch",
+    "CorruptBatch",
+    "Delivery",
+    "DeliveryFailed",
+    "DeliveryTimedOut",
+    "ErrorCode",
+    "FailedRecord",
+    "InvalidSetting",
+    "LogTruncated",
+    "MinibrokerError",
+    "NetworkError",
+    "NewTopic",
+    "OffsetAndTimestamp",
+    "PartitionDescription",
+    "Partitioner",
+    "Producer",
+    "Record",
+    "RecordMetadata",
+    "TopicDescription",
+    "TopicErrors",
+    "TopicPartition",
+    "WithoutKey",
+    "crc32",
+    "murmur2",
+]

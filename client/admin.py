@@ -1,0 +1,353 @@
+"""Creating, describing and deleting topics; describing the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+from client.cluster import Cluster
+from client.connections import Purpose, exponential_backoff_s
+from client.errors import ClientCrashed, Closed, InvalidSetting, TopicErrors
+from client.settings import check_integer, check_ms
+from protocol import messages as m
+from protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
+from protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from protocol.model import NO_CONTROLLER, NO_LEADER, topic_name_problem
+from protocol.rpc import Connection
+from protocol.world import World
+
+Request = TypeVar("Request", bound=m.Message)
+Response = TypeVar("Response", bound=m.Message)
+
+
+class NewTopic(NamedTuple):
+    """A topic to be created. None, for partitions and replication factor: the brokers' default."""
+
+    name: str
+    partitions: int | None = None
+    replication_factor: int | None = None
+    configs: Mapping[str, str] = {}
+    assignments: Sequence[Sequence[int]] | None = None
+    """Broker ids for each partition, the preferred leader first; instead of the two numbers."""
+
+
+class PartitionDescription(NamedTuple):
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+
+
+class TopicDescription(NamedTuple):
+    name: str
+    topic_id: str
+    is_internal: bool
+    partitions: tuple[PartitionDescription, ...]
+    """Ascending."""
+
+
+class BrokerDescription(NamedTuple):
+    id: int
+    host: str
+    port: int
+    rack: str | None
+
+
+class ClusterDescription(NamedTuple):
+    cluster_id: str | None
+    controller_id: int | None
+    """None where there is no controller now."""
+    brokers: tuple[BrokerDescription, ...]
+    """Those alive, ascending."""
+
+
+class Admin:
+    """Administration. Use it as `async with Admin("host:9092") as admin`, or call `start` and `close`.
+
+    Every call retries what may succeed by itself (a moved controller, a lost connection) until
+    `default_api_timeout_ms`, and then raises BrokerError or NetworkError. Where a connection broke before the answer, a
+    topic that is found to exist (or to be gone) at the next attempt counts as created (or deleted) by this call.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_id: str = "minibroker-admin",
+        request_timeout_ms: float = 30_000,
+        default_api_timeout_ms: float = 60_000,
+        retry_backoff_ms: float = 100,
+        metadata_max_age_ms: float = 300_000,
+        world: World | None = None,
+    ) -> None:
+        self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
+        self._cluster = Cluster(
+            bootstrap,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+            metadata_max_age_ms=metadata_max_age_ms,
+            world=world,
+            on_crash=self._crashed,
+        )
+        self._state = "not started"
+        self._crash: BaseException | None = None
+
+    async def start(self) -> None:
+        """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 5 s."""
+        if self._state != "not started":
+            raise Closed(f"the admin client was started before and is {self._state}; make a new one")
+        try:
+            await self._cluster.start()
+        except BaseException:
+            self._state = "closed"
+            await self._cluster.close()
+            raise
+        self._state = "running"
+
+    async def __aenter__(self) -> Admin:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all tasks and connections. Again: does nothing."""
+        if self._state != "closed":
+            self._state = "closed"
+            await self._cluster.close()
+
+    # -- topics --
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, str] | None = None,
+        assignments: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Create a topic; on return its partitions have leaders. Raises BrokerError (TOPIC_ALREADY_EXISTS,
+        INVALID_REPLICATION_FACTOR, REQUEST_TIMED_OUT where the leaders are not there in time, ...), NetworkError."""
+        topic = NewTopic(name, partitions, replication_factor, configs or {}, assignments)
+        await _single(name, self.create_topics([topic]))
+
+    async def create_topics(self, topics: Iterable[NewTopic]) -> None:
+        """Create several topics. Raises TopicErrors naming those that failed; the others are created."""
+        pending = {topic.name: _creatable(topic) for topic in topics}
+
+        def request(names: list[str], timeout_ms: int) -> m.CreateTopicsRequest:
+            return m.CreateTopicsRequest([pending[name] for name in names], timeout_ms)
+
+        def results(response: m.CreateTopicsResponse) -> dict[str, tuple[int, str]]:
+            return {topic.name: (topic.error_code, topic.error_message) for topic in response.topics}
+
+        await self._change_topics(CREATE_TOPICS, list(pending), request, results, ErrorCode.TOPIC_ALREADY_EXISTS)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its records. Raises BrokerError (UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError."""
+        await _single(name, self.delete_topics([name]))
+
+    async def delete_topics(self, names: Iterable[str]) -> None:
+        """Delete several topics. Raises TopicErrors naming those that failed; the others are deleted."""
+
+        def request(pending: list[str], timeout_ms: int) -> m.DeleteTopicsRequest:
+            return m.DeleteTopicsRequest(pending, timeout_ms)
+
+        def results(response: m.DeleteTopicsResponse) -> dict[str, tuple[int, str]]:
+            return {topic.name: (topic.error_code, topic.error_message) for topic in response.responses}
+
+        await self._change_topics(
+            DELETE_TOPICS, list(dict.fromkeys(names)), request, results, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        )
+
+    async def list_topics(self, *, internal: bool = False) -> list[str]:
+        """The names of all topics, sorted; with `internal`, also those of the brokers' own."""
+        response = await self._metadata(None)
+        return sorted(topic.name for topic in response.topics if internal or not topic.is_internal)
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION."""
+        try:
+            return (await self.describe_topics([name]))[name]
+        except TopicErrors as error:
+            raise error.errors[name] from None
+
+    async def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
+        """What the topics, or all of them, look like now, by name. Raises TopicErrors for those that do not exist."""
+        response = await self._metadata(None if names is None else list(dict.fromkeys(names)))
+        errors: dict[str, MinibrokerError] = {
+            topic.name: BrokerError(error_of(topic.error_code), topic.name)
+            for topic in response.topics
+            if topic.error_code != ErrorCode.NONE and not topic.partitions
+        }
+        if errors:
+            raise TopicErrors(errors)
+        return {topic.name: _description(topic) for topic in sorted(response.topics, key=lambda topic: topic.name)}
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """The brokers that are alive, and which of them is the controller."""
+        response = await self._metadata([])
+        brokers = (BrokerDescription(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
+        controller = None if response.controller_id == NO_CONTROLLER else response.controller_id
+        return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)))
+
+    async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
+        self._check_running()
+        return await self._cluster.metadata.request_any(
+            METADATA, m.MetadataRequest(topics), timeout_s=self._api_timeout_s
+        )
+
+    # -- at the controller --
+
+    async def _change_topics(
+        self,
+        api: Api[Request, Response],
+        names: list[str],
+        request: Callable[[list[str], int], Request],
+        results: Callable[[Response], dict[str, tuple[int, str]]],
+        done_already: ErrorCode,
+    ) -> None:
+        """Ask the controller until each topic has its ending. `done_already`: what it says of a topic for which an
+        earlier attempt of this call succeeded without our hearing of it."""
+        self._check_running()
+        deadline = self._cluster.clock.monotonic() + self._api_timeout_s
+        errors: dict[str, MinibrokerError] = {}
+        pending = names
+        attempts = 0
+        is_in_doubt = False
+        while pending:
+            last_error: MinibrokerError
+            remaining_s = max(0.001, deadline - self._cluster.clock.monotonic())
+            timeout_s = min(self._cluster.request_timeout_s, remaining_s)
+            try:
+                connection = await self._controller(api)
+                # The broker may take until then, and has a second more to say that it did not succeed.
+                asked = connection.send(api, request(pending, round(timeout_s * 1_000)), timeout_s=timeout_s + 1.0)
+                try:
+                    answers = results(await asked)
+                except (NetworkError, InvalidMessage):
+                    is_in_doubt = True
+                    raise
+            except (NetworkError, InvalidMessage) as error:
+                last_error = error
+            except BrokerError as error:
+                last_error = error
+                if not error.retriable:
+                    raise
+            else:
+                still_pending = []
+                last_error = BrokerError(ErrorCode.NOT_CONTROLLER, api.name)
+                for name in pending:
+                    code, message = answers.get(name, (ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out"))
+                    problem = BrokerError(error_of(code), message or name)
+                    if code == ErrorCode.NONE or (is_in_doubt and code == done_already):
+                        continue
+                    # A change that timed out has begun: to ask for it again would be answered with "it exists".
+                    if problem.retriable and code not in (done_already, ErrorCode.REQUEST_TIMED_OUT):
+                        still_pending.append(name)
+                        last_error = problem
+                    else:
+                        errors[name] = problem
+                pending = still_pending
+            if pending:
+                attempts += 1
+                pause_s = exponential_backoff_s(attempts, self._cluster.retry_backoff_s, self._cluster.world.random)
+                if self._cluster.clock.monotonic() + pause_s >= deadline:
+                    errors |= dict.fromkeys(pending, last_error)
+                    break
+                await asyncio.sleep(pause_s)
+                await self._refresh(deadline)
+                self._check_running()
+        if errors:
+            raise TopicErrors(errors)
+
+    async def _controller(self, api: Api[Request, Response]) -> Connection:
+        picture = self._cluster.metadata.picture
+        address = picture.brokers.get(picture.controller_id)
+        if address is None:
+            raise BrokerError(
+                ErrorCode.NOT_CONTROLLER, f"{api.name}: no controller can be reached (see `minibroker status`)"
+            )
+        return await self._cluster.connections.open(address, Purpose.REQUESTS)
+
+    async def _refresh(self, deadline: float) -> None:
+        """Ask who the controller is now."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._cluster.clock.monotonic())):
+                await self._cluster.metadata.refreshed()
+        except TimeoutError:
+            return  # the attempt that follows is the last, and says what is wrong
+
+    def _check_running(self) -> None:
+        if self._crash is not None:
+            raise ClientCrashed(
+                f"the admin client stopped because of a bug: {self._crash!r}. Please report it"
+            ) from self._crash
+        if self._state != "running":
+            raise Closed(f"the admin client is {self._state}: use it within `async with Admin(...)`")
+
+    def _crashed(self, error: BaseException) -> None:
+        if self._crash is None:
+            self._crash = error
+
+
+async def _single(name: str, change: Coroutine[object, object, None]) -> None:
+    """A change of one topic, whose error is its own."""
+    try:
+        await change
+    except TopicErrors as error:
+        raise error.errors[name] from None
+
+
+def _creatable(topic: NewTopic) -> m.CreatableTopic:
+    problem = topic_name_problem(topic.name)
+    if problem is not None:
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    assignments = []
+    if topic.assignments is not None:
+        if topic.partitions is not None or topic.replication_factor is not None:
+            raise InvalidSetting(
+                "assignments",
+                topic.assignments,
+                "they say how many partitions and replicas there are: give these alone",
+            )
+        assignments = [m.CreatableAssignment(index, list(ids)) for index, ids in enumerate(topic.assignments)]
+    if topic.partitions is not None:
+        check_integer("partitions", topic.partitions, 1, 10_000)
+    if topic.replication_factor is not None:
+        check_integer("replication_factor", topic.replication_factor, 1, 1_000)
+    return m.CreatableTopic(
+        topic.name,
+        -1 if topic.partitions is None else topic.partitions,
+        -1 if topic.replication_factor is None else topic.replication_factor,
+        assignments,
+        [m.CreatableConfig(name, str(value)) for name, value in topic.configs.items()],
+    )
+
+
+def _description(topic: m.MetadataTopic) -> TopicDescription:
+    return TopicDescription(
+        topic.name,
+        topic.topic_id,
+        topic.is_internal,
+        tuple(
+            PartitionDescription(
+                partition.partition_index,
+                None if partition.leader_id == NO_LEADER else partition.leader_id,
+                partition.leader_epoch,
+                tuple(partition.replica_nodes),
+                tuple(partition.isr_nodes),
+                tuple(partition.offline_replicas),
+            )
+            for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index)
+        ),
+    )

@@ -1,0 +1,137 @@
+"""`minibroker consume`: records of a topic on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from client.cli.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    Format,
+    FormatOption,
+    bootstrap_servers,
+    note,
+    run,
+)
+from client.cli.record_format import Formatter, formatter
+from client.cli.start_position import AtOffset, AtTime, Edge, StartPosition, parse_start_position
+from client.cli.topics import TopicArgument, checked_topic, described
+from client.consumer import Consumer
+from client.records import ConsumerBatch
+from protocol.errors import BrokerError, ErrorCode
+from protocol.model import TopicPartition
+
+_IDLE_S = 0.2
+"""Without records for so long, look whether the end was reached without any: behind the last there may be batches
+that hold none."""
+
+
+def consume(
+    topic: TopicArgument,
+    start: Annotated[
+        str, typer.Option("--from", metavar="beginning|end|OFFSET|@MS", help="Where to begin.")
+    ] = "beginning",
+    partition: Annotated[
+        list[int] | None, typer.Option(min=0, help="Only this partition. May be repeated. Default: all.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit-at-end", help="Stop at what is the end of each partition now.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="json|value|FORMAT",
+            help=r"What is printed; FORMAT is like '%t %p %o %k %s %T\n'. Default: value, or json with --format json.",
+        ),
+    ] = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Print the records of a topic. Goes on for ever, unless --count or --exit-at-end is given."""
+    checked_topic(topic)
+    position = parse_start_position(start)
+    print_as = formatter(output or ("json" if format is Format.JSON else "value"))
+    servers = bootstrap_servers(bootstrap, data)
+    consumed = run(_consume(servers, topic, position, partition, count, exit_at_end, print_as))
+    note(f"{consumed} records")
+
+
+async def _consume(
+    bootstrap: str,
+    topic: str,
+    start: StartPosition,
+    numbers: list[int] | None,
+    count: int | None,
+    exit_at_end: bool,
+    print_as: Formatter,
+) -> int:
+    partitions = await _partitions(bootstrap, topic, numbers)
+    reset: Literal["earliest", "latest", "none"] = "none" if isinstance(start, AtOffset) else "earliest"
+    async with Consumer(
+        bootstrap, partitions=partitions, auto_offset_reset=reset, client_id="minibroker-cli"
+    ) as consumer:
+        ends = await consumer.end_offsets(partitions) if exit_at_end else {}
+        await _seek(consumer, partitions, start)
+        batches = consumer.batches()
+        consumed = 0
+        while not (exit_at_end and await _is_at_end(consumer, ends)):
+            try:
+                async with asyncio.timeout(_IDLE_S if exit_at_end else None):
+                    batch = await anext(batches)
+            except TimeoutError:
+                continue
+            consumed += _print(batch, print_as, None if count is None else count - consumed)
+            if consumed == count:
+                break
+    return consumed
+
+
+async def _partitions(bootstrap: str, topic: str, numbers: list[int] | None) -> list[TopicPartition]:
+    """Those asked for, else all. Raises BrokerError for one that the topic does not have."""
+    known = [partition.partition for partition in (await described(bootstrap, topic)).partitions]
+    for number in numbers or []:
+        if number not in known:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{topic} has no partition {number}, its partitions are 0 to {known[-1]}",
+            )
+    return [TopicPartition(topic, number) for number in (numbers or known)]
+
+
+async def _seek(consumer: Consumer, partitions: list[TopicPartition], start: StartPosition) -> None:
+    match start:
+        case Edge.BEGINNING:
+            pass
+        case Edge.END:
+            consumer.seek_to_end()
+        case AtOffset(offset):
+            for partition in partitions:
+                consumer.seek(partition, offset)
+        case AtTime(timestamp_ms):
+            found = await consumer.offsets_for_times(dict.fromkeys(partitions, timestamp_ms))
+            for partition, first in found.items():
+                if first is None:
+                    consumer.seek_to_end(partition)
+                else:
+                    consumer.seek(partition, first.offset)
+
+
+async def _is_at_end(consumer: Consumer, ends: dict[TopicPartition, int]) -> bool:
+    for partition, end in ends.items():
+        if await consumer.position(partition) < end:
+            return False
+    return True
+
+
+def _print(batch: ConsumerBatch, print_as: Formatter, limit: int | None) -> int:
+    records = batch.records()[:limit]
+    sys.stdout.buffer.write(b"".join(map(print_as, records)))
+    sys.stdout.buffer.flush()
+    return len(records)

@@ -1,0 +1,186 @@
+"""`minibroker topics`: create, list, describe, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from client.admin import Admin, TopicDescription
+from client.cli.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    Format,
+    FormatOption,
+    UsageError,
+    YesOption,
+    bootstrap_servers,
+    confirm,
+    print_json,
+    print_table,
+    run,
+)
+from protocol.errors import BrokerError, ErrorCode
+from protocol.model import topic_name_problem
+
+_NEW_TOPIC_PATIENCE_S = 5.0
+"""How long the other brokers may take to hear of a topic that the controller has created."""
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
+
+app = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
+
+
+def checked_topic(name: str) -> str:
+    """The name, if it is legal. Raises UsageError with the rule."""
+    problem = topic_name_problem(name)
+    if problem is not None:
+        raise UsageError(problem)
+    return name
+
+
+async def described(bootstrap: str, topic: str) -> TopicDescription:
+    """What the topic looks like now. Raises BrokerError at once where there is none."""
+    async with Admin(bootstrap) as admin:
+        return await admin.describe_topic(topic)
+
+
+@app.command()
+def create(
+    name: TopicArgument,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Default: the brokers' num.partitions.")
+    ] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, max=1_000, help="Replicas of each. Default: default.replication.factor.")
+    ] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of the topic. May be repeated.")
+    ] = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Create a topic, and wait until its partitions have leaders."""
+    configs = _parsed_configs(config or [])
+    checked_topic(name)
+    topic = run(_create(bootstrap_servers(bootstrap, data), name, partitions, replication_factor, configs))
+    if format is Format.JSON:
+        print_json(_summary(topic))
+    else:
+        summary = _summary(topic)
+        sys.stdout.write(
+            f"created {name}: {summary['partitions']} partitions, replication factor {summary['replication_factor']}\n"
+        )
+
+
+@app.command(name="list")
+def list_topics(
+    bootstrap: BootstrapOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
+) -> None:
+    """List all topics."""
+    topics = run(_describe_all(bootstrap_servers(bootstrap, data)))
+    summaries = [_summary(topic) for topic in topics]
+    if format is Format.JSON:
+        print_json(summaries)
+    else:
+        print_table(
+            ("topic", "partitions", "replication factor"),
+            [(row["name"], row["partitions"], row["replication_factor"]) for row in summaries],
+        )
+
+
+@app.command()
+def describe(
+    name: TopicArgument,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show leader, replicas and in-sync replicas of each partition of a topic."""
+    checked_topic(name)
+    topic = run(described(bootstrap_servers(bootstrap, data), name))
+    if format is Format.JSON:
+        print_json(
+            {
+                "name": topic.name,
+                "topic_id": topic.topic_id,
+                "internal": topic.is_internal,
+                "partitions": [partition._asdict() for partition in topic.partitions],
+            }
+        )
+    else:
+        print_table(
+            ("partition", "leader", "leader epoch", "replicas", "isr"),
+            [(p.partition, p.leader, p.leader_epoch, p.replicas, p.isr) for p in topic.partitions],
+        )
+
+
+@app.command()
+def delete(
+    name: TopicArgument,
+    yes: YesOption = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Delete a topic with all its records."""
+    checked_topic(name)
+    servers = bootstrap_servers(bootstrap, data)
+    run(described(servers, name))
+    confirm(f"Delete the topic {name} with all its records?", yes)
+    run(_delete(servers, name))
+    if format is Format.JSON:
+        print_json({"deleted": name})
+    else:
+        sys.stdout.write(f"deleted {name}\n")
+
+
+async def _create(
+    bootstrap: str, name: str, partitions: int | None, replication_factor: int | None, configs: dict[str, str]
+) -> TopicDescription:
+    async with Admin(bootstrap) as admin:
+        await admin.create_topic(name, partitions=partitions, replication_factor=replication_factor, configs=configs)
+        deadline = time.monotonic() + _NEW_TOPIC_PATIENCE_S
+        while True:
+            try:
+                return await admin.describe_topic(name)
+            except BrokerError as error:
+                if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(0.02)
+
+
+async def _describe_all(bootstrap: str) -> list[TopicDescription]:
+    async with Admin(bootstrap) as admin:
+        return list((await admin.describe_topics()).values())
+
+
+async def _delete(bootstrap: str, name: str) -> None:
+    async with Admin(bootstrap) as admin:
+        await admin.delete_topic(name)
+
+
+def _summary(topic: TopicDescription) -> dict[str, object]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "internal": topic.is_internal,
+        "partitions": len(topic.partitions),
+        "replication_factor": max((len(partition.replicas) for partition in topic.partitions), default=0),
+    }
+
+
+def _parsed_configs(texts: Sequence[str]) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name):
+            raise UsageError(f"--config {text!r}: NAME=VALUE is expected, for instance min.insync.replicas=2")
+        configs[name] = value
+    return configs

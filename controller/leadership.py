@@ -1,0 +1,376 @@
+"""Who is the controller: the race for /controller, taking office, resigning, removing one that crashed.
+
+The problem: exactly one broker acts as controller, although sessions expire, connections break in the middle of a
+race, and nodes are deleted by others or by hand. Known ways to fail: a deposed controller that goes on (KAFKA-4447,
+KAFKA-6082), one that won but never heard of it and never starts (KAFKA-13407), a late delete that removes the successor
+(ZooKeeper compares data versions, and every new node begins with the same one).
+
+The choice: the race is one `multi` that creates /controller and raises /controller_epoch from the version seen, so each
+term of office has an epoch and a data version of /controller_epoch that nobody else ever has; whatever removes
+/controller checks that version in the same `multi`. And there is one way into office and out of it: look at both nodes,
+let `judge` say what that means, act, look again. The race's own answer is not even read: whether it was won shows in
+the look that follows it, whose nodes carry our session and the epoch we claimed, and that is so after a lost answer
+too. One task does all this, one thing at a time, and waits until the callbacks have returned: nobody runs for office
+before the former term has ended.
+
+Rejected: compare-and-delete by czxid (ZooKeeper has none); a lock recipe with a queue of waiters (Kafka's znodes are
+what tools know); reacting to single events (each of them may be missed with the connection, a look is always right).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import NamedTuple
+
+from controller.background import start_in_background, stop_in_background
+from protocol.errors import MinibrokerError
+from protocol.model import INITIAL_CONTROLLER_EPOCH, NO_CONTROLLER
+from protocol.world import (
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    SessionExpired,
+    SessionState,
+    SetData,
+    WatchEvent,
+    World,
+    ZooKeeperError,
+    ZooKeeperSession,
+)
+from protocol.znodes import (
+    CONTROLLER,
+    CONTROLLER_EPOCH,
+    MalformedZnode,
+    decode_controller,
+    decode_controller_epoch,
+    encode_controller,
+    encode_controller_epoch,
+)
+
+_logger = logging.getLogger("minibroker.leadership")
+
+_RETRY_PAUSE_S = 0.02
+_TROUBLE_PAUSE_S = 1.0
+"""Before the next look, where ZooKeeper refused something or a znode is malformed."""
+
+RESIGNATION_PAUSE_S = 0.5
+"""Who has resigned lets the others go first for this long: what failed here may work there."""
+
+
+class Term(NamedTuple):
+    """A term of office. `epoch_version` is the data version of /controller_epoch as its election left it."""
+
+    epoch: int
+    epoch_version: int
+
+
+class Seen(NamedTuple):
+    """What /controller and /controller_epoch hold."""
+
+    controller_id: int | None
+    """None: there is no /controller. NO_CONTROLLER: there is, but what it holds is no broker id."""
+    owner: int
+    """The session that made /controller."""
+    epoch: int
+    epoch_version: int
+
+
+class Verdict(Enum):
+    VACANT = "nobody is controller"
+    ELECTED = "this broker is controller"
+    FOLLOWER = "another broker is controller"
+    LEFTOVER = "/controller is of a former session of this broker"
+    INVALID = "/controller is of this session or names this broker, but it is not of the term that it should be"
+
+
+def judge(seen: Seen, broker_id: int, session_id: int, claim: Term | None) -> Verdict:
+    """What the two nodes mean for broker `broker_id`, whose last race claimed the term `claim`."""
+    if seen.controller_id is None:
+        return Verdict.VACANT
+    if seen.owner != session_id:
+        # Who is attached here is registered, so no other process can be this broker: its former one is gone.
+        return Verdict.LEFTOVER if seen.controller_id == broker_id else Verdict.FOLLOWER
+    if seen.controller_id == broker_id and claim == (seen.epoch, seen.epoch_version):
+        return Verdict.ELECTED
+    return Verdict.INVALID
+
+
+class Leadership:
+    """Runs for controller whenever the office is vacant, from `start` to `close`, in the sessions given to `attach`.
+
+    `on_elected(session, epoch, epoch_version)` begins a term; it should return once the term has begun, not when all
+    its work is done. If it raises, the term ends at once. `on_resign(reason)` ends it: when it returns nothing of the
+    term may run any more. `on_controller(controller_id, epoch)` tells every change of who is controller; None stands
+    for nobody. Each is called after the one before has returned.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        broker_id: int,
+        *,
+        on_elected: Callable[[ZooKeeperSession, int, int], Awaitable[None]],
+        on_resign: Callable[[str], Awaitable[None]],
+        on_controller: Callable[[int | None, int], None],
+    ) -> None:
+        self._clock = world.clock
+        self._broker_id = broker_id
+        self._on_elected = on_elected
+        self._on_resign = on_resign
+        self._on_controller = on_controller
+
+        self._session: ZooKeeperSession | None = None
+        self._claim: Term | None = None
+        self._term: Term | None = None
+        self._announced: tuple[int | None, int] | None = None
+        self._highest_epoch = INITIAL_CONTROLLER_EPOCH
+        self._not_before_s = 0.0
+        self._resignation: asyncio.Future[None] | None = None
+
+        self._watching = False
+        self._look_asked = False
+        self._work: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- what others see and ask; none of it waits --
+
+    @property
+    def is_controller(self) -> bool:
+        """This broker is in office, as far as it knows."""
+        return self._term is not None
+
+    @property
+    def controller_id(self) -> int | None:
+        """The controller as of the last look; None: nobody, or not known yet."""
+        return self._announced[0] if self._announced else None
+
+    @property
+    def epoch(self) -> int:
+        """The controller epoch as of the last look."""
+        return self._announced[1] if self._announced else INITIAL_CONTROLLER_EPOCH
+
+    def start(self) -> None:
+        self._task = start_in_background(self._run(), f"leadership of broker {self._broker_id}")
+
+    def attach(self, session: ZooKeeperSession) -> None:
+        """Run for office in this session from now on. The same session again: only look again."""
+        self._work.put_nowait(lambda: self._attach(session))
+
+    def detach(self, reason: str = "detached from ZooKeeper") -> None:
+        """Resign, and do not run until the next `attach`. The end of a session is noticed without it."""
+        self._work.put_nowait(lambda: self._leave_session(self._session, reason))
+
+    def resign(self, reason: str) -> None:
+        """Ask to end the term, and to remove /controller so that another is elected. Nothing is done out of office."""
+        self._work.put_nowait(lambda: self._resign(reason))
+
+    def remove_crashed(self, controller_id: int, epoch: int) -> None:
+        """Ask to remove the /controller of that term, whose broker has crashed. Never removes another term's."""
+        self._work.put_nowait(lambda: self._remove_crashed(controller_id, epoch))
+
+    async def close(self) -> None:
+        """End the term if there is one, and stop. /controller goes with the session."""
+        if self._task is not None:
+            await stop_in_background([self._task])
+        if self._resignation is not None:
+            await self._resignation
+        await self._end_term("the broker stops")
+
+    # -- the task --
+
+    async def _run(self) -> None:
+        while True:
+            work = await self._work.get()
+            try:
+                await work()
+            except SessionExpired as error:
+                await self._leave_session(self._session, str(error))
+            except ConnectionLoss:
+                # May have been carried out; do it again, as all of it begins with a look.
+                self._again_in(_RETRY_PAUSE_S, work)
+            except (MinibrokerError, ZooKeeperError) as error:
+                _logger.error("broker %d cannot take part in the election of a controller: %s", self._broker_id, error)
+                self._again_in(_TROUBLE_PAUSE_S, self._look)
+
+    def _again_in(self, pause_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        asyncio.get_running_loop().call_later(pause_s, self._work.put_nowait, work)
+
+    def _ask_to_look(self) -> None:
+        if not self._look_asked:
+            self._look_asked = True
+            self._work.put_nowait(self._look)
+
+    async def _attach(self, session: ZooKeeperSession) -> None:
+        if session is not self._session:
+            await self._leave_session(self._session, "a new ZooKeeper session")
+            self._session = session
+            session.on_state(lambda state: self._state_changed(session, state))
+        await self._look()
+
+    def _state_changed(self, session: ZooKeeperSession, state: SessionState) -> None:
+        if session is not self._session:
+            return
+        self._watching = False  # forgotten with the connection
+        if state is SessionState.CONNECTED:
+            self._ask_to_look()
+        elif state is SessionState.EXPIRED:
+            reason = f"the ZooKeeper session 0x{session.session_id:x} has expired"
+            self._work.put_nowait(lambda: self._leave_session(session, reason))
+
+    async def _leave_session(self, session: ZooKeeperSession | None, reason: str) -> None:
+        if session is None or session is not self._session:
+            return
+        self._session = None
+        self._watching = False
+        await self._end_term(reason)
+
+    async def _resign(self, reason: str) -> None:
+        if self._term is None:
+            return
+        self._not_before_s = self._clock.monotonic() + RESIGNATION_PAUSE_S
+        await self._end_term(reason)
+        self._ask_to_look()  # which finds our node without a term, and removes it
+
+    async def _remove_crashed(self, controller_id: int, epoch: int) -> None:
+        session = self._session
+        if session is None:
+            return
+        seen = await self._read(session)
+        if (seen.controller_id, seen.epoch) == (controller_id, epoch) and seen.owner != session.session_id:
+            _logger.warning("broker %d removes the controller %d, which has crashed", self._broker_id, controller_id)
+            await self._remove(session, seen.epoch_version)
+        await self._look()
+
+    # -- looking and acting --
+
+    async def _look(self) -> None:
+        """Look, judge and act, until there is nothing left to do."""
+        self._look_asked = False
+        while (session := self._session) is not None:
+            seen = await self._read(session)
+            verdict = judge(seen, self._broker_id, session.session_id, self._claim)
+            if verdict is Verdict.ELECTED:
+                self._announce(seen.controller_id, seen.epoch)
+                await self._begin_term(session, Term(seen.epoch, seen.epoch_version))
+                if self._term is not None:
+                    return
+            elif verdict is Verdict.FOLLOWER:
+                await self._end_term(f"broker {seen.controller_id} is the controller, says {CONTROLLER}")
+                self._announce(seen.controller_id, seen.epoch)
+                return
+            elif verdict is Verdict.LEFTOVER:
+                await self._end_term(f"{CONTROLLER} is of another session")
+                await self._remove(session, seen.epoch_version)
+            elif verdict is Verdict.INVALID:
+                await self._end_term(f"{CONTROLLER} no longer matches epoch {seen.epoch} of broker {self._broker_id}")
+                await self._remove(session, seen.epoch_version)
+            else:
+                await self._end_term(f"{CONTROLLER} is gone")
+                self._announce(None, seen.epoch)
+                pause_s = self._not_before_s - self._clock.monotonic()
+                if pause_s > 0:
+                    self._again_in(pause_s, self._look)
+                    return
+                await self._race(session, seen)
+
+    async def _read(self, session: ZooKeeperSession) -> Seen:
+        """Both nodes, with a watch on /controller set before they are read.
+
+        The epoch is read first: then a removal that checks its version cannot hit a /controller made since.
+        """
+        if not self._watching:
+            self._watching = True
+            try:
+                await session.exists(CONTROLLER, self._watched_in(session))
+            except BaseException:
+                self._watching = False
+                raise
+        try:
+            data, epoch_stat = await session.get(CONTROLLER_EPOCH)
+        except NoNode:
+            await self._create_epoch(session)
+            data, epoch_stat = await session.get(CONTROLLER_EPOCH)
+        epoch = decode_controller_epoch(data)
+        self._highest_epoch = max(self._highest_epoch, epoch)
+        try:
+            data, stat = await session.get(CONTROLLER)
+        except NoNode:
+            return Seen(None, 0, epoch, epoch_stat.version)
+        try:
+            controller_id = decode_controller(data)
+        except MalformedZnode as error:
+            _logger.warning("%s", error)
+            controller_id = NO_CONTROLLER
+        return Seen(controller_id, stat.ephemeral_owner, epoch, epoch_stat.version)
+
+    def _watched_in(self, session: ZooKeeperSession) -> Callable[[WatchEvent], None]:
+        def watched(_event: WatchEvent) -> None:
+            if session is self._session:
+                self._watching = False
+                self._ask_to_look()
+
+        return watched
+
+    async def _create_epoch(self, session: ZooKeeperSession) -> None:
+        # Epochs only grow: where somebody deleted the node, the next term still comes after the last one known here.
+        try:
+            await session.create(CONTROLLER_EPOCH, encode_controller_epoch(self._highest_epoch))
+        except NodeExists:
+            return
+
+    async def _race(self, session: ZooKeeperSession, seen: Seen) -> None:
+        term = Term(max(seen.epoch, self._highest_epoch) + 1, seen.epoch_version + 1)
+        self._claim = term
+        try:
+            await session.multi(
+                [
+                    Create(CONTROLLER, encode_controller(self._broker_id, self._clock.wall_ms()), ephemeral=True),
+                    SetData(CONTROLLER_EPOCH, encode_controller_epoch(term.epoch), seen.epoch_version),
+                ]
+            )
+        except MultiFailed:
+            self._claim = None  # another was faster; the next look tells who
+
+    async def _remove(self, session: ZooKeeperSession, epoch_version: int) -> None:
+        """Remove /controller, unless another was elected since `epoch_version`."""
+        try:
+            await session.multi([Check(CONTROLLER_EPOCH, epoch_version), Delete(CONTROLLER)])
+        except MultiFailed as error:
+            _logger.info("%s was not removed: %s", CONTROLLER, error.cause)
+
+    # -- terms --
+
+    def _announce(self, controller_id: int | None, epoch: int) -> None:
+        if self._announced != (controller_id, epoch):
+            self._announced = (controller_id, epoch)
+            self._on_controller(controller_id, epoch)
+
+    async def _begin_term(self, session: ZooKeeperSession, term: Term) -> None:
+        if self._term == term:
+            return
+        await self._end_term("elected again")
+        self._claim = self._term = term
+        _logger.info("broker %d is the controller, epoch %d", self._broker_id, term.epoch)
+        try:
+            await self._on_elected(session, *term)
+        except Exception:
+            _logger.exception("broker %d could not take office as controller and resigns", self._broker_id)
+            self._not_before_s = self._clock.monotonic() + RESIGNATION_PAUSE_S
+            await self._end_term("it could not take office")
+
+    async def _end_term(self, reason: str) -> None:
+        if self._term is None:
+            return
+        _logger.info("broker %d is no longer the controller: %s", self._broker_id, reason)
+        self._term = self._claim = None
+        # A term that is being ended is ended, even where this task is cancelled meanwhile: `close` waits for it.
+        self._resignation = asyncio.ensure_future(self._on_resign(reason))
+        await asyncio.shield(self._resignation)
+        self._resignation = None

@@ -1,0 +1,468 @@
+"""This broker's place in the cluster: its ZooKeeper session, and the ephemeral znode /brokers/ids/N.
+
+The problem: the znode must be there exactly while the broker is. Sessions expire and come back; others delete the
+znode on suspicion; and a broker that was killed and is started again finds the node of its former session, which
+lives for seconds more (KAFKA-1387, KAFKA-6584, KAFKA-7165, KAFKA-14845). That one must go, yet the node of a live
+broker which was given the same id by mistake must not.
+
+The choice: one task compares what is with what should be, and acts, whenever a watch fires or the session's state
+changes; it remembers nothing that ZooKeeper could tell it. So every interruption is mended by the next round, whatever
+it interrupted. Whose node it is that stands in the way is judged by `judge_node`, from the owning session and the
+address inside: an address that we have bound ourselves cannot be another process's, and one that refuses connections
+has no process behind it. That holds for a start. Once this broker has been registered, a foreign node under its id
+means that somebody started a second broker N: the newer one wins, and this one says so and gives up.
+
+Each registration is a new broker epoch (the node's czxid, KIP-380), whoever caused it.
+
+Rejected: waiting for the old session to expire, as Kafka does at first (6 s in which the broker is missing); deleting
+the node unseen, as Kafka does where the session id in it is its own (it cannot know the id after a restart).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import cast
+
+from controller.background import start_in_background, stop_in_background
+from protocol.errors import MinibrokerError
+from protocol.model import NO_EPOCH, Broker, Endpoint
+from protocol.world import (
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    Operation,
+    SessionExpired,
+    SessionState,
+    Stat,
+    WatchEvent,
+    World,
+    ZooKeeperError,
+    ZooKeeperSession,
+)
+from protocol.znodes import (
+    BROKER_IDS,
+    CLUSTER_ID,
+    CONTROLLER_EPOCH,
+    PERSISTENT_PATHS,
+    MalformedZnode,
+    broker_path,
+    decode_broker,
+    decode_cluster_id,
+    encode_broker,
+    encode_cluster_id,
+    new_uuid,
+)
+
+_logger = logging.getLogger("minibroker.registration")
+
+_PROBE_TIMEOUT_S = 1.0
+_RECONNECT_PAUSE_S = 0.25
+_RETRY_PAUSE_S = 0.02
+_COMPLAINT_INTERVAL_S = 10.0
+"""How often the log says that ZooKeeper is still away."""
+
+_EXPIRY_SLACK_S = 2.0
+"""ZooKeeper rounds the end of a session up to its next tick, which is 2 s long by default."""
+
+
+class BrokerIdTaken(MinibrokerError):
+    """Another broker is registered under this broker's id."""
+
+
+class ClusterIdChanged(MinibrokerError):
+    """ZooKeeper has the id of another cluster than at the start."""
+
+
+class NodeOwner(Enum):
+    """Whose /brokers/ids/N it is."""
+
+    OURS = "ours"
+    STALE = "left by a process that is gone"
+    ALIVE = "of another broker that is running"
+    UNKNOWN = "perhaps of another broker"
+
+
+def judge_node(
+    owner: int,
+    recorded: Sequence[Endpoint],
+    *,
+    session_id: int,
+    former_session_ids: Collection[int],
+    own_endpoints: Sequence[Endpoint],
+    was_registered: bool,
+    answers: bool | None,
+) -> NodeOwner:
+    """Whose the node is that the session `owner` made, with the endpoints `recorded` in it.
+
+    `answers`: a process accepts connections at those endpoints (True), they all refuse (False), or it is not known or
+    was not tried (None). `was_registered`: this process has been registered before.
+    """
+    if owner == session_id:
+        return NodeOwner.OURS
+    if owner in former_session_ids:
+        return NodeOwner.STALE
+    if was_registered:
+        return NodeOwner.UNKNOWN
+    own_addresses = {(endpoint.host, endpoint.port) for endpoint in own_endpoints}
+    if any((endpoint.host, endpoint.port) in own_addresses for endpoint in recorded):
+        return NodeOwner.STALE
+    if answers is None or not recorded:
+        return NodeOwner.UNKNOWN
+    return NodeOwner.ALIVE if answers else NodeOwner.STALE
+
+
+class Registration:
+    """Keeps broker `broker_id` registered from `start` to `close`.
+
+    Listeners are called in the event loop, from the task that found out; they must not block.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        zookeeper_connect: str,
+        session_timeout_ms: int,
+        connect_timeout_ms: int,
+        broker_id: int,
+        rack: str | None = None,
+    ) -> None:
+        self._world = world
+        self._servers = zookeeper_connect
+        self._session_timeout_ms = session_timeout_ms
+        self._connect_timeout_ms = connect_timeout_ms
+        self._broker_id = broker_id
+        self._path = broker_path(broker_id)
+        self._rack = rack
+        self._endpoints: tuple[Endpoint, ...] = ()
+
+        self._session: ZooKeeperSession | None = None
+        self._former_session_ids: set[int] = set()
+        self._cluster_id: str | None = None
+        self._broker_epoch = NO_EPOCH
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        self._session_listeners: list[Callable[[ZooKeeperSession, int], None]] = []
+        self._lost_listeners: list[Callable[[SessionState], None]] = []
+        self._failure_listeners: list[Callable[[Exception], None]] = []
+
+    # -- what others see --
+
+    @property
+    def session(self) -> ZooKeeperSession:
+        """The session of now; it may be suspended. Raises SessionExpired where there is none."""
+        if self._session is None or self._session.state is SessionState.EXPIRED:
+            raise SessionExpired(
+                f"broker {self._broker_id} has no session at ZooKeeper {self._servers} now; retry later"
+            )
+        return self._session
+
+    @property
+    def broker_epoch(self) -> int:
+        """The epoch of the registration that holds, or held last; NO_EPOCH before the first."""
+        return self._broker_epoch
+
+    @property
+    def cluster_id(self) -> str:
+        """Known once `connect` has returned."""
+        assert self._cluster_id is not None, "connect first"
+        return self._cluster_id
+
+    def on_session(self, listener: Callable[[ZooKeeperSession, int], None]) -> None:
+        """Call `listener` with the session and the broker epoch at every registration: the first, one in a new
+        session, and one in the same session after somebody deleted the node."""
+        self._session_listeners.append(listener)
+
+    def on_lost(self, listener: Callable[[SessionState], None]) -> None:
+        """Call `listener` when the session is SUSPENDED or EXPIRED. `on_session` tells of the next one; when a
+        suspended one is connected again only its own `on_state` says so."""
+        self._lost_listeners.append(listener)
+
+    def on_failure(self, listener: Callable[[Exception], None]) -> None:
+        """Call `listener`, once, where this broker cannot stay registered (BrokerIdTaken, ClusterIdChanged): it has to
+        stop. Only after `start` has returned; before, `start` raises."""
+        self._failure_listeners.append(listener)
+
+    # -- life --
+
+    async def connect(self) -> None:
+        """Open the session, make sure of the persistent paths, learn (or choose) the cluster id. Registers nothing.
+
+        Raises ConnectionLoss where no ZooKeeper answers in time, MalformedZnode, and whatever else ZooKeeper refuses.
+        """
+        session = await self._open_session()
+        while True:
+            try:
+                return await self._prepare(session)
+            except ConnectionLoss:
+                await self._reconnected(session)
+
+    async def start(self, endpoints: Sequence[Endpoint]) -> None:
+        """Register, with endpoints on which this process listens already, and stay registered. `connect` comes first.
+
+        Returns once registered. Raises BrokerIdTaken, naming who has it.
+        """
+        assert self._task is None
+        self._endpoints = tuple(endpoints)
+        self._task = start_in_background(self._run(), f"registration of broker {self._broker_id}")
+        await asyncio.shield(self._registered)
+
+    async def close(self) -> None:
+        """End the session, and with it the registration. Tells no listener."""
+        if self._task is not None:
+            await stop_in_background([self._task])
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # -- the task --
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._stay_registered(await self._usable_session())
+                except SessionExpired as error:
+                    _logger.warning("broker %d: %s; opening another session", self._broker_id, error)
+        except (MinibrokerError, ZooKeeperError) as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: Exception) -> None:
+        if not self._registered.done():
+            self._registered.set_exception(error)
+            return
+        _logger.error("broker %d cannot stay registered: %s", self._broker_id, error)
+        for listener in self._failure_listeners:
+            listener(error)
+
+    async def _usable_session(self) -> ZooKeeperSession:
+        """The session that there is, or a new one; for as long as it takes."""
+        if self._session is not None and self._session.state is not SessionState.EXPIRED:
+            return self._session
+        next_complaint_s = self._world.clock.monotonic()
+        while True:
+            try:
+                return await self._open_session()
+            except ConnectionLoss as error:
+                if self._world.clock.monotonic() >= next_complaint_s:
+                    _logger.warning("broker %d has no ZooKeeper session: %s; trying on", self._broker_id, error)
+                    next_complaint_s = self._world.clock.monotonic() + _COMPLAINT_INTERVAL_S
+                await asyncio.sleep(_RECONNECT_PAUSE_S)
+
+    async def _open_session(self) -> ZooKeeperSession:
+        if self._session is not None:
+            self._former_session_ids.add(self._session.session_id)
+        session = await self._world.zookeeper.connect(self._servers, self._session_timeout_ms, self._connect_timeout_ms)
+        self._session = session
+        session.on_state(lambda state: self._state_changed(session, state))
+        return session
+
+    def _state_changed(self, session: ZooKeeperSession, state: SessionState) -> None:
+        if session is not self._session:
+            return
+        self._news.set()
+        if state is not SessionState.CONNECTED:
+            for listener in self._lost_listeners:
+                listener(state)
+
+    async def _stay_registered(self, session: ZooKeeperSession) -> None:
+        """Compare and act, for ever. Raises SessionExpired."""
+        prepared = False
+        announced = NO_EPOCH
+        while True:
+            self._news.clear()
+            if session.state is SessionState.EXPIRED:
+                raise SessionExpired(f"the ZooKeeper session 0x{session.session_id:x} has expired")
+            try:
+                if not prepared:
+                    await self._prepare(session)
+                    prepared = True
+                stat = await session.exists(self._path, self._watched)
+                if stat is None or stat.ephemeral_owner != session.session_id:
+                    await self._register(session)
+                    continue  # read it back, with a watch on what is there now
+            except ConnectionLoss:
+                await self._reconnected(session)
+                continue
+            if stat.czxid != announced:
+                announced = stat.czxid
+                self._announce(session, announced)
+            await self._news.wait()
+
+    def _announce(self, session: ZooKeeperSession, broker_epoch: int) -> None:
+        again = "again " if self._registered.done() else ""
+        _logger.info(
+            "broker %d is %sregistered: broker epoch %d, session 0x%x",
+            self._broker_id,
+            again,
+            broker_epoch,
+            session.session_id,
+        )
+        self._broker_epoch = broker_epoch
+        for listener in self._session_listeners:
+            listener(session, broker_epoch)
+        if not self._registered.done():
+            self._registered.set_result(None)
+
+    def _watched(self, _event: WatchEvent) -> None:
+        self._news.set()
+
+    async def _reconnected(self, session: ZooKeeperSession) -> None:
+        """After a ConnectionLoss: return once it is worth trying again. Raises SessionExpired."""
+        if session.state is SessionState.CONNECTED:
+            await asyncio.sleep(_RETRY_PAUSE_S)  # the news of it may be on its way
+        while session.state is not SessionState.CONNECTED:
+            if session.state is SessionState.EXPIRED:
+                raise SessionExpired(f"the ZooKeeper session 0x{session.session_id:x} has expired")
+            self._news.clear()
+            await self._news.wait()
+
+    # -- one step each; all may be repeated --
+
+    async def _prepare(self, session: ZooKeeperSession) -> None:
+        for path in PERSISTENT_PATHS:
+            with suppress(NodeExists):
+                await session.create(path, b"")
+        cluster_id = self._cluster_id or new_uuid(self._world.random)
+        try:
+            await session.create(CLUSTER_ID, encode_cluster_id(cluster_id))
+        except NodeExists:
+            data, _ = await session.get(CLUSTER_ID)
+            cluster_id = decode_cluster_id(data)
+        if self._cluster_id not in (None, cluster_id):
+            raise ClusterIdChanged(
+                f"ZooKeeper at {self._servers} holds cluster {cluster_id}, but broker {self._broker_id} belongs to "
+                f"{self._cluster_id}: mend zookeeper.connect, or restore {CLUSTER_ID}"
+            )
+        self._cluster_id = cluster_id
+
+    async def _register(self, session: ZooKeeperSession) -> None:
+        """Create the node, clearing away a stale one. Raises BrokerIdTaken."""
+        patience_ends_s: float | None = None
+        while True:
+            self._news.clear()
+            node = encode_broker(self._endpoints, self._rack, self._world.clock.wall_ms())
+            try:
+                await session.create(self._path, node, ephemeral=True)
+                return
+            except NodeExists:
+                pass
+            try:
+                data, stat = await session.get(self._path, self._watched)
+            except NoNode:
+                continue
+            owner, where = await self._judge(session, data, stat)
+            if owner is NodeOwner.OURS:
+                return  # by a call whose answer was lost
+            if owner is NodeOwner.STALE:
+                _logger.info(
+                    "broker %d removes its old registration (session 0x%x)", self._broker_id, stat.ephemeral_owner
+                )
+                await self._replace(session, stat, node)
+                continue
+            if owner is NodeOwner.UNKNOWN and stat.ephemeral_owner:
+                # Where nobody is, its session ends, and the node with it.
+                now_s = self._world.clock.monotonic()
+                if patience_ends_s is None:
+                    patience_ends_s = now_s + self._session_timeout_ms / 1000 + _EXPIRY_SLACK_S
+                    _logger.warning(
+                        "broker id %d is registered by %s: waiting up to %.0f s for it to go",
+                        self._broker_id,
+                        where,
+                        patience_ends_s - now_s,
+                    )
+                if now_s < patience_ends_s:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(patience_ends_s - now_s):
+                            await self._news.wait()
+                    if session.state is SessionState.SUSPENDED:
+                        await self._reconnected(session)
+                    continue
+            remedy = "stop that broker" if stat.ephemeral_owner else f"delete the znode {self._path}, made by hand"
+            raise BrokerIdTaken(
+                f"broker id {self._broker_id} is taken by {where}: give this broker another broker.id, or {remedy}"
+            )
+
+    async def _judge(self, session: ZooKeeperSession, data: bytes, stat: Stat) -> tuple[NodeOwner, str]:
+        """Whose the node is, and where they say they are."""
+        broker = Broker(self._broker_id, stat.czxid, ())
+        try:
+            broker = decode_broker(self._broker_id, data, stat.czxid)
+        except MalformedZnode as error:
+            _logger.warning("%s", error)
+        where = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in broker.endpoints) or "an unknown address"
+
+        def judge(answers: bool | None) -> NodeOwner:
+            return judge_node(
+                stat.ephemeral_owner,
+                broker.endpoints,
+                session_id=session.session_id,
+                former_session_ids=self._former_session_ids,
+                own_endpoints=self._endpoints,
+                was_registered=self._broker_epoch != NO_EPOCH,
+                answers=answers,
+            )
+
+        owner = judge(None)
+        if owner is NodeOwner.UNKNOWN and self._broker_epoch == NO_EPOCH:
+            owner = judge(await self._answers(broker.endpoints))
+        return owner, where
+
+    async def _replace(self, session: ZooKeeperSession, stale: Stat, node: bytes) -> None:
+        """Swap the stale node for ours, unless anything has changed since it was judged (then judge again)."""
+        operations: list[Operation] = []
+        epoch = await session.exists(CONTROLLER_EPOCH)
+        if epoch is not None:
+            operations.append(Check(CONTROLLER_EPOCH, epoch.version))
+        # Versions, unlike czxids, can be compared by ZooKeeper, but a node made anew begins at 0 again: look once more.
+        found = await session.exists(self._path)
+        if found is None or found.czxid != stale.czxid:
+            return
+        operations += [Delete(self._path, stale.version), Create(self._path, node, ephemeral=True)]
+        try:
+            await session.multi(operations)
+        except MultiFailed as error:
+            _logger.info("the registrations in %s changed meanwhile (%s); looking again", BROKER_IDS, error.cause)
+
+    async def _answers(self, endpoints: Sequence[Endpoint]) -> bool | None:
+        """Somebody accepts connections at one of the endpoints; False: all refuse; None: it cannot be known."""
+        refused = 0
+        for endpoint in endpoints:
+            try:
+                async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                    probe = await self._world.network.connect(endpoint.host, endpoint.port, _Probe)
+            except ConnectionRefusedError:
+                refused += 1
+            except (OSError, UnicodeError):  # no answer, no route, no such name, no name at all
+                continue
+            else:
+                probe.transport.abort()
+                if not probe.to_itself:
+                    return True
+                refused += 1
+        return False if endpoints and refused == len(endpoints) else None
+
+
+class _Probe(asyncio.Protocol):
+    transport: asyncio.Transport
+    to_itself = False
+    """TCP connects a socket to itself where the kernel happens to choose, as the port to call from, the port called:
+    nobody listens there."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        own_address = transport.get_extra_info("sockname")
+        self.to_itself = own_address is not None and own_address == transport.get_extra_info("peername")

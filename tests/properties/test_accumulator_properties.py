@@ -1,0 +1,220 @@
+"""The producer's order and numbers against a model of a broker, over any order of faults.
+
+Nothing here touches a socket: a machine adds records, takes batches, and answers them as a broker and a network might:
+appended, refused before or after the append, connection lost before or after it; and requests of a lost connection
+that the broker carries out much later. In the end everything is delivered, and then must hold: no record is in the log
+twice, whatever its Delivery said; delivered records are where they were said to be, and in the order of their `send`;
+every record has had an ending; and the buffer is empty.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from client.accumulator import Accumulator, Batch, Identity, Verdict
+from client.errors import BufferFull, DeliveryTimedOut
+from client.partitioners import Partitioner
+from protocol.errors import BrokerError, ErrorCode
+
+PARTITIONS = 2
+MAX_IN_FLIGHT = 5
+
+
+class ModelLog:
+    """A partition with Kafka's sequence check, without bytes."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.producers: dict[Identity, deque[tuple[int, int, int]]] = {}
+
+    def append(self, identity: Identity, sequence: int, values: list[bytes | None]) -> tuple[ErrorCode, int]:
+        if identity not in self.producers and sequence != 0:
+            return ErrorCode.UNKNOWN_PRODUCER_ID, -1
+        batches = self.producers.setdefault(identity, deque(maxlen=5))
+        last = sequence + len(values) - 1
+        for known_first, known_last, offset in batches:
+            if (known_first, known_last) == (sequence, last):
+                return ErrorCode.NONE, offset
+        if sequence != (batches[-1][1] + 1 if batches else 0):
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
+        batches.append((sequence, last, len(self.values)))
+        self.values += values
+        return ErrorCode.NONE, batches[-1][2]
+
+
+class Sent:
+    """A request as the network has it: what is in it does not change any more."""
+
+    def __init__(self, batch: Batch) -> None:
+        assert batch.identity is not None
+        self.batch = batch
+        self.identity = batch.identity
+        self.sequence = batch.sequence
+        self.values = list(batch.values)
+
+
+class ProducerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.logs = [ModelLog() for _ in range(PARTITIONS)]
+        self.wire: deque[Sent] = deque()
+        self.late: list[Sent] = []
+        self.records: list[tuple[bytes, Batch, int]] = []
+        self.identities = 0
+
+    @initialize(seed=st.integers(0, 1_000), batch_size=st.sampled_from([200, 400, 100_000]), known=st.booleans())
+    def begin(self, seed: int, batch_size: int, known: bool) -> None:
+        self.random = Random(seed)
+        self.accumulator = Accumulator(
+            batch_size=batch_size,
+            buffer_memory=64 * 1024,
+            max_request_size=64 * 1024,
+            linger_s=0.0,
+            delivery_timeout_s=100.0,
+            is_idempotent=True,
+            partitioner=Partitioner(),
+            random=self.random,
+        )
+        if known:
+            self.learn()
+
+    @rule()
+    def learn(self) -> None:
+        self.accumulator.topic_is_known("t", PARTITIONS, range(PARTITIONS))
+
+    @rule(count=st.integers(1, 8), keyed=st.booleans(), partition=st.none() | st.integers(0, PARTITIONS - 1))
+    def add(self, count: int, keyed: bool, partition: int | None) -> None:
+        for _ in range(count):
+            value = str(len(self.records)).encode()
+            key = value[-1:] if keyed else None
+            try:
+                handle = self.accumulator.add(self.now, "t", value, key, partition, 0, None)
+            except BufferFull:
+                return
+            self.records.append((value, *handle))
+
+    @rule(flush=st.booleans())
+    def send(self, flush: bool) -> None:
+        if flush:
+            self.accumulator.begin_flush()
+        for queue in self.accumulator.ready(self.now).queues:
+            if len(self.wire) >= MAX_IN_FLIGHT:
+                return
+            if self.accumulator.lacks_identity(queue):
+                self.identities += 1
+                self.accumulator.identity = Identity(self.identities, 0)
+            self.wire.append(Sent(self.accumulator.take(queue)))
+
+    @precondition(lambda self: self.wire)
+    @rule(
+        code=st.sampled_from(
+            [
+                ErrorCode.NONE,
+                ErrorCode.NONE,
+                ErrorCode.NONE,
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+                ErrorCode.MESSAGE_TOO_LARGE,
+                ErrorCode.INVALID_RECORD,
+                ErrorCode.REQUEST_TIMED_OUT,
+            ]
+        )
+    )
+    def answer(self, code: ErrorCode) -> None:
+        """The broker answers the oldest request: its own way, or with `code`."""
+        sent = self.wire.popleft()
+        after_append = code in (
+            ErrorCode.NONE,
+            ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+            ErrorCode.REQUEST_TIMED_OUT,
+        )
+        offset = -1
+        if after_append:
+            own, offset = self.log_of(sent).append(sent.identity, sent.sequence, sent.values)
+            code = code if own is ErrorCode.NONE else own
+        self.settle(sent.batch, code, offset)
+
+    @precondition(lambda self: self.wire)
+    @rule(appended=st.integers(0, MAX_IN_FLIGHT), late=st.integers(0, MAX_IN_FLIGHT))
+    def lose_connection(self, appended: int, late: int) -> None:
+        """Some of what is in flight was carried out, some will be, some never is."""
+        lost = list(self.wire)
+        self.wire.clear()
+        for sent in lost[:appended]:
+            self.log_of(sent).append(sent.identity, sent.sequence, sent.values)
+        self.late += lost[appended : appended + late]
+        for sent in lost:
+            self.settle(sent.batch, ErrorCode.NETWORK_EXCEPTION, -1)
+
+    @precondition(lambda self: self.late)
+    @rule()
+    def carry_out_late(self) -> None:
+        sent = self.late.pop(0)
+        self.log_of(sent).append(sent.identity, sent.sequence, sent.values)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 60.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for batch in self.accumulator.expired(self.now):
+            if not batch.is_done:
+                self.accumulator.expire(batch, DeliveryTimedOut("late"))
+
+    def log_of(self, sent: Sent) -> ModelLog:
+        return self.logs[sent.batch.partition]
+
+    def settle(self, batch: Batch, code: ErrorCode, offset: int) -> None:
+        match self.accumulator.judge(batch, code):
+            case Verdict.DELIVERED:
+                self.accumulator.delivered(batch, offset, -1)
+            case Verdict.RETRY:
+                self.accumulator.retry(batch, self.now + self.random.choice([0.0, 0.5]))
+            case Verdict.RENUMBER:
+                self.accumulator.renumber(batch, self.now)
+            case Verdict.SPLIT:
+                self.accumulator.split(batch)
+            case Verdict.FAIL:
+                self.accumulator.fail(batch, BrokerError(code))
+
+    @invariant()
+    def no_record_is_in_the_log_twice(self) -> None:
+        for log in self.logs:
+            assert len(set(log.values)) == len(log.values)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "accumulator"):
+            return
+        self.learn()
+        flush = self.accumulator.begin_flush()
+        while not self.accumulator.is_flushed(flush):
+            self.now += 1.0
+            self.send(True)
+            while self.wire:
+                self.answer(ErrorCode.NONE)
+            assert self.now < 100_000, "the accumulator is stuck"
+        while self.late:
+            self.carry_out_late()
+        self.no_record_is_in_the_log_twice()
+        positions: list[list[int]] = [[] for _ in self.logs]
+        for value, batch, index in self.records:
+            while batch.forwarded is not None:
+                batch, index = batch.forwarded[index]
+            assert batch.is_done
+            if batch.error is None:
+                offset = batch.base_offset + index
+                assert self.logs[batch.partition].values[offset] == value
+                positions[batch.partition].append(offset)
+        for offsets in positions:
+            assert offsets == sorted(offsets)
+        self.accumulator.take_failures()
+        assert self.accumulator.used == 0
+
+
+ProducerMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestAnyOrderOfFaults = ProducerMachine.TestCase

@@ -1,0 +1,285 @@
+"""Whatever a power cut, a killed process or a dying disk leaves, a log keeps its promises.
+
+- Killed process: everything that was appended is there.
+- Power cut: everything below the recovery point is there, and what comes above is a beginning of what had been written,
+  never a mixture.
+- Leader epochs, producer state and lookups say what the batches say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.storage.log import Log, LogConfig
+from broker.storage.manager import LogManager
+from broker.storage.producer_state import RETAINED_BATCHES
+from protocol.errors import BrokerError
+from protocol.records import BatchHeader
+from tests.power_cut_disk import PowerCutDisk
+from tests.storage_support import NOW, PARTITION, StorageWorld, batch, everything, headers, stamped
+
+State = tuple[bytes, ...]
+
+
+def split(data: bytes) -> State:
+    pieces: list[bytes] = []
+    position = 0
+    for header in headers(data):
+        pieces.append(data[position : position + header.size])
+        position += header.size
+    return tuple(pieces)
+
+
+def header_of(content: bytes) -> BatchHeader:
+    return headers(content)[0]
+
+
+def is_run_of(run: State, state: State) -> bool:
+    """The batches of `run` follow each other in `state`."""
+    return any(state[start : start + len(run)] == run for start in range(len(state) - len(run) + 1))
+
+
+class Driver:
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.disk = PowerCutDisk()
+        self.config = LogConfig(
+            segment_bytes=random.choice((1_000, 3_000, 100_000)),
+            index_interval_bytes=random.choice((1, 150)),
+            flush_bytes=random.choice((600, 100_000)),
+        )
+        self.state: State = ()
+        """What was appended, and not truncated."""
+        self.history: set[State] = {()}
+        """Every state since the last one known to be on disk, which is in it."""
+        self.promised = 0
+        """What lies below is on disk."""
+        self.start = 0
+        self.emptied = False
+        """The log was told to begin elsewhere, so of older states any part may reappear while that is not on disk."""
+        self.epoch = 0
+        self.topic = 0
+
+    async def open(self) -> None:
+        self.world = StorageWorld(self.disk)
+        self.manager = LogManager(self.world, "/data", 1, default_config=self.config, checkpoint_interval_ms=10**9)
+        await self.manager.open("cluster")
+        assert not self.manager.damaged, self.manager.damaged
+        self.log: Log = await self.manager.get_or_create(PARTITION, f"topic-{self.topic}", self.config)
+        self.epoch += 1
+        self.log.assign_epoch_start(self.epoch, self.log.log_end_offset)
+
+    @property
+    def end(self) -> int:
+        return header_of(self.state[-1]).next_offset if self.state else self.start
+
+    # -- what happens while all is well --
+
+    def append(self) -> None:
+        producer_id = self.random.randrange(3)
+        mine = [h for h in map(header_of, self.state) if h.producer_id == producer_id]
+        record_set = batch(
+            self.random.randint(1, 4),
+            size=self.random.choice((10, 60, 200)),
+            timestamp=NOW + self.random.randrange(1_000),
+            producer_id=producer_id,
+            sequence=mine[-1].last_sequence + 1 if mine else 0,
+            fill=self.random.randbytes(3),
+        )
+        changed = (*self.state, stamped(record_set, self.end, self.epoch))
+        self.history.add(changed)
+        self.log.append_as_leader(record_set, self.epoch, NOW)
+        self.state = changed
+        assert self.log.log_end_offset == self.end
+
+    def truncate(self) -> None:
+        self.epoch += 1
+        # Mostly what was not flushed.
+        lowest = self.random.choice((self.start, max(self.start, min(self.promised, self.end))))
+        offset = self.random.randint(lowest, self.end)
+        changed = tuple(b for b in self.state if header_of(b).last_offset < offset)
+        self.history.add(changed)
+        self.promised = min(self.promised, header_of(changed[-1]).next_offset if changed else self.start)
+        self.log.truncate_to(offset)
+        self.state = changed
+
+    def empty(self) -> None:
+        self.epoch += 1
+        offset = self.end + self.random.randint(0, 3)
+        self.history.add(())
+        self.promised, self.emptied = 0, True
+        self.log.truncate_fully_and_start_at(offset)
+        self.state, self.start, self.emptied = (), offset, False
+        self.history = {()}
+
+    def roll(self) -> None:
+        self.log.roll()
+
+    async def flush(self) -> None:
+        if self.random.random() < 0.5:
+            # The event loop goes on while the worker thread writes.
+            self.world.executor.before = self.random.choice((self.append, self.truncate, self.empty, self.roll))
+        before = self.log.recovery_point
+        await self.log.flush()
+        self.world.executor.before = None
+        self._flushed(before < self.log.recovery_point)
+
+    async def checkpoint(self) -> None:
+        await self.manager.checkpoint_recovery_points()
+        self._flushed(True)
+
+    def _flushed(self, everything: bool) -> None:
+        assert self.promised <= self.log.recovery_point <= self.end
+        self.promised = self.log.recovery_point
+        if self.promised == self.end and everything:
+            self.history = {self.state}
+
+    async def delete(self) -> None:
+        await self.manager.delete(PARTITION)
+        self.topic += 1
+        self.state, self.history, self.promised, self.start = (), {()}, 0, 0
+        self.log = await self.manager.get_or_create(PARTITION, f"topic-{self.topic}", self.config)
+
+    async def stop(self) -> None:
+        await self.manager.close()
+        self.promised = self.end
+        self.history = {self.state}
+        await self.open()
+        assert self.manager.was_clean
+        assert self.manager.reports[PARTITION].problem == ""
+        self.check_content(self.state)
+
+    # -- what happens when it is not --
+
+    async def _end_process(self) -> None:
+        self.disk.changes_left = 0
+        self.world.executor.before = None
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.disk.changes_left = None
+
+    async def kill(self) -> None:
+        """All but the process survives."""
+        state, history = self.state, self.history
+        await self.open()
+        found = split(everything(self.log))
+        if self.emptied:
+            assert any(is_run_of(found, s) for s in history)
+        else:
+            # Possibly with the append that had no answer yet, or without the truncation.
+            assert found == state or (found[: len(state)] == state and found in history) or self._cut_halfway(found)
+        if found == state and not self.emptied:
+            assert not self.manager.reports[PARTITION].lost_more_than_an_incomplete_batch
+        self._adopt(found)
+        self.history |= history
+
+    def _cut_halfway(self, found: State) -> bool:
+        return self.interrupted_truncation and any(found == s[: len(found)] for s in self.history)
+
+    async def cut_the_power(self) -> None:
+        self.disk.power_cut(self.random)
+        promised, emptied, history = self.promised, self.emptied, self.history
+        kept = tuple(b for b in self.state if header_of(b).last_offset < promised)
+        await self.open()
+        found = split(everything(self.log))
+        if not emptied:
+            assert found[: len(kept)] == kept
+            assert any(found == s[: len(found)] for s in history)
+            assert not kept or self.log.log_end_offset >= promised
+        assert any(is_run_of(found, s) for s in history)
+        self._adopt(found)
+
+    interrupted_truncation = False
+
+    def _adopt(self, found: State) -> None:
+        self.state = found
+        # What was read back may still not be on disk.
+        self.history.add(found)
+        self.history = {s for s in self.history if s[: len(found)] == found} | {found[:n] for n in range(len(found))}
+        self.promised = self.log.recovery_point
+        self.start = self.log.log_start_offset if not found else header_of(found[0]).base_offset
+        self.epoch = max([self.epoch, *(header_of(b).partition_leader_epoch for b in found)])
+        # Opening has put on disk what segments there are.
+        whole, self.emptied = not self.emptied, False
+        self.interrupted_truncation = False
+        self.check_content(found, producers=whole)
+
+    def check_content(self, state: State, *, producers: bool = True) -> None:
+        log = self.log
+        assert split(everything(log)) == state
+        assert log.log_end_offset == (header_of(state[-1]).next_offset if state else self.start)
+        known = list(map(header_of, state))
+        for header in known:
+            assert log.epoch_at(header.base_offset) == header.partition_leader_epoch
+        if known:
+            youngest = max(h.max_timestamp for h in known)
+            found = log.offset_for_timestamp(youngest, log.log_end_offset)
+            assert found is not None
+            assert found[0] == youngest
+        assert log.offset_for_timestamp(NOW + 10_000, log.log_end_offset) is None
+        if producers:
+            self.check_producers(known)
+
+    def check_producers(self, known: list[BatchHeader]) -> None:
+        for producer_id in range(3):
+            mine = [h for h in known if h.producer_id == producer_id][-RETAINED_BATCHES:]
+            for header in mine:
+                content = next(b for b in self.state if header_of(b).base_offset == header.base_offset)
+                info = self.log.append_as_leader(content, self.epoch, NOW)
+                assert (info.duplicate, info.first_offset) == (True, header.base_offset)
+            if not mine:
+                assert self.log._producers.get(producer_id) is None
+
+    async def step(self) -> None:
+        """One thing, in the midst of which the machine may die."""
+        dies = self.random.random() < 0.15
+        if dies:
+            self.disk.changes_left = self.random.randrange(8)
+        kind = self.random.randrange(20)
+        try:
+            if kind < 10:
+                self.append()
+            elif kind < 12:
+                self.interrupted_truncation = True
+                self.truncate()
+                self.interrupted_truncation = False
+            elif kind == 12:
+                self.empty()
+            elif kind == 13:
+                self.roll()
+            elif kind < 16:
+                self.interrupted_truncation = True
+                await self.flush()
+                self.interrupted_truncation = False
+            elif kind == 16:
+                await self.checkpoint()
+            elif kind == 17 and not dies:
+                await self.stop()
+            elif kind == 18 and not dies:
+                await self.delete()
+            await asyncio.sleep(0)
+        except BrokerError:
+            assert dies
+        if dies or kind == 19:
+            await self._end_process()
+            await (self.kill() if self.random.random() < 0.5 else self.cut_the_power())
+        assert self.manager.failure is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
+def test_power_cuts_kills_and_dying_disks_take_nothing_that_was_promised(seed: int, steps: int) -> None:
+    async def run() -> None:
+        driver = Driver(Random(seed))
+        await driver.open()
+        for _ in range(steps):
+            await driver.step()
+        await driver.manager.close()
+
+    asyncio.run(run())

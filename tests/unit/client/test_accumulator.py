@@ -1,0 +1,589 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from client import accumulator as module
+from client import partitioners
+from client.accumulator import GRANT, UNASSIGNED, Accumulator, Batch, Identity, PartitionQueue, Verdict, judge
+from client.errors import BufferFull, Closed
+from client.partitioners import Partitioner, WithoutKey
+from protocol.compression import Compression
+from protocol.errors import BrokerError, ErrorCode
+from protocol.records import decode_batch
+
+KIB = 1024
+
+
+def make(
+    *,
+    batch_size: int = 64 * KIB,
+    buffer_memory: int = 1024 * KIB,
+    max_request_size: int = 1024 * KIB,
+    linger_s: float = 0.0,
+    is_idempotent: bool = True,
+    without_key: WithoutKey = WithoutKey.ADAPTIVE,
+    partitions: int | None = 1,
+) -> Accumulator:
+    accumulator = Accumulator(
+        batch_size=batch_size,
+        buffer_memory=buffer_memory,
+        max_request_size=max_request_size,
+        linger_s=linger_s,
+        delivery_timeout_s=120.0,
+        is_idempotent=is_idempotent,
+        partitioner=Partitioner(without_key=without_key),
+        random=Random(7),
+    )
+    accumulator.identity = Identity(2, 0)
+    if partitions is not None:
+        accumulator.topic_is_known("t", partitions, range(partitions))
+    return accumulator
+
+
+def add(
+    accumulator: Accumulator,
+    value: bytes | None,
+    *,
+    key: bytes | None = None,
+    partition: int | None = None,
+    now: float = 0.0,
+    timestamp_ms: int = 5,
+    headers: Sequence[tuple[str, bytes | None]] | None = None,
+) -> tuple[Batch, int]:
+    return accumulator.add(now, "t", value, key, partition, timestamp_ms, headers)
+
+
+def fill(accumulator: Accumulator, value: bytes) -> int:
+    """Add records, each with another key, until there is no room; how many were added."""
+    for count in range(10_000):
+        try:
+            add(accumulator, value, key=count.to_bytes(4, "big"))
+        except BufferFull:
+            return count
+    raise AssertionError("the buffer has no end")
+
+
+def deliver(accumulator: Accumulator, batch: Batch, base_offset: int = 0) -> None:
+    assert accumulator.judge(batch, ErrorCode.NONE) is Verdict.DELIVERED
+    accumulator.delivered(batch, base_offset, -1)
+
+
+def ready(accumulator: Accumulator, now: float = 0.0) -> list[int]:
+    return [queue.partition for queue in accumulator.ready(now).queues]
+
+
+def queue_of(accumulator: Accumulator, partition: int = 0) -> PartitionQueue:
+    return accumulator._topics["t"].queues[partition]
+
+
+def test_the_accumulator_and_the_partitioners_import_neither_asyncio_nor_time_nor_os() -> None:
+    for pure in (module, partitioners):
+        assert pure.__file__ is not None
+        tree = ast.parse(Path(pure.__file__).read_text())
+        names = {
+            alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+        } | {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not names & {"asyncio", "time", "os"}
+
+
+# --- readiness ---
+
+
+def test_an_idle_partition_is_ready_at_once_and_a_busy_one_waits_until_its_batch_is_full() -> None:
+    accumulator = make(batch_size=4 * KIB)
+    add(accumulator, b"first")
+    assert ready(accumulator) == [0]
+    accumulator.take(queue_of(accumulator))
+    add(accumulator, b"second")
+    assert ready(accumulator) == []
+    for _ in range(4):
+        add(accumulator, b"x" * KIB)
+    assert ready(accumulator) == [0]
+
+
+def test_an_unfilled_batch_is_ready_again_once_what_was_in_flight_is_answered() -> None:
+    accumulator = make()
+    add(accumulator, b"first")
+    batch = accumulator.take(queue_of(accumulator))
+    add(accumulator, b"second")
+    assert ready(accumulator) == []
+    deliver(accumulator, batch)
+    assert ready(accumulator) == [0]
+
+
+def test_a_batch_lingers_and_the_accumulator_says_until_when() -> None:
+    accumulator = make(linger_s=0.5)
+    add(accumulator, b"v", now=10.0)
+    assert accumulator.ready(10.4) == ([], 10.5)
+    assert ready(accumulator, 10.5) == [0]
+
+
+def test_a_full_batch_does_not_linger() -> None:
+    accumulator = make(linger_s=100.0, batch_size=4 * KIB)
+    for _ in range(4):
+        add(accumulator, b"x" * KIB)
+    assert ready(accumulator) == [0]
+
+
+def test_an_exhausted_buffer_makes_every_partition_ready() -> None:
+    accumulator = make(linger_s=100.0, partitions=2, buffer_memory=256 * KIB)
+    add(accumulator, b"small", partition=0)
+    assert ready(accumulator) == []
+    while not accumulator.is_over_limit:
+        add(accumulator, b"x" * KIB, partition=1)
+    assert sorted(ready(accumulator)) == [0, 1]
+
+
+def test_a_flush_makes_ready_what_was_there_when_it_began_and_nothing_newer() -> None:
+    accumulator = make(linger_s=100.0, partitions=2)
+    add(accumulator, b"old", partition=0)
+    flush = accumulator.begin_flush()
+    add(accumulator, b"new", partition=1)
+    assert ready(accumulator) == [0]
+    assert not accumulator.is_flushed(flush)
+    deliver(accumulator, accumulator.take(queue_of(accumulator, 0)))
+    assert accumulator.is_flushed(flush)
+
+
+def test_a_partition_that_backs_off_is_not_ready_whatever_it_holds() -> None:
+    accumulator = make()
+    add(accumulator, b"v")
+    batch = accumulator.take(queue_of(accumulator))
+    assert accumulator.judge(batch, ErrorCode.NOT_ENOUGH_REPLICAS) is Verdict.RETRY
+    accumulator.retry(batch, 3.0)
+    accumulator.begin_flush()
+    assert accumulator.ready(2.0) == ([], 3.0)
+    assert accumulator.backing_off(2.0) == [queue_of(accumulator)]
+    assert ready(accumulator, 3.0) == [0]
+
+
+def test_partitions_take_turns() -> None:
+    accumulator = make(partitions=3, batch_size=2 * KIB)
+    for partition in (0, 0, 0, 1, 1, 2):
+        add(accumulator, b"x" * 1_500, partition=partition)
+    order = []
+    while queues := accumulator.ready(0.0).queues:
+        order.append(queues[0].partition)
+        accumulator.take(queues[0])
+    assert order[:3] == [0, 1, 2]
+
+
+# --- memory ---
+
+
+def test_memory_is_granted_in_pieces_and_what_a_closed_batch_did_not_use_is_given_back() -> None:
+    accumulator = make()
+    add(accumulator, b"v")
+    assert accumulator.used == GRANT
+    batch = accumulator.take(queue_of(accumulator))
+    assert accumulator.used == batch.size < 200
+    deliver(accumulator, batch)
+    assert accumulator.used == 0
+
+
+def test_twice_the_buffer_memory_is_never_passed() -> None:
+    accumulator = make(buffer_memory=128 * KIB)
+    fill(accumulator, b"x" * KIB)
+    assert 128 * KIB < accumulator.used <= 256 * KIB
+
+
+def test_a_record_that_no_request_could_carry_is_refused_at_once() -> None:
+    accumulator = make(max_request_size=16 * KIB, batch_size=8 * KIB)
+    with pytest.raises(BrokerError) as caught:
+        add(accumulator, b"x" * 16 * KIB)
+    assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+    batch, _ = add(accumulator, b"x" * 15 * KIB)
+    assert batch.size > 15 * KIB
+
+
+def test_what_a_batch_is_said_to_take_is_never_less_than_what_it_takes() -> None:
+    accumulator = make()
+    add(accumulator, b"", key=b"", timestamp_ms=0)
+    add(accumulator, None, timestamp_ms=1 << 61, headers=[("ü" * 40, None), ("n", b"v" * 70_000)])
+    add(accumulator, b"v" * 300, key=b"k" * 70_000)
+    total = 0
+    while queues := accumulator.ready(0.0).queues:
+        batch = accumulator.take(queues[0])
+        assert len(batch.encode(Compression.NONE)) <= batch.size
+        total += batch.count
+        deliver(accumulator, batch)
+    assert total == 3
+
+
+def test_failed_records_keep_their_memory_until_they_are_reported() -> None:
+    accumulator = make()
+    add(accumulator, b"v", key=b"k", headers=[("h", b"1")])
+    batch = accumulator.take(queue_of(accumulator))
+    error = BrokerError(ErrorCode.INVALID_RECORD)
+    assert accumulator.judge(batch, error.code) is Verdict.FAIL
+    accumulator.fail(batch, error)
+    assert accumulator.used > 0
+    (failure,) = accumulator.take_failures()
+    assert failure == ("t", 0, b"k", b"v", 5, [("h", b"1")], error)
+    assert accumulator.used == 0
+    assert accumulator.take_failures() == []
+
+
+def test_records_whose_delivery_is_awaited_are_not_reported_again() -> None:
+    accumulator = make()
+    batch, first = add(accumulator, b"0")
+    add(accumulator, b"1")
+    batch.mark_awaited(first)
+    accumulator.fail_all(Closed("over"))
+    assert [failure.value for failure in accumulator.take_failures()] == [b"1"]
+
+
+# --- partitions ---
+
+
+def test_records_of_an_unknown_topic_are_held_and_placed_in_the_order_of_their_send() -> None:
+    accumulator = make(partitions=None)
+    handles = [
+        add(accumulator, b"0", partition=1),
+        add(accumulator, b"1", key=b"key"),
+        add(accumulator, b"2"),
+        add(accumulator, b"3", partition=1),
+        add(accumulator, b"4", partition=9),
+    ]
+    assert all(batch.partition == UNASSIGNED for batch, _ in handles)
+    assert accumulator.ready(0.0).queues == []
+    assert accumulator.held_topics() == [("t", 0.0)]
+    accumulator.topic_is_known("t", 3, [0, 1, 2])
+    assert accumulator.held_topics() == []
+    placed = []
+    for batch, index in handles:
+        assert batch.forwarded is not None
+        placed.append(batch.forwarded[index])
+    assert placed[0][0] is placed[3][0]
+    assert [batch.values[index] for batch, index in placed[:4]] == [b"0", b"1", b"2", b"3"]
+    refused = placed[4][0]
+    assert isinstance(refused.error, BrokerError)
+    assert refused.error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    (failure,) = accumulator.take_failures()
+    assert (failure.partition, failure.value) == (9, b"4")
+
+
+def test_a_flush_waits_for_held_records_and_for_the_batches_that_they_become() -> None:
+    accumulator = make(partitions=None)
+    add(accumulator, b"v")
+    flush = accumulator.begin_flush()
+    assert not accumulator.is_flushed(flush)
+    accumulator.topic_is_known("t", 1, [0])
+    assert not accumulator.is_flushed(flush)
+    deliver(accumulator, accumulator.take(queue_of(accumulator)))
+    assert accumulator.is_flushed(flush)
+
+
+def test_placing_held_records_never_fails_for_want_of_memory() -> None:
+    accumulator = make(partitions=None, buffer_memory=64 * KIB, max_request_size=64 * KIB, batch_size=64 * KIB)
+    count = fill(accumulator, b"x" * 500)
+    accumulator.topic_is_known("t", 100, range(100))
+    accumulator.begin_flush()
+    taken = 0
+    while queues := accumulator.ready(0.0).queues:
+        batch = accumulator.take(queues[0])
+        taken += batch.count
+        deliver(accumulator, batch)
+    assert (taken, accumulator.used) == (count, 0)
+
+
+def test_a_partition_that_does_not_exist_is_refused_at_once() -> None:
+    accumulator = make(partitions=2)
+    with pytest.raises(BrokerError, match="partitions 0 to 1"):
+        add(accumulator, b"v", partition=2)
+
+
+def test_an_illegal_topic_name_is_refused_at_once() -> None:
+    with pytest.raises(BrokerError) as caught:
+        make().add(0.0, "no/slash", b"v", None, None, 0, None)
+    assert caught.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_records_without_a_key_share_a_partition_until_batch_size_bytes_have_gone_there() -> None:
+    accumulator = make(partitions=4, batch_size=8 * KIB)
+    for _ in range(400):
+        add(accumulator, b"x" * KIB)
+    sizes = [
+        sum(batch.size for batch in queue.waiting)
+        for queue in accumulator._topics["t"].queues.values()
+        if queue.waiting
+    ]
+    assert len(sizes) == 4
+    full = [batch.is_closed for queue in accumulator._topics["t"].queues.values() for batch in queue.waiting]
+    assert full.count(False) <= 1
+
+
+def test_the_adaptive_partitioner_stays_with_its_partition_though_the_batch_was_sent() -> None:
+    accumulator = make(partitions=4, batch_size=8 * KIB)
+    partitions = set()
+    for _ in range(5):
+        batch, _ = add(accumulator, b"small")
+        partitions.add(batch.partition)
+        deliver(accumulator, accumulator.take(queue_of(accumulator, batch.partition)))
+    assert len(partitions) == 1
+
+
+def test_the_sticky_partitioner_changes_with_every_batch() -> None:
+    accumulator = make(partitions=4, without_key=WithoutKey.STICKY)
+    previous = -1
+    for _ in range(10):
+        batch, _ = add(accumulator, b"small")
+        assert batch.partition != previous
+        previous = batch.partition
+        deliver(accumulator, accumulator.take(queue_of(accumulator, previous)))
+
+
+def test_the_round_robin_partitioner_changes_with_every_record() -> None:
+    accumulator = make(partitions=3, without_key=WithoutKey.ROUND_ROBIN)
+    first = add(accumulator, b"v")[0].partition
+    assert [add(accumulator, b"v")[0].partition for _ in range(5)] == [(first + 1 + i) % 3 for i in range(5)]
+
+
+def test_records_without_a_key_avoid_partitions_without_a_leader() -> None:
+    accumulator = make(partitions=3, batch_size=2 * KIB)
+    accumulator.topic_is_known("t", 3, [2])
+    assert {add(accumulator, b"x" * KIB)[0].partition for _ in range(20)} == {2}
+    accumulator.topic_is_known("t", 3, [])
+    assert {add(accumulator, b"x" * KIB)[0].partition for _ in range(50)} == {0, 1, 2}
+
+
+def test_the_fast_path_is_offered_only_for_batches_without_keys_and_headers() -> None:
+    accumulator = make()
+    batch, _ = add(accumulator, b"v")
+    assert accumulator.open_batches == {"t": batch}
+    add(accumulator, b"v", key=b"k")
+    assert accumulator.open_batches == {}
+    add(accumulator, b"v")
+    assert (batch.keys, batch.values) == ([None, b"k", None], [b"v"] * 3)
+
+
+def test_columns_of_keys_and_headers_are_filled_up_for_records_without() -> None:
+    accumulator = make()
+    add(accumulator, b"0")
+    add(accumulator, b"1", key=b"k", headers=[("h", b"x")], timestamp_ms=9)
+    add(accumulator, None)
+    batch = accumulator.take(queue_of(accumulator))
+    decoded = decode_batch(batch.encode(Compression.ZSTD))
+    assert decoded.values == [b"0", b"1", None]
+    assert decoded.keys == [None, b"k", None]
+    assert decoded.headers == [None, [("h", b"x")], None]
+    assert decoded.timestamps == [5, 9, 5]
+    assert (decoded.header.producer_id, decoded.header.producer_epoch, decoded.header.base_sequence) == (2, 0, 0)
+
+
+# --- order and numbers ---
+
+
+def pipeline(accumulator: Accumulator, count: int) -> list[Batch]:
+    """That many batches of one record, all in flight."""
+    batches = []
+    for index in range(count):
+        add(accumulator, str(index).encode())
+        accumulator.begin_flush()
+        batches.append(accumulator.take(queue_of(accumulator)))
+    return batches
+
+
+def test_batches_are_numbered_in_the_order_in_which_they_are_taken() -> None:
+    accumulator = make()
+    for count in (3, 1, 2):
+        for _ in range(count):
+            add(accumulator, b"v")
+        accumulator.begin_flush()
+        accumulator.take(queue_of(accumulator))
+    assert [batch.sequence for batch in queue_of(accumulator).in_flight] == [0, 3, 4]
+
+
+def test_sequences_wrap_to_zero_after_2_to_the_31_minus_1() -> None:
+    accumulator = make()
+    (first,) = pipeline(accumulator, 1)
+    deliver(accumulator, first)
+    queue_of(accumulator).next_sequence = 2**31 - 1
+    add(accumulator, b"a")
+    add(accumulator, b"b")
+    assert accumulator.take(queue_of(accumulator)).sequence == 2**31 - 1
+    assert queue_of(accumulator).next_sequence == 1
+
+
+def test_a_retry_keeps_its_number_and_waits_until_nothing_of_the_partition_is_in_flight() -> None:
+    accumulator = make()
+    first, second, third = pipeline(accumulator, 3)
+    encoded = first.encode(Compression.NONE)
+    assert accumulator.judge(first, ErrorCode.NOT_LEADER_OR_FOLLOWER) is Verdict.RETRY
+    accumulator.retry(first, 0.0)
+    assert ready(accumulator) == []
+    for later in (second, third):
+        assert accumulator.judge(later, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is Verdict.RETRY
+        accumulator.retry(later, 0.0)
+    assert [accumulator.take(queue_of(accumulator)) for _ in range(1)] == [first]
+    assert first.encode(Compression.NONE) is encoded
+    assert ready(accumulator) == []
+    deliver(accumulator, first)
+    assert accumulator.take(queue_of(accumulator)) is second
+
+
+def test_answers_that_come_in_any_order_put_batches_back_in_order() -> None:
+    accumulator = make()
+    batches = pipeline(accumulator, 4)
+    for batch in (batches[2], batches[0], batches[3], batches[1]):
+        accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION)
+        accumulator.retry(batch, 0.0)
+    assert list(queue_of(accumulator).waiting) == batches
+
+
+def test_a_lost_number_gives_a_batch_that_was_refused_a_new_producer_id() -> None:
+    accumulator = make()
+    first, second = pipeline(accumulator, 2)
+    assert accumulator.judge(first, ErrorCode.UNKNOWN_PRODUCER_ID) is Verdict.RENUMBER
+    accumulator.renumber(first, 0.0)
+    assert accumulator.judge(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is Verdict.RETRY
+    accumulator.retry(second, 0.0)
+    assert accumulator.identity is None
+    assert accumulator.lacks_identity(queue_of(accumulator))
+    accumulator.identity = Identity(77, 0)
+    assert accumulator.take(queue_of(accumulator)) is first
+    assert (first.identity, first.sequence) == (Identity(77, 0), 0)
+    deliver(accumulator, first)
+    # The second was in flight when the numbers were lost; its own answer shows that its number is void, too.
+    assert accumulator.take(queue_of(accumulator)) is second
+    assert accumulator.judge(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is Verdict.RENUMBER
+    accumulator.renumber(second, 0.0)
+    assert accumulator.take(queue_of(accumulator)) is second
+    assert (second.identity, second.sequence) == (Identity(77, 0), 1)
+
+
+def test_a_batch_that_may_be_in_the_log_is_never_numbered_anew() -> None:
+    accumulator = make()
+    (batch,) = pipeline(accumulator, 1)
+    accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION)
+    accumulator.retry(batch, 0.0)
+    accumulator.take(queue_of(accumulator))
+    assert accumulator.judge(batch, ErrorCode.UNKNOWN_PRODUCER_ID) is Verdict.FAIL
+
+
+def test_after_a_failed_batch_the_partition_goes_on_under_a_new_producer_id_and_others_do_not() -> None:
+    accumulator = make(partitions=2)
+    add(accumulator, b"other", partition=1)
+    deliver(accumulator, accumulator.take(queue_of(accumulator, 1)))
+    add(accumulator, b"bad", partition=0)
+    bad = accumulator.take(queue_of(accumulator, 0))
+    assert accumulator.judge(bad, ErrorCode.INVALID_RECORD) is Verdict.FAIL
+    accumulator.fail(bad, BrokerError(ErrorCode.INVALID_RECORD))
+    add(accumulator, b"next", partition=0)
+    add(accumulator, b"next", partition=1)
+    assert accumulator.lacks_identity(queue_of(accumulator, 0))
+    assert not accumulator.lacks_identity(queue_of(accumulator, 1))
+    assert accumulator.take(queue_of(accumulator, 1)).sequence == 1
+
+
+def test_the_first_batch_under_a_new_producer_id_waits_for_those_in_flight() -> None:
+    accumulator = make()
+    first, second = pipeline(accumulator, 2)
+    accumulator.judge(first, ErrorCode.INVALID_RECORD)
+    accumulator.fail(first, BrokerError(ErrorCode.INVALID_RECORD))
+    accumulator.identity = Identity(9, 0)
+    add(accumulator, b"later")
+    accumulator.begin_flush()
+    assert ready(accumulator) == []
+    deliver(accumulator, second)
+    assert ready(accumulator) == [0]
+
+
+def test_a_batch_that_is_too_large_for_the_broker_is_split_and_keeps_its_numbers() -> None:
+    accumulator = make()
+    handles = [add(accumulator, str(index).encode(), key=b"k", timestamp_ms=index) for index in range(5)]
+    whole = accumulator.take(queue_of(accumulator))
+    used = accumulator.used
+    whole.mark_awaited(4)
+    assert accumulator.judge(whole, ErrorCode.MESSAGE_TOO_LARGE) is Verdict.SPLIT
+    accumulator.split(whole)
+    assert accumulator.used == used
+    left = accumulator.take(queue_of(accumulator))
+    assert (left.values, left.sequence, left.timestamps) == ([b"0", b"1"], 0, [0, 1])
+    deliver(accumulator, left, 10)
+    right = accumulator.take(queue_of(accumulator))
+    assert (right.values, right.sequence, right.keys) == ([b"2", b"3", b"4"], 2, [b"k"] * 3)
+    assert right.awaited == {2}
+    assert whole.forwarded is not None
+    assert whole.forwarded[handles[4][1]] == (right, 2)
+    deliver(accumulator, right, 12)
+    assert accumulator.used == 0
+
+
+def test_batches_get_smaller_once_a_broker_found_one_too_large() -> None:
+    accumulator = make(batch_size=64 * KIB)
+    for _ in range(30):
+        add(accumulator, b"x" * KIB)
+    whole = accumulator.take(queue_of(accumulator))
+    accumulator.judge(whole, ErrorCode.MESSAGE_TOO_LARGE)
+    accumulator.split(whole)
+    accumulator.begin_flush()
+    for _ in range(2):
+        deliver(accumulator, accumulator.take(queue_of(accumulator)))
+    for _ in range(30):
+        add(accumulator, b"x" * KIB)
+    assert accumulator.take(queue_of(accumulator)).size <= whole.size // 2 + 1 + 16 * KIB
+
+
+def test_a_topic_that_was_created_again_gets_new_numbers() -> None:
+    accumulator = make()
+    (batch,) = pipeline(accumulator, 1)
+    deliver(accumulator, batch)
+    accumulator.topic_was_recreated("t")
+    add(accumulator, b"v")
+    assert accumulator.lacks_identity(queue_of(accumulator))
+
+
+# --- time ---
+
+
+def test_what_waits_longer_than_the_delivery_timeout_expires() -> None:
+    accumulator = make()
+    old, _ = add(accumulator, b"old", now=1.0)
+    assert accumulator.next_expiry(50.0) == 121.0
+    assert accumulator.expired(120.9) == []
+    assert accumulator.expired(121.0) == [old]
+    accumulator.expire(old, Closed("late"))
+    assert old.is_done
+    assert accumulator.ready(121.0).queues == []
+    assert accumulator.next_expiry(121.0) == 241.0
+
+
+def test_a_batch_that_expires_in_flight_ends_for_the_caller_and_its_answer_still_counts_for_the_numbers() -> None:
+    accumulator = make()
+    first, second = pipeline(accumulator, 2)
+    accumulator.expire(first, Closed("late"))
+    assert first.is_done
+    assert queue_of(accumulator).in_flight == [first, second]
+    deliver(accumulator, first)
+    deliver(accumulator, second, 1)
+    assert isinstance(first.error, Closed)
+    add(accumulator, b"next")
+    assert accumulator.take(queue_of(accumulator)).sequence == 2
+
+
+def test_a_batch_that_expired_in_flight_and_was_not_appended_costs_its_successors_their_numbers() -> None:
+    accumulator = make()
+    (first,) = pipeline(accumulator, 1)
+    accumulator.expire(first, Closed("late"))
+    assert accumulator.judge(first, ErrorCode.NETWORK_EXCEPTION) is Verdict.RETRY
+    accumulator.retry(first, 0.0)
+    assert list(queue_of(accumulator).waiting) == []
+    add(accumulator, b"next")
+    assert accumulator.lacks_identity(queue_of(accumulator))
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_error_code_has_a_verdict_and_only_success_delivers(code: ErrorCode) -> None:
+    for is_first in (True, False):
+        for maybe_appended in (True, False):
+            verdict = judge(code, record_count=1, is_first=is_first, maybe_appended=maybe_appended, is_idempotent=True)
+            succeeded = code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+            assert (verdict is Verdict.DELIVERED) == succeeded
+            assert verdict is not Verdict.SPLIT
+            assert not (verdict is Verdict.RENUMBER and maybe_appended)

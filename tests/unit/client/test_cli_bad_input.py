@@ -1,0 +1,80 @@
+"""What users mistype: one line with the remedy, and the right exit code. No cluster is needed to say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client.cli.output import run_app
+from minibroker import application
+
+NOBODY = ["--bootstrap", "127.0.0.1:1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["produse"], 2, "No such command"),
+        (["consume", "orders", "--form", "end"], 2, "No such option"),
+        (["consume"], 2, "Missing argument 'TOPIC'"),
+        (["consume", "orders", "--from", "yesterday"], 2, "an offset such as 42"),
+        (["consume", "orders", "--from", "-5"], 2, "an offset such as 42"),
+        (["consume", "orders", "--output", "%x"], 2, "%x in '%x' is no token"),
+        (["consume", "orders", "--partition", "-1"], 2, "greater than or equal to 0"),
+        (["consume", "orders", "--count", "0"], 2, "greater than or equal to 1"),
+        (["consume", "or/ders"], 2, "only a-z A-Z 0-9 . _ - are legal"),
+        (["consume", "orders", "--bootstrap", "localhost"], 2, 'give brokers as "host:port"'),
+        (["produce", "orders", "--acks", "2"], 2, "'all', '1', '0'"),
+        (["produce", "orders", "--compression", "brotli"], 2, "'zstd'"),
+        (["produce", "orders", "--key-separator", "", *NOBODY], 2, "--key-separator is empty"),
+        (["produce", "orders", "--file", "/no/such/file", *NOBODY], 1, "/no/such/file: No such file"),
+        (["topics", "create", "or ders"], 2, "only a-z A-Z 0-9 . _ - are legal"),
+        (["topics", "create", "x" * 250], 2, "the limit is 249"),
+        (["topics", "create", "..", *NOBODY], 2, "would name a directory"),
+        (["topics", "create", "orders", "--partitions", "0"], 2, "greater than or equal to 1"),
+        (["topics", "create", "orders", "--config", "retention.ms"], 2, "NAME=VALUE is expected"),
+        (["topics", "list", *NOBODY], 1, "Connection refused"),
+        (["bench", "produce", "--size", "7"], 2, "greater than or equal to 8"),
+        (["kill", "Broker1"], 2, "a broker id, controller, leader:TOPIC-PARTITION, all or zookeeper"),
+        (["kill", "leader:orders"], 2, "leader:orders-0"),
+        (["up", "--brokers", "0"], 2, "greater than or equal to 1"),
+        (["up", "--base-port", "65536"], 2, "less than or equal to 65535"),
+        (["status", *NOBODY], 1, "no broker answers at 127.0.0.1:1"),
+        (["status", "--bootstrap", "localhost:port"], 2, "from 1 to 65535"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_remedy_and_the_right_exit_code(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(application(), arguments) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert said in printed.err
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["down"], ["kill", "1"], ["start", "all"], ["logs", "1"], ["topics", "list"]]
+)
+def test_without_a_cluster_every_command_says_how_to_get_one(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(application(), [*command, "--data", str(tmp_path)]) == 1
+    assert "minibroker up" in capsys.readouterr().err
+
+
+def test_a_damaged_cluster_file_is_told_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cluster.json").write_text("{")
+    for command in (["status"], ["topics", "list"]):
+        assert run_app(application(), [*command, "--data", str(tmp_path)]) == 1
+        assert "is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["topics"], ["bench"]])
+def test_a_group_without_a_command_prints_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(application(), command) == 2
+    printed = capsys.readouterr()
+    assert "Commands" in printed.out
+    assert printed.err == ""

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from client.consumer import Consumer
+from client.errors import InvalidSetting
+from client.producer import Producer
+from client.settings import Address, parse_bootstrap
+from protocol.errors import MinibrokerError
+from protocol.model import TopicPartition
+
+
+def test_bootstrap_addresses_are_read_from_a_string_or_a_list() -> None:
+    expected = (Address("a", 1), Address("b.example", 65_535))
+    assert parse_bootstrap("a:1,b.example:65535") == expected
+    assert parse_bootstrap(["a:1", "b.example:65535"]) == expected
+    assert parse_bootstrap(" a:1 , b.example:65535 ") == expected
+    assert parse_bootstrap("a:1,a:1") == (Address("a", 1),)
+    assert parse_bootstrap("[::1]:9092") == (Address("::1", 9092),)
+    assert str(Address("::1", 9092)) == "[::1]:9092"
+
+
+@pytest.mark.parametrize(
+    "bootstrap",
+    ["", "localhost", ":9092", "localhost:", "localhost:0", "localhost:65536", "a:1,,b:2", "::1:9092", "a:²"],
+)
+def test_a_malformed_bootstrap_is_refused_with_the_value_and_the_rule(bootstrap: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        Producer(bootstrap)
+    assert isinstance(caught.value, MinibrokerError)
+    assert isinstance(caught.value, ValueError)
+    assert "bootstrap=" in str(caught.value)
+
+
+@pytest.mark.parametrize("bootstrap", [[], b"localhost:9092", 9092, ["localhost:9092", 1]])
+def test_a_bootstrap_of_a_wrong_type_is_refused(bootstrap: object) -> None:
+    with pytest.raises(InvalidSetting):
+        parse_bootstrap(bootstrap)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"acks": 2},
+        {"acks": True},
+        {"acks": "none"},
+        {"acks": 1, "enable_idempotence": True},
+        {"acks": 0, "enable_idempotence": True},
+        {"compression": "brotli"},
+        {"linger_ms": -1},
+        {"linger_ms": "5"},
+        {"delivery_timeout_ms": 0},
+        {"batch_size": 0},
+        {"batch_size": 1.5},
+        {"buffer_memory": 1},
+        {"max_request_size": 0},
+        {"max_in_flight_requests_per_connection": 0},
+        {"max_in_flight_requests_per_connection": 6},
+        {"request_timeout_ms": float("nan")},
+        {"partitioner": "murmur2"},
+        {"client_id": "x" * 250},
+        {"client_id": 5},
+    ],
+)
+def test_a_producer_setting_with_an_impossible_value_is_refused_by_name(settings: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        Producer("localhost:9092", **settings)  # type: ignore[arg-type]
+    assert caught.value.name in settings
+
+
+def test_an_unknown_setting_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="lingre_ms"):
+        Producer("localhost:9092", lingre_ms=5)  # type: ignore[call-arg]
+
+
+def test_six_requests_in_flight_are_possible_without_idempotence() -> None:
+    Producer("localhost:9092", acks=1, max_in_flight_requests_per_connection=6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"topics": []},
+        {"topics": ["a"], "partitions": [TopicPartition("a", 0)]},
+        {"topics": "orders"},
+        {"topics": ["no/slash"]},
+        {"partitions": ["orders"]},
+        {"topics": ["a"], "auto_offset_reset": "newest"},
+        {"topics": ["a"], "fetch_max_bytes": 0},
+    ],
+)
+def test_a_consumer_setting_with_an_impossible_value_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting):
+        Consumer("localhost:9092", **settings)  # type: ignore[arg-type]

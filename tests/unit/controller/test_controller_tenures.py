@@ -1,0 +1,523 @@
+"""Taking office and losing it: elections, lost connections, expired sessions, newer controllers, bugs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+import pytest
+
+from protocol import znodes
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import Message
+from protocol.model import Broker, TopicPartition
+from protocol.world import Operation, SessionState
+from tests.simulation.zookeeper import VirtualSession
+from tests.unit.controller.cluster import Cluster, Office, Told, simulate
+
+ORDERS_0 = TopicPartition("orders", 0)
+ORDERS_1 = TopicPartition("orders", 1)
+
+
+# --- Taking office -------------------------------------------------------------------------------------------
+
+
+def test_the_next_controller_goes_on_where_the_last_one_was_killed() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        first = await cluster.start([1, 2, 3])
+        await first.create("orders", (1, 2, 3), (2, 3, 1))
+        await cluster.has(ORDERS_1, 2, [2, 3, 1])
+        first.kill()
+        cluster.brokers[1].kill()
+        second = await cluster.elect(101)
+        await cluster.has(ORDERS_0, 2, [2, 3])
+        assert second.epoch == 2
+        assert cluster.state(ORDERS_0).controller_epoch == 2
+        assert not first.resigned
+        assert all(broker.controller_epoch == 2 for broker in cluster.brokers.values() if broker.id != 1)
+        roles = cluster.brokers[3].roles
+        await cluster.until(lambda: all(roles[p].leader_epoch == 1 for p in (ORDERS_0, ORDERS_1)))
+        assert not any(role.is_new for role in roles.values())
+
+    simulate(scenario)
+
+
+def test_a_registered_broker_that_refuses_connections_is_not_elected_but_removed() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        first = await cluster.start([1, 2, 3])
+        await first.create("orders", (1, 2, 3))
+        await cluster.has(ORDERS_0, 1, [1, 2, 3])
+        first.session.expire()
+        # Both sessions live on for seconds; the leader and the next in line are dead all the same.
+        cluster.brokers[1].kill()
+        cluster.brokers[2].kill()
+        assert cluster.zookeeper.names("/brokers/ids") == ["1", "2", "3"]
+        second = await cluster.elect(101)
+        await cluster.has(ORDERS_0, 3, [3])
+        assert cluster.state(ORDERS_0).leader_epoch == 1, "nobody else was elected in between"
+        assert cluster.zookeeper.names("/brokers/ids") == ["3"]
+        assert second.entries[0]["notes"] == [
+            "broker 1 is registered and refuses connections: it is removed",
+            "broker 2 is registered and refuses connections: it is removed",
+        ]
+
+    simulate(scenario)
+
+
+def test_partitions_that_the_last_controller_did_not_get_to_are_created() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        first = await cluster.start([1, 2])
+
+        def die(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            if any(operation.path == znodes.topic_path("orders") for operation in operations):
+                first.kill()
+
+        cluster.zookeeper.after = die
+        with pytest.raises(BaseException):  # noqa: B017 - the simulator says that the process was killed
+            await first.create("orders", (1, 2), (2, 1))
+        assert not cluster.zookeeper.has(znodes.state_path(ORDERS_0))
+        await cluster.elect(101)
+        await cluster.has(ORDERS_0, 1, [1, 2])
+        await cluster.has(ORDERS_1, 2, [2, 1])
+
+    simulate(scenario)
+
+
+def test_notifications_left_over_are_removed_since_everything_was_just_read() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.zookeeper.make(znodes.ISR_CHANGE_PREFIX + "0000000007", znodes.encode_isr_change([ORDERS_0]))
+        await cluster.start([1])
+        await cluster.until(lambda: cluster.zookeeper.names(znodes.ISR_CHANGES) == [])
+
+    simulate(scenario)
+
+
+def test_znodes_that_make_no_sense_are_left_alone_and_the_rest_of_the_cluster_goes_on() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        first = await cluster.start([1, 2])
+        await first.create("orders", (1, 2), (1, 2))
+        await cluster.has(ORDERS_1, 1, [1, 2])
+        first.session.expire()
+        cluster.zookeeper.make("/brokers/ids/7", b"{")
+        cluster.zookeeper.make("/brokers/ids/seven", b"")
+        cluster.zookeeper.make("/brokers/topics/broken", b"[]")
+        cluster.zookeeper.make("/brokers/topics/bad name", b'{"partitions": {}}')
+        cluster.zookeeper.make("/admin/delete_topics/broken")
+        cluster.zookeeper.make(znodes.state_path(ORDERS_0), b"nonsense")
+        cluster.zookeeper.make(znodes.ISR_CHANGE_PREFIX + "0000000009", b"??")
+        cluster.zookeeper.remove("/admin/delete_topics")
+        cluster.zookeeper.make("/admin/delete_topics/broken")
+        second = await cluster.elect(101)
+        cluster.brokers[1].kill()
+        second.suspect(cluster.brokers[1])
+        await cluster.has(ORDERS_1, 2, [2])
+        assert cluster.zookeeper.data(znodes.state_path(ORDERS_0)) == b"nonsense"
+        assert cluster.zookeeper.has("/admin/delete_topics/broken")
+        assert not second.resigned
+        notes = " ".join(note for entry in second.entries for note in entry.get("notes", []))
+        for part in ("broker 7 is ignored", "topic broken is ignored", "orders-0 is left without a leader"):
+            assert part in notes
+        # A notification that cannot be read, later on, is removed as well.
+        cluster.zookeeper.make(znodes.ISR_CHANGE_PREFIX + "0000000010", b"??")
+        await cluster.until(lambda: cluster.zookeeper.names(znodes.ISR_CHANGES) == [])
+
+    simulate(scenario)
+
+
+def test_a_standard_directory_that_was_removed_is_made_again() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.zookeeper.remove("/admin/delete_topics")
+        office = await cluster.start([1])
+        await office.create("orders", (1,))
+        await office.delete("orders")
+        await cluster.until(lambda: not cluster.zookeeper.has("/brokers/topics/orders"))
+        assert not office.resigned
+
+    simulate(scenario)
+
+
+# --- Resigning -----------------------------------------------------------------------------------------------
+
+
+def test_a_controller_that_resigned_sends_and_writes_nothing_more() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1, 2))
+        await cluster.has(ORDERS_0, 1, [1, 2])
+        tasks_before = {task for task in asyncio.all_tasks() if "office" in repr(task)}
+        await office.run(office.controller.resign("a test"))
+        assert not office.controller.is_active
+        assert office.controller.state is None
+        assert office.watched[-1] == ()
+        assert (office.entries[-1]["event"], office.entries[-1]["cause"]) == ("Resignation", "a test")
+        told = len(cluster.brokers[1].told)
+        cluster.brokers[2].kill()
+        office.suspect(cluster.brokers[2])
+        await cluster.until(lambda: cluster.zookeeper.names("/brokers/ids") == ["1"])
+        await asyncio.sleep(10)
+        assert cluster.leader_and_isr(ORDERS_0) == (1, (1, 2))
+        assert len(cluster.brokers[1].told) == told
+        names = {task.get_name() for task in asyncio.all_tasks() - tasks_before}
+        assert not any("outbox" in name or "controller of epoch" in name for name in names)
+        with pytest.raises(BrokerError) as refused:
+            await office.create("late", (1,))
+        assert refused.value.code is ErrorCode.NOT_CONTROLLER
+
+    simulate(scenario)
+
+
+def test_requests_that_wait_when_the_tenure_ends_are_sent_to_the_next_controller() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+        office.session.suspend()
+        waiting = [asyncio.create_task(_create(office, "first")), asyncio.create_task(_create(office, "second"))]
+        await asyncio.sleep(1)
+        assert not any(task.done() for task in waiting)
+        await office.run(office.controller.resign("a test"))
+        assert await asyncio.gather(*waiting) == [ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER]
+
+    simulate(scenario)
+
+
+async def _create(office: Office, name: str) -> ErrorCode:
+    try:
+        await office.create(name, (1,))
+    except BrokerError as error:
+        return error.code
+    return ErrorCode.NONE
+
+
+def test_a_deposed_controller_changes_nothing_and_asks_to_resign() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1, 2))
+        await cluster.has(ORDERS_0, 1, [1, 2])
+        # Another one was elected; its watch on /controller has not fired yet.
+        cluster.zookeeper.make(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(2))
+        told = len(cluster.brokers[2].told)
+        cluster.brokers[1].kill()
+        await cluster.until(lambda: office.resigned)
+        assert "another controller was elected" in office.resigned[0]
+        assert cluster.leader_and_isr(ORDERS_0) == (1, (1, 2))
+        assert len(cluster.brokers[2].told) == told
+        assert await _create(office, "late") is ErrorCode.NOT_CONTROLLER
+
+    simulate(scenario)
+
+
+def test_a_state_written_by_a_newer_controller_deposes() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1, 2))
+        await cluster.has(ORDERS_0, 1, [1, 2])
+        state = cluster.state(ORDERS_0)
+        newer = type(state)(2, 5, (2,), 9, 0)
+        cluster.zookeeper.make(znodes.state_path(ORDERS_0), znodes.encode_state(newer))
+        cluster.zookeeper.make(znodes.ISR_CHANGE_PREFIX + "0000000001", znodes.encode_isr_change([ORDERS_0]))
+        await cluster.until(lambda: office.resigned)
+        assert "controller of epoch 9" in office.resigned[0]
+
+    simulate(scenario)
+
+
+def test_a_broker_that_knows_a_newer_controller_deposes() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        cluster.brokers[2].controller_epoch = 5
+        await office.create("orders", (1, 2))
+        await cluster.until(lambda: office.resigned)
+        assert "broker 2 knows of a newer controller" in office.resigned[0]
+
+    simulate(scenario)
+
+
+def test_a_bug_ends_the_tenure_and_the_administrator_is_not_sent_to_the_next_victim(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+
+        def bug(name: str, value: str) -> str | None:
+            raise AttributeError("a bug")
+
+        office.check_config = bug
+        with pytest.raises(BrokerError) as failed:
+            await office.create("orders", (1,), config={"retention.ms": "1"})
+        assert failed.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+        await cluster.until(lambda: office.resigned and not cluster.zookeeper.has(znodes.CONTROLLER))
+        assert not office.controller.is_active
+        assert "AttributeError" in next(entry for entry in office.entries if "failure" in entry)["failure"]
+
+    with caplog.at_level(logging.CRITICAL + 1, "controller"):
+        simulate(scenario)
+
+
+def test_the_same_process_can_take_office_again() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+        await office.create("orders", (1,))
+        await office.run(office.controller.resign("a test"))
+        cluster.zookeeper.remove(znodes.CONTROLLER)
+        await office.take_office()
+        assert office.epoch == 2
+        await office.create("clicks", (1,))
+        await cluster.has(TopicPartition("clicks", 0), 1, [1])
+        state = office.controller.state
+        assert state is not None
+        assert sorted(state.topic_ids) == ["clicks", "orders"]
+        # An event of the former tenure would find nobody: it has its own loop.
+        office.session.suspend()
+        office.session.resume()
+        await office.idle()
+        reconnections = [entry for entry in office.entries if entry["event"] == "SessionReconnected"]
+        assert [entry["epoch"] for entry in reconnections] == [2]
+
+    simulate(scenario)
+
+
+# --- The session ---------------------------------------------------------------------------------------------
+
+
+def test_what_happened_while_the_session_was_suspended_is_noticed_when_it_is_back() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1, 2), (2, 1))
+        await office.create("old", (2,))
+        await cluster.has(TopicPartition("old", 0), 2, [2])
+        office.session.suspend()
+        topic = znodes.TopicZnode("AAAAAAAAAAAAAAAAAAAAAA", {0: (2,)})
+        cluster.zookeeper.make("/brokers/topics/new", znodes.encode_topic(topic))
+        cluster.zookeeper.make("/admin/delete_topics/old")
+        await cluster.brokers[2].change_isr(ORDERS_1, [2])
+        cluster.zookeeper.remove("/brokers/ids/1")
+        cluster.brokers[1].kill()
+        office.session.resume()
+        await cluster.has(TopicPartition("new", 0), 2, [2])
+        await cluster.has(ORDERS_0, 2, [2])
+        await cluster.has(ORDERS_1, 2, [2])
+        await cluster.until(lambda: not cluster.zookeeper.has("/brokers/topics/old"))
+        # And the watches are set again.
+        await cluster.brokers[1].start()
+        await cluster.until(lambda: ORDERS_0 in cluster.brokers[1].roles)
+        assert not office.resigned
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_an_election_whose_connection_breaks_is_carried_out_once(arrives: bool) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2, 3])
+        await office.create("orders", (1, 2, 3), (2, 1, 3))
+        await cluster.has(ORDERS_1, 2, [2, 1, 3])
+        cuts = 0
+
+        def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            nonlocal cuts
+            if any(operation.path == znodes.state_path(ORDERS_0) for operation in operations):
+                cuts += 1
+                if cuts == 1:
+                    office.session.suspend()
+                    asyncio.get_running_loop().call_later(2, office.session.resume)
+
+        if arrives:
+            cluster.zookeeper.after = cut  # carried out, and the reply is lost
+        else:
+            cluster.zookeeper.before = _before_arrival(cluster, office)
+        cluster.brokers[1].kill()
+        office.suspect(cluster.brokers[1])
+        await cluster.has(ORDERS_0, 2, [2, 3])
+        await cluster.has(ORDERS_1, 2, [2, 3])
+        for partition in (ORDERS_0, ORDERS_1):
+            state = cluster.state(partition)
+            assert (state.leader_epoch, state.partition_epoch) == (1, 1), "written once"
+        assert not office.resigned
+
+    simulate(scenario)
+
+
+def _before_arrival(cluster: Cluster, office: Office) -> Callable[[VirtualSession, Sequence[Operation]], None]:
+    """Cut the connection when the removal of the broker is carried out, so that the election meets it suspended."""
+    loop = asyncio.get_running_loop()
+
+    def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
+        if any(operation.path == "/brokers/ids/1" for operation in operations):
+            cluster.zookeeper.before = None
+            loop.call_later(0.001, office.session.suspend)
+            loop.call_later(2, office.session.resume)
+
+    return cut
+
+
+def test_a_topic_whose_creation_lost_its_reply_is_created_once_and_reported_as_such() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+
+        def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            if any(operation.path == "/brokers/topics/orders" for operation in operations):
+                cluster.zookeeper.after = None
+                office.session.suspend()
+                asyncio.get_running_loop().call_later(1, office.session.resume)
+
+        cluster.zookeeper.after = cut
+        result = await office.create("orders", (1,))
+        assert result.error_code == ErrorCode.NONE
+        topic = znodes.decode_topic("orders", cluster.zookeeper.data("/brokers/topics/orders"))
+        assert topic.topic_id == result.topic_id
+
+    simulate(scenario)
+
+
+def test_an_expired_session_ends_the_tenure() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1, 2))
+        office.session.expire()
+        assert office.session.state is SessionState.EXPIRED
+        cluster.brokers[1].kill()
+        second = await cluster.elect(101)
+        await cluster.has(ORDERS_0, 2, [2])
+        assert await _create(office, "late") is ErrorCode.NOT_CONTROLLER
+        assert not office.controller.is_active
+        assert second.controller.is_active
+
+    simulate(scenario)
+
+
+def test_a_session_that_expires_while_suspended_ends_a_tenure_that_waits_for_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+        await office.idle()
+        office.session.suspend()
+        request = asyncio.create_task(_create(office, "orders"))
+        await asyncio.sleep(10)
+        assert not request.done()
+        office.session.resume()
+        assert await request is ErrorCode.NOT_CONTROLLER
+        assert not office.controller.is_active
+
+    simulate(scenario)
+
+
+def test_taking_office_is_cut_short_by_a_resignation() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start_brokers([1])
+        office = Office(cluster, 100)
+        probing = asyncio.Event()
+
+        async def never(brokers: Sequence[Broker]) -> Collection[int]:
+            probing.set()
+            await asyncio.get_running_loop().create_future()
+            return ()
+
+        office.refused = never
+        await office.take_office()
+        await probing.wait()
+        await office.run(office.controller.close())
+        assert cluster.brokers[1].told == []
+        assert not office.resigned
+
+    simulate(scenario)
+
+
+# --- What is sent ----------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_hangs_up_gets_the_same_requests_again_in_order() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+        broker = cluster.brokers[1]
+        broker.answer = lambda told: None
+        await office.create("a", (1,))
+        await office.create("b", (1,))
+        # The first request gets no answer in time; the connection is closed, and everything is said in order.
+        await asyncio.sleep(45)
+        broker.answer = broker.obey
+        await cluster.has(TopicPartition("b", 0), 1, [1])
+        said = [(told.api, _topics_of(told)) for told in broker.told]
+        assert said[0] == said[1] == ("UpdateMetadata", [])
+        assert said[-4:] == [
+            ("LeaderAndIsr", ["a"]),
+            ("UpdateMetadata", ["a"]),
+            ("LeaderAndIsr", ["b"]),
+            ("UpdateMetadata", ["b"]),
+        ]
+
+    simulate(scenario)
+
+
+def _topics_of(told: Told) -> list[str]:
+    return [topic.topic_name for topic in told.body.topic_states]
+
+
+def test_a_broker_that_hangs_holds_up_nobody_else() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        cluster.brokers[1].answer = _mute
+        for number in range(10):
+            await office.create(f"topic-{number}", (2, 1))
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await cluster.until(lambda: len(cluster.brokers[2].roles) == 10)
+        assert loop.time() - started < 1
+        assert len(cluster.brokers[1].told) == 1
+
+    simulate(scenario)
+
+
+def _mute(told: Told) -> Message | None:
+    return None
+
+
+def test_what_was_meant_for_a_former_run_is_not_sent_to_the_next() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+        broker = cluster.brokers[1]
+        former = broker.epoch
+        broker.answer = _mute
+        await office.create("orders", (1,))
+        broker.answer = broker.obey
+        await broker.bounce()
+        await cluster.has(ORDERS_0, 1, [1])
+        for told in broker.told:
+            if told.body.broker_epoch == former:
+                assert told.api == "UpdateMetadata", "the only one that was under way"
+        assert [told.body.broker_epoch for told in broker.told] == sorted(t.body.broker_epoch for t in broker.told)
+
+    simulate(scenario)
+
+
+# --- The timeline --------------------------------------------------------------------------------------------
+
+
+def test_the_timeline_explains_a_failover_step_by_step() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1, 2))
+        await cluster.has(ORDERS_0, 1, [1, 2])
+        cluster.brokers[1].kill()
+        office.suspect(cluster.brokers[1])
+        await cluster.has(ORDERS_0, 2, [2])
+        await cluster.until(lambda: office.entries[-1]["event"] == "LeaderAndIsrAnswered")
+        suspected, changed, answered = office.entries[-3:]
+        assert suspected["cause"] == (
+            f"broker 1 (epoch {cluster.brokers[1].epoch}) is suspected: its connection was refused"
+        )
+        assert suspected["writes"] == [f"remove /brokers/ids/1 (epoch {cluster.brokers[1].epoch})"]
+        assert changed["event"] == "BrokerChange"
+        assert changed["moves"] == [
+            "partition orders-0: OnlinePartition -> OfflinePartition",
+            "replica orders-0 on 1: OnlineReplica -> OfflineReplica",
+            "partition orders-0: OfflinePartition -> OnlinePartition",
+        ]
+        assert changed["writes"] == ["write orders-0: leader 2, epoch 1, isr [2] (over version 0)"]
+        assert changed["requests"] == ["LeaderAndIsr to 2: orders-0", "UpdateMetadata to 2: orders-0"]
+        assert min(changed["reading_ms"], changed["writing_ms"]) > 0
+        assert changed["total_ms"] >= changed["writing_ms"]
+        assert answered["cause"] == "broker 2 answered LeaderAndIsr for 1 partitions"
+        assert office.controller.timeline.entries() == office.entries
+        json.dumps(office.entries)
+
+    simulate(scenario)

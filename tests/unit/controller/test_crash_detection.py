@@ -1,0 +1,172 @@
+"""Crash detection against real sockets on loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from controller.crash_detection import CrashDetector
+from protocol.model import CONTROL_LISTENER, Broker, Endpoint
+from protocol.real_world import RealClock, RealNetwork
+from protocol.world import Incoming
+
+DEADLINE_S = 10.0
+
+
+class Peer(asyncio.Protocol):
+    """A broker's end of a connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+
+class FakeBroker:
+    """A listener that accepts, or accepts and closes at once."""
+
+    def __init__(self) -> None:
+        self.peers: list[Peer] = []
+        self.accepted = 0
+        self.closes_at_once = False
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, port: int = 0) -> int:
+        self.listener = await RealNetwork().listen("127.0.0.1", port)
+        self.listener.start(self.on_connection)
+        return self.listener.port
+
+    def on_connection(self, incoming: Incoming) -> None:
+        self.accepted += 1
+        if self.closes_at_once:
+            incoming.close()
+            return
+        task = asyncio.get_running_loop().create_task(self.attach(incoming))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def attach(self, incoming: Incoming) -> None:
+        self.peers.append(await incoming.attach(Peer))
+
+    async def die(self) -> None:
+        """As a killed process: the listener first, then every connection."""
+        await self.listener.close()
+        self.drop()
+
+    def drop(self) -> None:
+        for peer in self.peers:
+            assert isinstance(peer.transport, asyncio.Transport)
+            peer.transport.abort()
+        self.peers.clear()
+
+
+def broker(port: int, epoch: int = 1) -> Broker:
+    return Broker(1, epoch, (Endpoint(CONTROL_LISTENER, "127.0.0.1", port),))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def watching(detection_ms: int) -> AsyncIterator[tuple[CrashDetector, list[tuple[int, int, str]]]]:
+    suspected: list[tuple[int, int, str]] = []
+    detector = CrashDetector(
+        RealNetwork(), RealClock(), detection_ms, lambda b, epoch, reason: suspected.append((b, epoch, reason))
+    )
+    try:
+        yield detector, suspected
+    finally:
+        await detector.close()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def body() -> None:
+        await test()
+
+    asyncio.run(body())
+
+
+def test_a_killed_process_is_suspected_long_before_the_detection_time_is_over() -> None:
+    async def test() -> None:
+        fake = FakeBroker()
+        port = await fake.listen()
+        async with watching(detection_ms=600_000) as (detector, suspected):
+            detector.follow([broker(port)])
+            await until(lambda: len(fake.peers) == 1)
+            await fake.die()
+            await until(lambda: bool(suspected))
+            assert [s[:2] for s in suspected] == [(1, 1)]
+            assert "refuses" in suspected[0][2]
+
+    run(test)
+
+
+def test_a_broker_that_was_never_there_is_suspected_too() -> None:
+    async def test() -> None:
+        fake = FakeBroker()
+        port = await fake.listen()
+        await fake.die()
+        async with watching(detection_ms=600_000) as (detector, suspected):
+            detector.follow([broker(port)])
+            await until(lambda: bool(suspected))
+
+    run(test)
+
+
+def test_a_dropped_connection_alone_is_no_crash() -> None:
+    async def test() -> None:
+        fake = FakeBroker()
+        port = await fake.listen()
+        async with watching(detection_ms=500) as (detector, suspected):
+            detector.follow([broker(port)])
+            await until(lambda: len(fake.peers) == 1)
+            fake.drop()
+            await until(lambda: fake.accepted == 2)
+            assert not suspected
+        await fake.die()
+
+    run(test)
+
+
+def test_who_accepts_and_closes_for_the_whole_detection_time_is_suspected() -> None:
+    async def test() -> None:
+        fake = FakeBroker()
+        fake.closes_at_once = True
+        port = await fake.listen()
+        async with watching(detection_ms=200) as (detector, suspected):
+            detector.follow([broker(port)])
+            await until(lambda: bool(suspected))
+            assert "closes" in suspected[0][2]
+        await fake.die()
+
+    run(test)
+
+
+def test_each_epoch_is_suspected_once_and_the_next_one_anew() -> None:
+    async def test() -> None:
+        fake = FakeBroker()
+        port = await fake.listen()
+        await fake.die()
+        async with watching(detection_ms=600_000) as (detector, suspected):
+            detector.follow([broker(port, epoch=1)])
+            await until(lambda: len(suspected) == 1)
+            detector.follow([broker(port, epoch=1)])
+            detector.follow([broker(port, epoch=2)])
+            await until(lambda: len(suspected) == 2)
+            assert [s[1] for s in suspected] == [1, 2]
+
+    run(test)
+
+
+def test_a_probe_names_those_that_refuse_and_no_others() -> None:
+    async def test() -> None:
+        alive, dead = FakeBroker(), FakeBroker()
+        alive_port, dead_port = await alive.listen(), await dead.listen()
+        await dead.die()
+        async with watching(detection_ms=5_000) as (detector, suspected):
+            brokers = [broker(alive_port), Broker(2, 1, (Endpoint(CONTROL_LISTENER, "127.0.0.1", dead_port),))]
+            assert await detector.probe(brokers) == [2]
+            assert not suspected
+        await alive.die()
+
+    run(test)
