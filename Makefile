@@ -9,7 +9,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test check up bench clean
+.PHONY: setup demo test check up bench faults clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,11 @@ bench: setup
 	$(BIN)/minibroker bench consume --by batches --data $(BENCH_DATA) && \
 	$(BIN)/minibroker bench consume --by records --data $(BENCH_DATA); \
 	status=$$?; $(BIN)/minibroker down --delete-data --yes --data $(BENCH_DATA); exit $$status
+
+# Kills members of a cluster of its own under load, ROUNDS times each, and judges what was acknowledged.
+ROUNDS := 3
+faults: setup
+	$(BIN)/python -m tests.faults.kill_rounds --rounds $(ROUNDS)
 
 clean:
 	rm -rf $(VENV) $(BENCH_DATA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -16,7 +16,8 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from client.consumer import Consumer
-from client.producer import Delivery, Producer
+from client.delivery import Delivery
+from client.producer import Producer
 
 from protocol.errors import MinibrokerError
 from protocol.model import TopicPartition

@@ -123,7 +123,7 @@ class Driver:
         for producer_id in range(PRODUCERS):
             mine = self.model.producer(producer_id)
             if mine:
-                sequence, offset = self.random.choice(mine)
+                _, offset = self.random.choice(mine)
                 content = next(data for header, data in self.model.batches if header.base_offset == offset)
                 info = self.log.append_as_leader(stamped(content, 0, -1), self.epoch, NOW)
                 assert info.duplicate
@@ -198,37 +198,32 @@ class Driver:
         """What was not flushed is cut or overwritten somewhere; what comes before must survive."""
         recovery_point = self.log.recovery_point
         await self._finish()
-        names = sorted(name for name in os.listdir(self.path) if name.endswith(".log"))
-        last = f"{self.path}/{names[-1]}"
-        base = int(names[-1][:-4])
-        safe = sum(len(data) for h, data in self.model.batches if base <= h.base_offset < recovery_point)
-        size = os.path.getsize(last)
-        if size > safe:
-            position = self.random.randrange(safe, size)
-            ends = [(h.next_offset, data) for h, data in self.model.batches if h.base_offset >= base]
-            intact = 0
-            for next_offset, data in ends:
-                if intact + len(data) > position:
-                    break
-                intact += len(data)
-            with open(last, "r+b") as file:
-                # The CRC covers neither base offset nor leader epoch.
-                if self.random.random() < 0.5 or position - intact in _UNCHECKED:
-                    file.truncate(position)
-                else:
-                    file.seek(position)
-                    byte = file.read(1)[0]
-                    file.seek(position)
-                    file.write(bytes((byte ^ 0x55,)))
-            kept = sum(1 for h, _ in self.model.batches if h.base_offset < base)
-            total = 0
-            for _, data in ends:
-                total += len(data)
-                if total > position:
-                    break
-                kept += 1
-            del self.model.batches[kept:]
+        self._damage_the_tail(recovery_point)
         self._open(recovery_point=recovery_point, clean=False)
+
+    def _damage_the_tail(self, recovery_point: int) -> None:
+        name = sorted(name for name in os.listdir(self.path) if name.endswith(".log"))[-1]
+        base = int(name[:-4])
+        safe = sum(len(data) for h, data in self.model.batches if base <= h.base_offset < recovery_point)
+        with open(f"{self.path}/{name}", "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size == safe:
+                return
+            position = self.random.randrange(safe, size)
+            kept = sum(1 for h, _ in self.model.batches if h.base_offset < base)
+            start = 0
+            while start + len(self.model.batches[kept][1]) <= position:
+                start += len(self.model.batches[kept][1])
+                kept += 1
+            # The CRC covers neither base offset nor leader epoch.
+            if self.random.random() < 0.5 or position - start in _UNCHECKED:
+                file.truncate(position)
+            else:
+                file.seek(position)
+                byte = file.read(1)[0]
+                file.seek(position)
+                file.write(bytes((byte ^ 0x55,)))
+        del self.model.batches[kept:]
 
     async def _finish(self) -> None:
         await self.log.close()

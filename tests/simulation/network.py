@@ -4,8 +4,9 @@ The problem: the code under test must meet what TCP does to it (bytes arrive lat
 and not what a queue of Python objects does (whole messages, at once, shared with the sender).
 
 The choice: each connection is two ends, and what an end sends (bytes, the end of the stream, a reset) arrives at the
-other in order, each piece after a latency of its own. Bytes are copied when they are written. What was written during
-a turn of the loop leaves together, as under uvloop, and now and then is cut somewhere. An end takes WINDOW_BYTES that
+other in order, each piece after a latency of its own. Bytes are copied when they leave. What was written during a turn of the
+loop leaves together, at its end, as under uvloop (so who changes a buffer that he has just written changes what is
+sent, there and here), and now and then it is cut somewhere. An end takes WINDOW_BYTES that
 the other has not read; more stays in its buffer, which is what makes `pause_writing` happen.
 
 Pieces on their way belong to nobody, only the calls of a protocol belong to its process: what a process has sent
@@ -440,7 +441,7 @@ class VirtualTransport(asyncio.Transport):
             raise RuntimeError("Cannot call write() after write_eof()")
         if not data or self._closing or not self._process.alive:
             return
-        self._unsent.append(memoryview(bytes(data)))
+        self._unsent.append(memoryview(data).cast("B"))
         self._unsent_bytes += len(self._unsent[-1])
         if self._unsent_bytes > self._high_water:
             self._flush()

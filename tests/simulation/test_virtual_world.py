@@ -13,7 +13,7 @@ from protocol.messages import MetadataRequest
 from protocol.rpc import open_connection
 from protocol.world import Create, NoNode, SessionState, WatchEvent, WatchKind, World, ZooKeeperSession
 from tests.simulation.loop import run
-from tests.simulation.process import ProcessKilled
+from tests.simulation.process import Process, ProcessKilled, current_process
 from tests.simulation.test_virtual_network import _serve
 from tests.simulation.world import WALL_CLOCK_START_MS, Simulation, VirtualWorld
 
@@ -126,6 +126,49 @@ def test_a_process_is_told_of_an_event_although_its_cause_was_killed_in_the_same
         await asyncio.sleep(1)
         assert events == [WatchEvent(WatchKind.CHILDREN, "/")]
         assert names == ["one", "two"]
+
+    run(main())
+
+
+def test_what_a_watcher_starts_belongs_to_the_process_that_set_it() -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        writer, watcher = (simulation.host(name).start_process() for name in ("writer", "watcher"))
+        called_as: list[Process | None] = []
+
+        async def watch() -> None:
+            session = await watcher.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+            session.on_state(lambda _: called_as.append(current_process.get()))
+            await session.exists("/node", lambda _: called_as.append(current_process.get()))
+            simulation.loop.call_later(1, session.virtual.expire)
+
+        async def write() -> None:
+            session = await writer.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+            await session.create("/node", b"")
+
+        await watcher.process.run(watch())
+        await writer.process.run(write())
+        await asyncio.sleep(2)
+        assert called_as == [watcher.process, watcher.process]
+
+    run(main())
+
+
+def test_the_session_of_a_process_that_killed_itself_times_out() -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        world = simulation.host("server").start_process()
+
+        async def program() -> None:
+            session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+            await session.create("/ephemeral", b"", ephemeral=True)
+            world.process.kill()
+
+        world.process.start(program())
+        await asyncio.sleep(5)
+        assert simulation.zookeeper.has("/ephemeral")
+        await asyncio.sleep(2)
+        assert not simulation.zookeeper.has("/ephemeral")
 
     run(main())
 

@@ -552,6 +552,7 @@ class VirtualSession:
             return
         if self._expiry is not None:
             self._expiry.cancel()
+            self._expiry = None
         if self._server.knows(self):
             self._change(SessionState.CONNECTED)
         else:

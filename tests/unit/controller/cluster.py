@@ -20,7 +20,17 @@ from protocol.errors import ErrorCode
 from protocol.framing import FrameReader, request_limit
 from protocol.messages import CreatableAssignment, CreatableConfig, CreatableTopic
 from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Broker, Endpoint, LeaderAndIsr, TopicPartition
-from protocol.world import Check, Create, Delete, Incoming, SetData, ZooKeeperError
+from protocol.world import (
+    Check,
+    Create,
+    Delete,
+    Incoming,
+    NodeExists,
+    NoNode,
+    SetData,
+    WatchEvent,
+    ZooKeeperError,
+)
 from tests.simulation.loop import run
 from tests.simulation.world import ProcessSession, Simulation, VirtualWorld
 from tests.simulation.zookeeper import VirtualSession
@@ -71,6 +81,7 @@ class ObedientBroker:
         """Ids and epochs of the last UpdateMetadata."""
         self.deleted: list[TopicPartition] = []
         self.answer: Callable[[Told], m.Message | None] = self.obey
+        self._registering = False
 
     async def start(self) -> None:
         """A new process: listen, then register."""
@@ -87,14 +98,27 @@ class ObedientBroker:
         await self._register()
 
     async def _register(self) -> None:
+        """Create the registration, anew if there is one, and again whenever it is removed by somebody else."""
         assert self.session is not None
         host = f"broker-{self.id}"
         endpoints = [Endpoint(CONTROL_LISTENER, host, CONTROL_PORT), Endpoint(DEFAULT_LISTENER, host, DATA_PORT)]
         path = znodes.broker_path(self.id)
-        with suppress(ZooKeeperError):
-            await self.session.delete(path)  # what an earlier run left behind
-        await self.session.create(path, znodes.encode_broker(endpoints, None, 0), ephemeral=True)
-        self.epoch = (await self.session.get(path))[1].czxid
+        self._registering = True
+        while True:
+            with suppress(NoNode):
+                await self.session.delete(path)  # what an earlier run left behind
+            with suppress(NodeExists):
+                await self.session.create(path, znodes.encode_broker(endpoints, None, 0), ephemeral=True)
+            with suppress(NoNode):
+                _, stat = await self.session.get(path, self._registration_changed)
+                self.epoch = stat.czxid
+                self._registering = False
+                return
+
+    def _registration_changed(self, _: WatchEvent) -> None:
+        if not self._registering:
+            assert self.world is not None
+            self.world.process.start(self._register(), name=f"registration of broker {self.id}")
 
     def _accept(self, world: VirtualWorld, incoming: Incoming) -> None:
         world.process.start(incoming.attach(lambda: _Served(self)), name=f"connection of broker {self.id}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from random import Random
 
@@ -19,7 +19,14 @@ from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, simul
 
 BROKERS = (1, 2, 3, 4)
 TOPICS = ("alpha", "beta", "gamma")
-STEPS = 60
+STEPS = 150
+HARM = (
+    *("kill",) * 3,
+    *("start",) * 5,
+    *("isr",) * 10,
+    *("create",) * 4,
+    *("delete", "bounce", "slander", "suspend", "suspend", "depose", "expire", "mute", "wait"),
+)
 
 
 class Storm:
@@ -78,8 +85,7 @@ class Storm:
             session.suspend(requests_arrive=self.random.random() < 0.5)
             self._later(self.random.uniform(0.01, 2), session.resume)
 
-    def _later(self, delay_s: float, what: object) -> None:
-        assert callable(what)
+    def _later(self, delay_s: float, what: Callable[[], object]) -> None:
         asyncio.get_running_loop().call_later(delay_s, what)
 
     # -- harm --
@@ -91,10 +97,7 @@ class Storm:
         return [b for b in self.cluster.brokers.values() if b.world is None or not b.world.process.alive]
 
     async def step(self) -> None:
-        kind = self.random.choice(
-            ["kill", "kill", "start", "start", "start", "bounce", "isr", "isr", "isr", "isr"]
-            + ["create", "create", "delete", "suspend", "depose", "expire", "mute", "wait"]
-        )
+        kind = self.random.choice(HARM)
         alive, dead = self._alive(), self._dead()
         match kind:
             case "kill" if len(alive) > 1:
@@ -107,6 +110,8 @@ class Storm:
             case "bounce" if alive:
                 with suppress(ZooKeeperError):
                     await self.random.choice(alive).bounce()
+            case "slander" if alive and self.office is not None:
+                self.office.suspect(self.random.choice(alive))
             case "isr":
                 await self._change_an_isr(alive)
             case "create":
@@ -127,7 +132,7 @@ class Storm:
                 self._later(self.random.uniform(0.1, 3), lambda: setattr(broker, "answer", broker.obey))
             case _:
                 pass
-        await asyncio.sleep(self.random.choice([0, 0.001, 0.01, 0.1, 1]))
+        await asyncio.sleep(self.random.choice([0, 0, 0, 0.001, 0.002, 0.01, 0.1, 1]))
         await self.keep_a_controller()
 
     async def keep_a_controller(self) -> None:
@@ -159,13 +164,15 @@ class Storm:
         known = {broker.id for broker in alive}
         others = [b for b in leader.roles[partition].replicas if b in known and b != leader.id]
         isr = [
-            b for b in leader.roles[partition].replicas if b == leader.id or (b in others and self.random.random() < 0.7)
+            b
+            for b in leader.roles[partition].replicas
+            if b == leader.id or (b in others and self.random.random() < 0.7)
         ]
         with suppress(ZooKeeperError):
             await leader.change_isr(partition, isr)
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 

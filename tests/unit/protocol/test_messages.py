@@ -116,7 +116,7 @@ def test_records_are_a_view_of_the_frame_not_a_copy() -> None:
     decoded = decode_request(PRODUCE, decode_request_envelope(frame))
     records = decoded.topic_data[0].partition_data[0].records
     frame[-1:] = b"y"
-    assert records[-1:] == b"y"
+    assert bytes(records[-1:]) == b"y"
 
 
 def test_an_error_answer_raises_the_brokers_error_with_its_sentence() -> None:
