@@ -684,11 +684,19 @@ class Accumulator:
             self._end(batch, error)
 
     def topic_was_recreated(self, topic: str) -> None:
-        """Its partitions are new logs, which know no producer: what was numbered for the old ones is void."""
+        """Its partitions are new logs, which know no producer: what was numbered for the old ones is void.
+
+        A log that knows no producer takes nothing but a batch with number 0. So none of those with higher numbers can
+        be in the new log; where number 0 itself has had no ending, it may be, and all numbers stay valid.
+        """
         state = self._topics.get(topic)
-        if state is not None:
-            for queue in state.queues.values():
-                self._lose_numbers(queue, queue.identity)
+        for queue in () if state is None else state.queues.values():
+            unfinished = sorted((*queue.in_flight, *queue.waiting), key=lambda batch: batch.order)
+            if unfinished and unfinished[0].sequence == 0:
+                continue
+            for batch in unfinished:
+                batch.maybe_appended = False
+            self._lose_numbers(queue, queue.identity)
 
     # -- taking --
 

@@ -12,7 +12,7 @@ from client.tasks import BackgroundTasks
 from protocol.real_world import RealWorld
 from protocol.world import World
 
-START_PATIENCE_S = 5.0
+START_PATIENCE_S = 2.0
 """How long `start` tries to reach any broker: a cluster that is being started answers within that time, and who
 mistyped an address should not wait longer."""
 

@@ -97,7 +97,7 @@ class Consumer:
     async def start(self) -> None:
         """Reach a broker and find the topics' partitions.
 
-        Raises NetworkError where no broker answers within 5 s, and BrokerError for a topic or partition that does not
+        Raises NetworkError where no broker answers within 2 s, and BrokerError for a topic or partition that does not
         exist, after 10 s (it might be about to be created) or `default_api_timeout_ms`, whichever is less.
         """
         if self._state != "not started":

@@ -6,9 +6,10 @@ that it is another topic of the same name.
 
 Whoever is stuck calls `request_refresh` and is told when something may have changed. The first refresh goes out at
 once: after a leader's death everything waits for it. As long as somebody is stuck still, the pauses between
-refreshes are a tenth of the time that this has lasted, at least 50 ms: a failover that takes 700 ms is seen 70 ms
-late, and a partition without leader costs a request per second. Rejected: doubling, which had grown to half a
-second by the time that most elections end.
+refreshes are a tenth of the time that this has lasted, at least 25 ms: a failover that takes 700 ms is seen 70 ms
+late, and a partition without leader costs a request per second. A refresh that brings news begins that time anew: one
+failover after another is not one long trouble. Rejected: doubling, which had grown to half a second by the time that
+most elections end.
 
 Refreshes go to the broker with the fewest requests in flight among those that answered last time, and to the
 bootstrap addresses when no broker answers.
@@ -36,7 +37,7 @@ FIRST_ATTEMPT_TIMEOUT_S = 2.0
 """For one broker's answer; doubled after each round in which none answered. A stopped process accepts connections
 and never answers, so the others must be asked long before the request timeout."""
 
-MIN_REFRESH_PAUSE_S = 0.05
+MIN_REFRESH_PAUSE_S = 0.025
 MAX_REFRESH_PAUSE_S = 1.0
 CALM_S = 1.0
 """A refresh that was not asked for again within this time has helped."""
@@ -216,6 +217,7 @@ class Metadata:
             while not self._is_urgent and (now := self._clock.monotonic()) < finished + pause_s:
                 await self._waker.sleep(finished + pause_s - now)
             self._is_requested = self._is_urgent = False
+            before = self.picture
             try:
                 request = m.MetadataRequest(list(self._wanted))
                 self._learn(await self.request_any(METADATA, request, timeout_s=0.0))
@@ -225,6 +227,8 @@ class Metadata:
             except BrokerError as error:
                 self.last_error = NetworkError(f"asking for metadata: {error}")
             finished = self._clock.monotonic()
+            if self.picture != before:
+                trouble_began = finished
             if self.last_error is not None:
                 self._is_requested = True
             self._refreshed.notify()

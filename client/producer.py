@@ -141,7 +141,7 @@ class Producer:
         """When `drain` let the loop run last."""
 
     async def start(self) -> None:
-        """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 5 s."""
+        """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 2 s."""
         if self._state != "not started":
             raise Closed(f"the producer was started before and is {self._state}; make a new one")
         try:

@@ -87,7 +87,7 @@ class Verdict(Enum):
     ELECTED = "this broker is controller"
     FOLLOWER = "another broker is controller"
     LEFTOVER = "/controller is of a former session of this broker"
-    INVALID = "/controller is of this session or names this broker, but it is not of the term that it should be"
+    INVALID = "/controller is of this session, but does not name the broker and the term that it should"
 
 
 def judge(seen: Seen, broker_id: int, session_id: int, claim: Term | None) -> Verdict:
@@ -193,7 +193,7 @@ class Leadership:
             except SessionExpired as error:
                 await self._leave_session(self._session, str(error))
             except ConnectionLoss:
-                # May have been carried out; do it again, as all of it begins with a look.
+                # Perhaps it was carried out. Only looks and removals come here, and they begin by reading.
                 self._again_in(_RETRY_PAUSE_S, work)
             except (MinibrokerError, ZooKeeperError) as error:
                 _logger.error("broker %d cannot take part in the election of a controller: %s", self._broker_id, error)
@@ -212,7 +212,7 @@ class Leadership:
             await self._leave_session(self._session, "a new ZooKeeper session")
             self._session = session
             session.on_state(lambda state: self._state_changed(session, state))
-        await self._look()
+        self._ask_to_look()
 
     def _state_changed(self, session: ZooKeeperSession, state: SessionState) -> None:
         if session is not self._session:

@@ -200,3 +200,17 @@ def everything(log: Log) -> bytes:
         pieces.append(data)
         offset = headers(data)[-1].next_offset
     return b"".join(pieces)
+
+
+def check_indexes(log: Log) -> None:
+    """Every entry of every index says what the batches say."""
+    for segment in log._segments:
+        positions = {h.last_offset - segment.base_offset: at for at, h in segment.walk(0, segment.size)}
+        largest = {h.max_timestamp: h.last_offset - segment.base_offset for _, h in segment.walk(0, segment.size)}
+        key = -1
+        while (entry := segment._offset_index.floor(2**31 - 1 if key == -1 else key - 1)) is not None:
+            key = entry[0]
+            assert positions[key] == entry[1], (segment.path, entry, positions)
+            if key == 0:
+                break
+        assert segment.max_timestamp == max(largest, default=-1), (segment.max_timestamp, largest, segment._time_index.floor(2**62), segment.sealed, segment.base_offset)

@@ -583,14 +583,15 @@ class Log:
             self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, -1)
             for segment in reversed(self._segments):
                 self._drop(segment)
-            # A snapshot that came back after a power cut would pass for one of the new log.
-            self._disk.sync_directory(self.path)
             self._active = Segment.create(self._disk, self.path, offset, self.config.index_interval_bytes)
             self._segments = [self._active]
             self._changes += 1
             self._log_start_offset = self._log_end_offset = offset
             self._epochs.clear()
             self._producers = ProducerState()
+            # After a power cut no old snapshot may pass for one of this log, nor may it begin later than here.
+            self._disk.sync_directory(self.path)
+            self._synced_changes = self._changes
         except OSError as error:
             self._directory.fail_and_raise(error, f"emptying {self.path}")
 
@@ -734,8 +735,7 @@ class Log:
             if not is_active and segment.stored and end <= self._recovery_point:
                 break
             work.files.insert(0, segment.file)
-            if not is_active or snapshot_due:
-                work.indexes[:0] = segment.index_writes()
+            work.indexes[:0] = segment.index_writes(all_entries=snapshot_due or not is_active)
             if not is_active and not segment.stored:
                 work.sealed.append(segment)
         if self._epochs.version != self._written_epochs_version:

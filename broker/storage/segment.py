@@ -215,16 +215,18 @@ class Segment:
         """The index files are complete."""
         return isinstance(self._offset_index, StoredIndex)
 
-    def index_writes(self) -> list[IndexWrite]:
-        """What is missing in the index files, the time index first: entries of the offset index imply those of the
-        time index. `IndexWrite.carry_out` may run in another thread."""
+    def index_writes(self, *, all_entries: bool = True) -> list[IndexWrite]:
+        """What is missing in the index files, the time index first: an entry of the offset index says that those of the
+        time index up to there are in its file. Without `all_entries`, nothing unless a file may hold entries that were cut: those must be gone
+        before the recovery point passes them. `IndexWrite.carry_out` may run in another thread."""
         writes: list[IndexWrite] = []
-        for index in (self._time_index, self._offset_index):
-            if isinstance(index, SparseIndex) and (index.stored < len(index) or not index.in_step):
-                writes.append(
-                    IndexWrite(self._index_path(index.layout), index.stored, index.encode(index.stored), index)
-                )
-                index.in_step = False
+        indexes = [index for index in (self._time_index, self._offset_index) if isinstance(index, SparseIndex)]
+        if all_entries or not all(index.in_step for index in indexes):
+            for index in indexes:
+                if index.stored < len(index) or not index.in_step:
+                    path = self._index_path(index.layout)
+                    writes.append(IndexWrite(path, index.stored, index.encode(index.stored), index))
+                    index.in_step = False
         return writes
 
     def indexes_stored(self) -> None:

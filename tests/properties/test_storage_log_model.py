@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from broker.storage.log import Log, LogConfig
 from broker.storage.producer_state import RETAINED_BATCHES
 from protocol.records import BatchHeader
-from tests.storage_support import NOW, Opened, batch, everything, headers, open_log, stamped
+from tests.storage_support import NOW, Opened, batch, check_indexes, everything, headers, open_log, stamped
 
 PRODUCERS = 3
 
@@ -242,6 +242,7 @@ class Driver:
         log, model = self.log, self.model
         assert (log.log_start_offset, log.log_end_offset) == (model.start, model.end)
         assert log.recovery_point <= log.log_end_offset
+        check_indexes(log)
         assert everything(log) == b"".join(data for _, data in model.batches)
         assert log.size == sum(len(data) for _, data in model.batches)
         for epoch, start in model.epochs():

@@ -20,7 +20,7 @@ from broker.storage.producer_state import RETAINED_BATCHES
 from protocol.errors import BrokerError
 from protocol.records import BatchHeader
 from tests.power_cut_disk import PowerCutDisk
-from tests.storage_support import NOW, PARTITION, StorageWorld, batch, everything, headers, stamped
+from tests.storage_support import NOW, PARTITION, StorageWorld, batch, check_indexes, everything, headers, stamped
 
 State = tuple[bytes, ...]
 
@@ -213,6 +213,7 @@ class Driver:
     def check_content(self, state: State, *, producers: bool = True) -> None:
         log = self.log
         assert split(everything(log)) == state
+        check_indexes(log)
         assert log.log_end_offset == (header_of(state[-1]).next_offset if state else self.start)
         known = list(map(header_of, state))
         for header in known:

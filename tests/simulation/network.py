@@ -4,10 +4,10 @@ The problem: the code under test must meet what TCP does to it (bytes arrive lat
 and not what a queue of Python objects does (whole messages, at once, shared with the sender).
 
 The choice: each connection is two ends, and what an end sends (bytes, the end of the stream, a reset) arrives at the
-other in order, each piece after a latency of its own. Bytes are copied when they leave. What was written during a turn of the
-loop leaves together, at its end, as under uvloop (so who changes a buffer that he has just written changes what is
-sent, there and here), and now and then it is cut somewhere. An end takes WINDOW_BYTES that
-the other has not read; more stays in its buffer, which is what makes `pause_writing` happen.
+other in order, each piece after a latency of its own. Bytes are copied when they leave. What was written during a turn
+of the loop leaves together at its end, as under uvloop (so who changes a buffer that he has just written changes what
+is sent, there and here), and now and then it is cut somewhere. An end takes WINDOW_BYTES that the other has not read;
+more stays in its buffer, which is what makes `pause_writing` happen.
 
 Pieces on their way belong to nobody, only the calls of a protocol belong to its process: what a process has sent
 before it is killed still arrives. The operating system of its host then closes its connections: who has sent it what it

@@ -238,6 +238,31 @@ def test_what_a_killed_process_has_scheduled_does_not_run() -> None:
     assert run(main()) == ["the program at 0.6", "a child at 0.6"]
 
 
+def test_what_a_killed_process_has_suspended_stays_so_until_the_run_is_over() -> None:
+    ended: list[str] = []
+
+    async def main() -> None:
+        process = Process(_loop(), "victim", "10.0.0.1")
+
+        async def program() -> None:
+            asyncio.create_task(wait())  # noqa: RUF006 - nobody but the event that it waits for knows it
+
+        async def wait() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("wait")
+
+        process.start(program())
+        await asyncio.sleep(1)
+        process.kill()
+        gc.collect()
+        assert not ended
+
+    run(main())
+    assert ended == ["wait"]
+
+
 def test_time_does_not_stop_at_the_timers_of_killed_processes() -> None:
     async def main() -> None:
         process = Process(_loop(), "victim", "10.0.0.1")

@@ -53,7 +53,7 @@ from protocol.world import (
 T = TypeVar("T")
 
 MAX_REQUEST_BYTES = 0xFFFFF
-"""The server's `jute.maxbuffer`: it closes the connection of who sends more."""
+"""The server's `jute.maxbuffer`. It closes the connection of who sends more, so no session sends it."""
 
 _FIRST_SESSION_ID = 0x1000
 _ROOT = "/"
@@ -227,6 +227,8 @@ class VirtualZooKeeper:
                 return node.stat()
             case Delete(path, version):
                 node = self._expect(path, version)
+                if path == _ROOT:
+                    raise ZooKeeperError("the znode / cannot be deleted")
                 if node.children:
                     raise NotEmpty(f"the znode {path} has children")
                 siblings = self._nodes[parent_of(path)].children
@@ -363,7 +365,6 @@ class _Pipe(Generic[T]):
 class _Request:
     carry_out: Callable[[], Any]
     future: asyncio.Future[Any]
-    size: int
 
 
 class VirtualSession:
@@ -487,11 +488,13 @@ class VirtualSession:
     async def _call(self, carry_out: Callable[[], T], data_bytes: int = 0) -> T:
         if self._severed:
             await asyncio.get_running_loop().create_future()
+        if data_bytes > MAX_REQUEST_BYTES:
+            raise ZooKeeperError(f"a request of {data_bytes} bytes is more than ZooKeeper takes: split it")
         if self._state is SessionState.EXPIRED:
             raise SessionExpired(f"session {self._session_id:#x} is over")
         if self._state is SessionState.SUSPENDED:
             raise ConnectionLoss(f"session {self._session_id:#x} is not connected")
-        request = _Request(carry_out, asyncio.get_running_loop().create_future(), data_bytes)
+        request = _Request(carry_out, asyncio.get_running_loop().create_future())
         self._pending[request] = None
         self._up.put(request)
         result: T = await request.future
@@ -499,10 +502,6 @@ class VirtualSession:
 
     def _arrived(self, request: _Request) -> None:
         if not self._server.knows(self):
-            return
-        if request.size > MAX_REQUEST_BYTES:
-            self.suspend()
-            asyncio.get_running_loop().call_soon(self.resume)
             return
         result: Any = None
         failure: ZooKeeperError | None = None

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from protocol import apis
 from protocol import messages as m
@@ -420,8 +420,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.previous: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses
         self.node.connections[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -368,14 +368,14 @@ class Cluster:
         await office.take_office()
         return office
 
-    async def until(self, condition: Callable[[], object], what: str = "") -> None:
+    async def until(self, condition: Callable[[], object], what: str = "", every_s: float = 0.001) -> None:
         """Let virtual time pass until the condition holds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_S
         while not condition():
             if loop.time() > deadline:
                 raise AssertionError(f"it does not come true within {PATIENCE_S} virtual seconds: {what}")
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(every_s)
 
     def controller_epoch(self) -> int:
         return znodes.decode_controller_epoch(self.zookeeper.data(znodes.CONTROLLER_EPOCH))

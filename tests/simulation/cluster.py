@@ -1,0 +1,131 @@
+"""A whole cluster on the virtual World: real brokers with their controllers, in one process, on virtual time.
+
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation())
+        await cluster.start()
+        client = cluster.client("client")
+        await client.process.run(program(client, cluster.bootstrap))
+        cluster.kill_broker(0)
+
+    run(scenario(), seed=7)
+
+Every broker has a host `broker-N` of its own, and listens on the same ports there. It runs as `broker.__main__` runs
+it: started, then served until it fails. A broker that fails by itself ends its process, and the run fails with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from broker.__main__ import Broker
+from broker.config import BrokerConfig, broker_config
+from protocol import znodes
+from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
+from tests.simulation.process import Process
+from tests.simulation.world import Simulation, VirtualWorld
+
+PORT = 9092
+CONTROL_PORT = 9093
+LOG_DIR = "/var/lib/minibroker"
+ZOOKEEPER = "zookeeper:2181"
+
+_POLL_S = 0.01
+
+
+class VirtualCluster:
+    """Brokers 0 to `brokers` - 1, and their ZooKeeper. `settings` are the brokers' own, by Kafka's names."""
+
+    def __init__(self, simulation: Simulation, brokers: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        self.simulation = simulation
+        self.broker_ids = tuple(range(brokers))
+        self.bootstrap = ",".join(f"{_host_name(broker_id)}:{PORT}" for broker_id in self.broker_ids)
+        self._settings = dict(settings or {})
+        self._processes: dict[int, Process] = {}
+        self._brokers: dict[int, Broker] = {}
+
+    # -- processes --
+
+    async def start(self) -> None:
+        """Start all brokers, and wait until they are registered and serve."""
+        await asyncio.gather(*(self.start_broker(broker_id) for broker_id in self.broker_ids))
+
+    async def start_broker(self, broker_id: int) -> Broker:
+        """Start a broker, with what its disk holds from before. Raises what keeps it from starting."""
+        world = self.simulation.host(_host_name(broker_id)).start_process()
+
+        async def start() -> Broker:
+            broker = Broker(world, self._config(broker_id))
+            await broker.start()
+            return broker
+
+        self._processes[broker_id] = world.process
+        broker = await world.process.run(start(), f"start of broker {broker_id}")
+        self._brokers[broker_id] = broker
+        world.process.start(self._serve(broker, world.process), f"broker {broker_id}")
+        return broker
+
+    async def _serve(self, broker: Broker, process: Process) -> None:
+        try:
+            await broker.serve()
+        except Exception as error:  # noqa: BLE001 - reported, and `run` raises it
+            self.simulation.loop.call_exception_handler({"message": f"{process.name} failed", "exception": error})
+            await broker.stop(clean=False)
+            process.kill()
+
+    def kill_broker(self, broker_id: int) -> None:
+        """kill -9."""
+        self._processes[broker_id].kill()
+
+    async def stop_broker(self, broker_id: int) -> None:
+        """Stop a broker in good order."""
+        await self._processes[broker_id].run(self._brokers[broker_id].stop())
+        self._processes[broker_id].kill()
+
+    def client(self, name: str) -> VirtualWorld:
+        """A process for clients, on the host of that name."""
+        return self.simulation.host(name).start_process()
+
+    # -- what can be seen from outside --
+
+    def broker(self, broker_id: int) -> Broker:
+        """The broker that was started last under this id, for tests to look into."""
+        return self._brokers[broker_id]
+
+    def living(self) -> list[int]:
+        return [broker_id for broker_id in self.broker_ids if self._processes[broker_id].alive]
+
+    def active_controllers(self) -> list[int]:
+        """The living brokers that take themselves for the controller."""
+        controllers = {broker_id: self._brokers[broker_id].controller for broker_id in self.living()}
+        return [broker_id for broker_id, controller in controllers.items() if controller and controller.is_active]
+
+    def state(self, partition: TopicPartition) -> LeaderAndIsr:
+        """What ZooKeeper says of a partition."""
+        path = znodes.state_path(partition)
+        zookeeper = self.simulation.zookeeper
+        return znodes.decode_state(partition, zookeeper.data(path), zookeeper.stat(path).version)
+
+    async def until(self, condition: Callable[[], object], within_s: float = 60) -> None:
+        """Wait in virtual time until the condition is true. Raises TimeoutError."""
+        async with asyncio.timeout(within_s):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(_POLL_S)
+
+    def _config(self, broker_id: int) -> BrokerConfig:
+        host = _host_name(broker_id)
+        return broker_config(
+            {
+                "broker.id": str(broker_id),
+                "log.dirs": LOG_DIR,
+                "zookeeper.connect": ZOOKEEPER,
+                "listeners": f"{DEFAULT_LISTENER}://{host}:{PORT},{CONTROL_LISTENER}://{host}:{CONTROL_PORT}",
+            }
+            | self._settings
+        )
+
+
+def _host_name(broker_id: int) -> str:
+    return f"broker-{broker_id}"

@@ -1,0 +1,430 @@
+"""The simulated ZooKeeper: what it shares with a real one is tested on both; then what tests can do to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+import pytest
+
+from controller.zookeeper import KazooZooKeeper
+from protocol.world import (
+    BadVersion,
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    SessionExpired,
+    SessionState,
+    SetData,
+    Stat,
+    WatchEvent,
+    WatchKind,
+    ZooKeeper,
+    ZooKeeperError,
+    ZooKeeperSession,
+)
+from tests.simulation.loop import run
+from tests.simulation.zookeeper import VirtualSession, VirtualZooKeeper
+
+Open = Callable[[], Coroutine[None, None, ZooKeeperSession]]
+Scenario = Callable[[Open], Coroutine[None, None, None]]
+Play = Callable[[Scenario], None]
+
+
+@pytest.fixture(params=["simulated", "real"])
+def play(request: pytest.FixtureRequest) -> Play:
+    """Runs a scenario, which opens as many sessions on the same ZooKeeper as it likes."""
+    if request.param == "simulated":
+        return lambda scenario: run(_with_sessions(VirtualZooKeeper(), "zookeeper:2181/chroot", scenario))
+    servers: str = request.getfixturevalue("zookeeper")
+    return lambda scenario: asyncio.run(_with_sessions(KazooZooKeeper(), servers, scenario))
+
+
+async def _with_sessions(zookeeper: ZooKeeper, servers: str, scenario: Scenario) -> None:
+    sessions: list[ZooKeeperSession] = []
+
+    async def open_session() -> ZooKeeperSession:
+        sessions.append(await zookeeper.connect(servers, 6_000, 10_000))
+        return sessions[-1]
+
+    try:
+        await scenario(open_session)
+    finally:
+        for session in sessions:
+            await session.close()
+
+
+class Events:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: list[WatchEvent] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, event: WatchEvent) -> None:
+        self.seen.append(event)
+        self._changed.set()
+
+    async def next(self, count: int) -> list[WatchEvent]:
+        """Waits until there are `count`, and forgets them."""
+        while len(self.seen) < count:
+            self._changed.clear()
+            await self._changed.wait()
+        seen, self.seen = self.seen, []
+        return seen
+
+
+# --- Contract ------------------------------------------------------------------------------------------------
+
+
+def test_versions_count_and_transactions_are_numbered(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        session = await open_session()
+        await session.create("/node", b"one")
+        data, created = await session.get("/node")
+        assert (data, created.version, created.czxid) == (b"one", 0, created.mzxid)
+        changed = await session.set("/node", b"two", 0)
+        assert (changed.version, changed.czxid) == (1, created.czxid)
+        assert changed.mzxid > created.mzxid
+        await session.create("/node/child", b"")
+        stat = await session.exists("/node")
+        assert stat == changed._replace(children_count=1)
+        with pytest.raises(BadVersion):
+            await session.set("/node", b"three", 0)
+        with pytest.raises(BadVersion):
+            await session.delete("/node/child", 3)
+        await session.delete("/node/child")
+        await session.delete("/node", 1)
+        await session.create("/node", b"")
+        again = await session.exists("/node")
+        assert again is not None
+        assert again.version == 0
+        assert again.czxid > changed.mzxid
+
+    play(scenario)
+
+
+def test_refusals_have_their_own_types(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        session = await open_session()
+        await session.create("/parent", b"")
+        await session.create("/parent/child", b"")
+        await session.create("/mine", b"", ephemeral=True)
+        for refused, call in [
+            (NodeExists, session.create("/parent", b"")),
+            (NoNode, session.create("/nowhere/child", b"")),
+            (NoNode, session.get("/nowhere")),
+            (NoNode, session.set("/nowhere", b"")),
+            (NoNode, session.children("/nowhere")),
+            (NoNode, session.delete("/nowhere")),
+            (NotEmpty, session.delete("/parent")),
+            (ZooKeeperError, session.create("/mine/child", b"")),
+            (ZooKeeperError, session.create("/large", bytes(2_000_000))),
+        ]:
+            with pytest.raises(refused):
+                await call  # type: ignore[misc]
+        assert await session.exists("/nowhere") is None
+        assert await session.children("/") == ["mine", "parent"]
+
+    play(scenario)
+
+
+def test_sequential_nodes_count_what_was_created_before_them(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        session = await open_session()
+        assert await session.create("/n-", b"", sequence=True) == "/n-0000000000"
+        await session.create("/other", b"")
+        await session.delete("/n-0000000000")
+        await session.create("/other/child", b"")
+        assert await session.multi([Create("/n-", b"", sequence=True)]) == ["/n-0000000002"]
+        assert await session.create("/n-", b"", sequence=True) == "/n-0000000003"
+        assert await session.children("/") == ["n-0000000002", "n-0000000003", "other"]
+
+    play(scenario)
+
+
+def test_ephemeral_nodes_end_with_their_session(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        owner, observer = await open_session(), await open_session()
+        await owner.create("/mine", b"", ephemeral=True)
+        events = Events()
+        stat = await observer.exists("/mine", events)
+        assert stat is not None
+        assert stat.ephemeral_owner == owner.session_id != observer.session_id
+        await owner.close()
+        assert await events.next(1) == [WatchEvent(WatchKind.DELETED, "/mine")]
+        assert await observer.exists("/mine") is None
+        with pytest.raises(SessionExpired):
+            await owner.exists("/mine")
+
+    play(scenario)
+
+
+def test_a_multi_is_one_transaction_in_which_each_operation_sees_the_ones_before_it(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        session = await open_session()
+        assert await session.multi([]) == []
+        created, below, stat, checked, deleted = await session.multi(
+            [
+                Create("/a", b"1"),
+                Create("/a/b", b""),
+                SetData("/a", b"2", 0),
+                Check("/a", 1),
+                Delete("/a/b", 0),
+            ]
+        )
+        assert (created, below, checked, deleted) == ("/a", "/a/b", None, None)
+        assert isinstance(stat, Stat)
+        assert (stat.version, stat.czxid) == (1, stat.mzxid)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "cause"),
+    [
+        (Create("/there", b""), NodeExists),
+        (Create("/nowhere/child", b""), NoNode),
+        (SetData("/there", b"", 9), BadVersion),
+        (SetData("/nowhere", b""), NoNode),
+        (Delete("/parent"), NotEmpty),
+        (Delete("/there", 5), BadVersion),
+        (Check("/there", 3), BadVersion),
+        (Check("/nowhere", 0), NoNode),
+    ],
+    ids=str,
+)
+def test_a_refused_multi_names_the_first_culprit_and_changes_nothing(
+    play: Play, culprit: Operation, cause: type[Exception]
+) -> None:
+    async def scenario(open_session: Open) -> None:
+        session = await open_session()
+        await session.create("/there", b"as it was")
+        await session.create("/parent", b"")
+        await session.create("/parent/child", b"")
+        events = Events()
+        await session.children("/", events)
+        _, before = await session.get("/there", events)
+        with pytest.raises(MultiFailed) as failure:
+            await session.multi(
+                [
+                    Create("/new", b""),
+                    SetData("/there", b"new"),
+                    Delete("/parent/child"),
+                    Create("/parent/child", b""),
+                    culprit,
+                    Delete("/nowhere"),
+                ]
+            )
+        assert failure.value.index == 4
+        assert isinstance(failure.value.cause, cause)
+        assert await session.get("/there") == (b"as it was", before)
+        assert await session.children("/") == ["parent", "there"]
+        assert await session.children("/parent") == ["child"]
+        assert events.seen == []
+
+    play(scenario)
+
+
+def test_each_watch_fires_once_for_what_it_watches(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        session, other = await open_session(), await open_session()
+        events = Events()
+        assert await session.exists("/node", events) is None
+        await other.create("/node", b"")
+        assert await events.next(1) == [WatchEvent(WatchKind.CREATED, "/node")]
+        await session.get("/node", events)
+        await session.children("/node", events)
+        await session.children("/", events)
+        await other.create("/node/child", b"")
+        await other.create("/node/second", b"")
+        assert await events.next(1) == [WatchEvent(WatchKind.CHILDREN, "/node")]
+        await other.set("/node", b"1")
+        await other.set("/node", b"2")
+        assert await events.next(1) == [WatchEvent(WatchKind.CHANGED, "/node")]
+        await session.get("/node/child", events)
+        await session.get("/node/child", events)
+        await other.delete("/node/child")
+        assert await events.next(1) == [WatchEvent(WatchKind.DELETED, "/node/child")]
+        await session.get("/node", events)
+        await session.children("/node", events)
+        await other.multi([Delete("/node/second"), Delete("/node")])
+        fired = await events.next(3)
+        assert sorted(fired, key=str) == [
+            WatchEvent(WatchKind.CHILDREN, "/"),
+            WatchEvent(WatchKind.CHILDREN, "/node"),
+            WatchEvent(WatchKind.DELETED, "/node"),
+        ]
+        with pytest.raises(NoNode):
+            await session.get("/node", events)
+        await other.create("/node", b"")
+        assert await session.exists("/node") is not None
+        assert events.seen == []
+
+    play(scenario)
+
+
+def test_events_and_answers_come_in_the_order_in_which_they_happened(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        session = await open_session()
+        count = 50
+        await session.multi([Create(f"/node-{i}", b"") for i in range(count)])
+        seen: list[str] = []
+
+        async def note(name: str, call: Coroutine[None, None, object]) -> None:
+            await call
+            seen.append(name)
+
+        def note_event(event: WatchEvent) -> None:
+            seen.append(event.path.replace("/node-", "event "))
+
+        calls = []
+        for i in range(count):
+            calls.append(asyncio.create_task(note(f"get {i}", session.get(f"/node-{i}", note_event))))
+            calls.append(asyncio.create_task(note(f"set {i}", session.set(f"/node-{i}", b"x"))))
+            calls.append(asyncio.create_task(note(f"exists {i}", session.exists(f"/node-{i}"))))
+        await asyncio.gather(*calls)
+        order = [seen.index(f"{name} {i}") for i in range(count) for name in ("get", "set", "exists")]
+        assert order == sorted(order)
+        for i in range(count):
+            assert seen.index(f"event {i}") < seen.index(f"set {i}"), "an event comes before the answer of its cause"
+
+    play(scenario)
+
+
+# --- Harm: the simulated one alone -----------------------------------------------------------------------------
+
+
+def on_virtual_time(scenario: Callable[[VirtualZooKeeper], Coroutine[None, None, None]]) -> None:
+    async def main() -> None:
+        await scenario(VirtualZooKeeper(lambda: 0.001))
+
+    run(main())
+
+
+async def _open(zookeeper: VirtualZooKeeper) -> VirtualSession:
+    return await zookeeper.connect("zookeeper:2181", 6_000, 1_000)
+
+
+def test_a_cut_loses_what_was_on_its_way() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session = await _open(zookeeper)
+        states: list[SessionState] = []
+        session.on_state(states.append)
+        lost = asyncio.create_task(session.create("/never", b""))
+        await asyncio.sleep(0)
+        session.suspend()
+        with pytest.raises(ConnectionLoss):
+            await lost
+        with pytest.raises(ConnectionLoss):
+            await session.exists("/never")
+        session.resume()
+        assert await session.exists("/never") is None
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+
+    on_virtual_time(scenario)
+
+
+def test_a_request_may_arrive_though_its_answer_is_lost() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session = await _open(zookeeper)
+
+        def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            session.suspend()
+
+        zookeeper.after = cut
+        with pytest.raises(ConnectionLoss):
+            await session.create("/first", b"")
+        zookeeper.after = None
+        session.resume()
+        second = asyncio.create_task(session.create("/second", b""))
+        await asyncio.sleep(0)
+        session.suspend(requests_arrive=True)
+        with pytest.raises(ConnectionLoss):
+            await second
+        assert zookeeper.names("/") == ["first", "second"]
+
+    on_virtual_time(scenario)
+
+
+def test_watches_are_forgotten_with_the_connection() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session = await _open(zookeeper)
+        events = Events()
+        await session.children("/", events)
+        session.suspend()
+        session.resume()
+        await session.create("/node", b"")
+        assert events.seen == []
+
+    on_virtual_time(scenario)
+
+
+def test_a_session_outlives_its_connection_for_its_timeout() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session = await _open(zookeeper)
+        await session.create("/mine", b"", ephemeral=True)
+        for _ in range(3):
+            session.suspend()
+            await asyncio.sleep(5)
+            session.resume()
+            assert session.state is SessionState.CONNECTED
+        session.suspend()
+        await asyncio.sleep(5.9)
+        assert zookeeper.has("/mine")
+        await asyncio.sleep(0.2)
+        assert not zookeeper.has("/mine")
+        assert session.state is SessionState.SUSPENDED, "nobody can tell it"
+        session.resume()
+        assert session.state is SessionState.EXPIRED
+        with pytest.raises(SessionExpired):
+            await session.exists("/")
+
+    on_virtual_time(scenario)
+
+
+def test_the_session_of_a_killed_process_ends_after_its_timeout_even_if_it_was_cut_before() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session = await _open(zookeeper)
+        await session.create("/mine", b"", ephemeral=True)
+        states: list[SessionState] = []
+        session.on_state(states.append)
+        session.suspend()
+        session.resume()
+        states.clear()
+        session.sever()
+        await asyncio.sleep(5.9)
+        assert zookeeper.has("/mine")
+        await asyncio.sleep(0.2)
+        assert not zookeeper.has("/mine")
+        assert states == []
+
+    on_virtual_time(scenario)
+
+
+def test_an_expired_session_learns_it_at_once_while_it_is_connected() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session = await _open(zookeeper)
+        pending = asyncio.create_task(session.get("/"))
+        await asyncio.sleep(0)
+        session.expire()
+        assert session.state is SessionState.EXPIRED
+        with pytest.raises(SessionExpired):
+            await pending
+
+    on_virtual_time(scenario)
+
+
+def test_where_no_server_answers_nobody_can_connect() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        zookeeper.reachable = False
+        with pytest.raises(ConnectionLoss, match="zookeeper:2181"):
+            await _open(zookeeper)
+
+    on_virtual_time(scenario)

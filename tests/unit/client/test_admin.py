@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from client.admin import Admin, NewTopic
+from client.errors import Closed, InvalidSetting, TopicErrors
+from protocol.apis import CREATE_TOPICS, DELETE_TOPICS
+from protocol.errors import BrokerError, ErrorCode, NetworkError
+from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP, DROP, Received, ScriptedCluster, reject
+
+
+def run(scenario: Callable[[ScriptedCluster, Admin], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), ScriptedCluster(3) as cluster:
+            cluster.controller = 1
+            async with Admin(cluster.bootstrap, retry_backoff_ms=10, **settings) as admin:
+                await scenario(cluster, admin)
+
+    asyncio.run(main())
+
+
+def test_topics_are_created_described_listed_and_deleted() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        await admin.create_topic("orders", partitions=2, replication_factor=3, configs={"retention.ms": "5"})
+        (request,) = cluster.requests(CREATE_TOPICS)
+        (topic,) = request.topics
+        assert (topic.num_partitions, topic.replication_factor) == (2, 3)
+        assert [(config.name, config.value) for config in topic.configs] == [("retention.ms", "5")]
+        description = await admin.describe_topic("orders")
+        assert [partition.leader for partition in description.partitions] == [0, 1]
+        assert await admin.list_topics() == ["orders"]
+        assert list(await admin.describe_topics()) == ["orders"]
+        await admin.delete_topic("orders")
+        assert await admin.list_topics() == []
+
+    run(scenario)
+
+
+def test_partitions_can_be_assigned_to_brokers() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        await admin.create_topic("orders", assignments=[[0, 1], [1, 2]])
+        topic = cluster.requests(CREATE_TOPICS)[0].topics[0]
+        assert [(a.partition_index, a.broker_ids) for a in topic.assignments] == [(0, [0, 1]), (1, [1, 2])]
+        assert (topic.num_partitions, topic.replication_factor) == (-1, -1)
+
+    run(scenario)
+
+
+def test_the_cluster_is_described() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        description = await admin.describe_cluster()
+        assert (description.cluster_id, description.controller_id) == ("scripted", 1)
+        assert [broker.id for broker in description.brokers] == [0, 1, 2]
+        cluster.controller = -1
+        assert (await admin.describe_cluster()).controller_id is None
+
+    run(scenario)
+
+
+def test_errors_name_the_topic_and_the_remedy() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        cluster.add_topic("orders")
+        with pytest.raises(BrokerError, match="Choose another name") as caught:
+            await admin.create_topic("orders")
+        assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        with pytest.raises(BrokerError) as caught:
+            await admin.delete_topic("nowhere")
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        with pytest.raises(BrokerError) as caught:
+            await admin.describe_topic("nowhere")
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        with pytest.raises(BrokerError) as caught:
+            await admin.create_topic("no/slash")
+        assert caught.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
+        with pytest.raises(InvalidSetting):
+            await admin.create_topic("other", partitions=0)
+        with pytest.raises(InvalidSetting):
+            await admin.create_topic("other", partitions=1, assignments=[[0]])
+
+    run(scenario)
+
+
+def test_of_several_topics_those_that_failed_are_named_and_the_others_are_there() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        cluster.add_topic("b")
+        with pytest.raises(TopicErrors) as caught:
+            await admin.create_topics([NewTopic("a"), NewTopic("b"), NewTopic("c")])
+        assert list(caught.value.errors) == ["b"]
+        assert await admin.list_topics() == ["a", "b", "c"]
+
+    run(scenario)
+
+
+def test_a_controller_that_moved_is_found() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        cluster.controller = 2
+        await admin.create_topic("orders")
+        asked = [received.node_id for received in cluster.received if received.api is CREATE_TOPICS]
+        assert asked == [1, 2]
+
+    run(scenario)
+
+
+def test_a_controller_that_was_killed_is_replaced_by_its_successor() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        await cluster.nodes[1].stop()
+
+        def successor(received: Received) -> None:
+            cluster.controller = 2
+
+        cluster.rules.append(successor)
+        await admin.create_topic("orders")
+        assert "orders" in cluster.topics
+
+    run(scenario)
+
+
+def test_a_change_whose_answer_was_lost_counts_as_done_if_it_is_found_done() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        cluster.script(CREATE_TOPICS, CARRY_OUT_AND_DROP)
+        await admin.create_topic("orders")
+        assert len(cluster.requests(CREATE_TOPICS)) == 2
+        cluster.script(DELETE_TOPICS, CARRY_OUT_AND_DROP)
+        await admin.delete_topic("orders")
+        assert len(cluster.requests(DELETE_TOPICS)) == 2
+
+    run(scenario)
+
+
+def test_what_no_retry_mends_within_the_timeout_is_raised() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        cluster.rules.append(
+            lambda received: reject(ErrorCode.NOT_CONTROLLER) if received.api is CREATE_TOPICS else None
+        )
+        with pytest.raises(BrokerError) as caught:
+            await admin.create_topic("orders")
+        assert caught.value.code is ErrorCode.NOT_CONTROLLER
+        assert len(cluster.requests(CREATE_TOPICS)) > 1
+        cluster.rules.clear()
+        cluster.rules.append(lambda received: DROP if received.api is CREATE_TOPICS else None)
+        with pytest.raises(NetworkError):
+            await admin.create_topic("orders")
+
+    run(scenario, default_api_timeout_ms=300)
+
+
+def test_a_creation_that_timed_out_is_not_asked_for_again() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        cluster.script(CREATE_TOPICS, reject(ErrorCode.REQUEST_TIMED_OUT))
+        with pytest.raises(BrokerError) as caught:
+            await admin.create_topic("orders")
+        assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+    run(scenario)
+
+
+def test_an_admin_that_is_closed_says_so() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        await admin.close()
+        await admin.close()
+        with pytest.raises(Closed):
+            await admin.list_topics()
+        with pytest.raises(Closed):
+            await admin.start()
+
+    run(scenario)

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from client.cluster import Cluster
+from client.metadata import Leader, Picture, merged, with_leader
+from client.settings import Address
+from protocol import messages as m
+from protocol.apis import METADATA
+from protocol.errors import ErrorCode, NetworkError
+from protocol.model import TopicPartition
+from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster
+
+
+def partition(index: int, leader: int, epoch: int) -> m.MetadataPartition:
+    return m.MetadataPartition(0, index, leader, epoch, [0, 1], [0, 1], [])
+
+
+def response(*partitions: m.MetadataPartition, topic_id: str = "id", code: int = 0) -> m.MetadataResponse:
+    brokers = [m.MetadataBroker(0, "a", 1), m.MetadataBroker(1, "b", 2)]
+    return m.MetadataResponse(0, brokers, "cluster", 0, [m.MetadataTopic(code, "t", topic_id, False, list(partitions))])
+
+
+def test_a_leader_is_never_replaced_by_one_of_an_older_epoch() -> None:
+    picture = merged(Picture(), response(partition(0, 1, 5)))
+    assert merged(picture, response(partition(0, 0, 4))).leader("t", 0) == Leader(1, 5)
+    assert merged(picture, response(partition(0, 0, 6))).leader("t", 0) == Leader(0, 6)
+
+
+def test_another_topic_of_the_same_name_begins_anew() -> None:
+    picture = merged(Picture(), response(partition(0, 1, 5), partition(1, 1, 5)))
+    again = merged(picture, response(partition(0, 0, 0), topic_id="other"))
+    assert again.leader("t", 0) == Leader(0, 0)
+    assert list(again.topics["t"].partitions) == [0]
+
+
+def test_partitions_that_an_answer_leaves_out_stay() -> None:
+    picture = merged(Picture(), response(partition(0, 1, 0), partition(1, 0, 0)))
+    assert merged(picture, response(partition(1, 1, 1))).leader("t", 0) == Leader(1, 0)
+
+
+def test_a_leader_without_an_address_is_no_leader() -> None:
+    picture = merged(Picture(), response(partition(0, 9, 0), partition(1, -1, 3)))
+    assert picture.leader("t", 0) is None
+    assert picture.leader("t", 1) is None
+    assert picture.brokers == {0: Address("a", 1), 1: Address("b", 2)}
+
+
+def test_an_error_for_a_topic_is_kept_beside_what_was_known_and_forgotten_later() -> None:
+    picture = merged(Picture(), response(partition(0, 1, 0)))
+    gone = merged(picture, response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    assert gone.errors == {"t": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert gone.leader("t", 0) == Leader(1, 0)
+    assert merged(gone, response(partition(0, 1, 0))).errors == {}
+
+
+def test_an_answer_without_brokers_does_not_make_us_forget_them() -> None:
+    picture = merged(Picture(), response(partition(0, 1, 0)))
+    assert merged(picture, m.MetadataResponse(0, [], None, -1, [])).brokers == picture.brokers
+
+
+def test_a_hint_counts_only_if_its_epoch_is_newer() -> None:
+    picture = merged(Picture(), response(partition(0, 0, 3)))
+    here = TopicPartition("t", 0)
+    assert with_leader(picture, here, Leader(1, 4)).leader("t", 0) == Leader(1, 4)
+    assert with_leader(picture, here, Leader(1, 3)) is picture
+    assert with_leader(picture, here, Leader(-1, 4)) is picture
+    assert with_leader(picture, TopicPartition("other", 0), Leader(1, 4)) is picture
+
+
+def run(scenario: Callable[[ScriptedCluster, Cluster], Coroutine[Any, Any, None]], brokers: int = 3) -> None:
+    async def main() -> None:
+        def crashed(error: BaseException) -> None:
+            raise error
+
+        async with asyncio.timeout(30), ScriptedCluster(brokers) as scripted:
+            scripted.add_topic("orders")
+            cluster = Cluster(
+                scripted.bootstrap,
+                client_id="test",
+                request_timeout_ms=5_000,
+                retry_backoff_ms=10,
+                metadata_max_age_ms=300_000,
+                world=None,
+                on_crash=crashed,
+            )
+            try:
+                await scenario(scripted, cluster)
+            finally:
+                await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_any_bootstrap_address_will_do() -> None:
+    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
+        await scripted.nodes[0].stop()
+        await scripted.nodes[1].stop()
+        await cluster.start()
+        assert list(cluster.metadata.picture.brokers) == [2]
+
+    run(scenario)
+
+
+def test_a_refresh_asks_another_broker_where_one_drops_it() -> None:
+    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
+        await cluster.start()
+        scripted.script(METADATA, DROP, DROP)
+        cluster.metadata.want("orders")
+        while "orders" not in cluster.metadata.picture.topics:
+            await cluster.metadata.refreshed()
+        assert cluster.metadata.last_error is None
+        assert len({received.node_id for received in scripted.received[1:]}) == 3
+
+    run(scenario)
+
+
+def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
+
+    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
+        await cluster.start()
+        scripted.rules.append(lambda received: HANG if received.node_id == 0 else None)
+        for _ in range(30):
+            await cluster.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=1.0)
+        assert len([received for received in scripted.received if received.node_id == 0]) <= 3
+
+    run(scenario)
+
+
+def test_the_bootstrap_addresses_are_asked_when_no_known_broker_answers() -> None:
+    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
+        await cluster.start()
+        moved = scripted.nodes.pop(2)
+        known = cluster.metadata.picture.brokers
+        cluster.metadata.picture = cluster.metadata.picture._replace(brokers={2: known[2]})
+        await moved.stop()
+        await cluster.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=0.0)
+        assert scripted.received[-1].node_id in (0, 1)
+
+    run(scenario)
+
+
+def test_a_refresh_that_fails_is_repeated_until_it_succeeds() -> None:
+    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
+        await cluster.start()
+        for node in scripted.nodes.values():
+            await node.stop()
+        await cluster.metadata.refreshed()
+        error = cluster.metadata.last_error
+        assert isinstance(error, NetworkError)
+        await scripted.nodes[1].start()
+        while cluster.metadata.last_error is not None:
+            await cluster.metadata.refreshed()
+        assert list(cluster.metadata.picture.brokers) == [1]
+
+    run(scenario)
+
+
+def test_old_metadata_is_refreshed_without_being_asked() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), ScriptedCluster() as scripted:
+            cluster = Cluster(
+                scripted.bootstrap,
+                client_id="test",
+                request_timeout_ms=5_000,
+                retry_backoff_ms=10,
+                metadata_max_age_ms=20,
+                world=None,
+                on_crash=lambda error: None,
+            )
+            await cluster.start()
+            await scripted.until(lambda: len(scripted.requests(METADATA)) >= 4)
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_speaks_another_protocol_is_named() -> None:
+    async def main() -> None:
+        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(speak, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        cluster = Cluster(
+            f"127.0.0.1:{port}",
+            client_id="test",
+            request_timeout_ms=100,
+            retry_backoff_ms=10,
+            metadata_max_age_ms=1_000,
+            world=None,
+            on_crash=lambda error: None,
+        )
+        with pytest.raises(NetworkError, match=str(port)):
+            await cluster.start()
+        await cluster.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
