@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -231,9 +232,17 @@ class Admin:
             try:
                 connection = await self._controller(api)
                 # The broker may take until then, and has a second more to say that it did not succeed.
-                asked = connection.send(api, request(pending, round(timeout_s * 1_000)), timeout_s=timeout_s + 1.0)
+                controller_id = self._cluster.metadata.picture.controller_id
+                body = request(pending, round(timeout_s * 1_000))
                 try:
-                    answers = results(await asked)
+                    response = await self._cluster.ask(
+                        connection,
+                        api,
+                        body,
+                        timeout_s=timeout_s + 1.0,
+                        is_in_charge=partial(self._is_controller, controller_id),
+                    )
+                    answers = results(response)
                 except (NetworkError, InvalidMessage):
                     is_in_doubt = True
                     raise
@@ -278,6 +287,9 @@ class Admin:
                 ErrorCode.NOT_CONTROLLER, f"{api.name}: no controller can be reached (see `minibroker status`)"
             )
         return await self._cluster.connections.open(address, Purpose.REQUESTS)
+
+    def _is_controller(self, broker_id: int) -> bool:
+        return self._cluster.metadata.picture.controller_id in (broker_id, NO_CONTROLLER)
 
     async def _refresh(self, deadline: float) -> None:
         """Ask who the controller is now."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from client.connections import Connections
+from client.connections import OVERDUE_S, Connections, Purpose
 from client.errors import InvalidSetting
 from client.metadata import Metadata
-from client.settings import check_ms, parse_bootstrap
+from client.settings import Address, check_ms, parse_bootstrap
 from client.tasks import BackgroundTasks
+from protocol import messages as m
+from protocol.apis import Api
 from protocol.real_world import RealWorld
+from protocol.rpc import Connection
 from protocol.world import World
+
+Request = TypeVar("Request", bound=m.Message)
+Response = TypeVar("Response", bound=m.Message)
 
 START_PATIENCE_S = 2.0
 """How long `start` tries to reach any broker: a cluster that is being started answers within that time, and who
@@ -60,6 +68,40 @@ class Cluster:
         """Reach a broker and begin to keep metadata. Raises NetworkError naming every address and the reason."""
         await self.metadata.first_refresh(min(START_PATIENCE_S, self.request_timeout_s))
         self.tasks.start(self.metadata.run(), "metadata")
+
+    def usable_at(self, address: Address, purpose: Purpose, now: float) -> float | None:
+        """For who got no connection to a leader: when to try again by time alone.
+
+        Where it cannot be connected to, or does not say for long whether it can, perhaps it is dead, and another leads
+        by now: then metadata is asked for, elsewhere.
+        """
+        began = self.connections.attempt_began(address, purpose)
+        if began is not None and now < began + OVERDUE_S:
+            return began + OVERDUE_S
+        self.metadata.suspect(address)
+        self.metadata.request_refresh()
+        return now + OVERDUE_S if began is not None else self.connections.retry_at(address, purpose)
+
+    async def ask(
+        self,
+        connection: Connection,
+        api: Api[Request, Response],
+        body: Request,
+        *,
+        timeout_s: float,
+        is_in_charge: Callable[[], bool],
+    ) -> Response:
+        """`connection.request`, unless metadata says in the meantime that another broker is in charge: then the
+        connection is given up. Raises as `Connection.request`."""
+        answer = connection.send(api, body, timeout_s=timeout_s)
+        while not answer.done():
+            await asyncio.wait([answer], timeout=OVERDUE_S)
+            if not answer.done():
+                self.metadata.request_refresh()
+                if not is_in_charge():
+                    connection.close(f"no answer to {api.name} yet, and another broker is in charge")
+                    await asyncio.wait([answer])
+        return answer.result()
 
     async def close(self) -> None:
         """End the tasks, then close the connections."""

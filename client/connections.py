@@ -23,6 +23,10 @@ CONNECT_TIMEOUT_S = 10.0
 
 MAX_BACKOFF_S = 1.0
 
+OVERDUE_S = 1.0
+"""After that long without an outcome it is worth to ask others whether another broker has taken over: a stopped or
+disconnected one refuses nothing."""
+
 
 class Purpose(Enum):
     PRODUCE = "produce"
@@ -40,6 +44,7 @@ class _Slot:
     def __init__(self) -> None:
         self.connection: Connection | None = None
         self.attempt: asyncio.Task[None] | None = None
+        self.attempt_began = 0.0
         self.failures = 0
         self.retry_at = 0.0
         self.error: NetworkError | None = None
@@ -71,9 +76,10 @@ class Connections:
         slot = self._slot(address, purpose)
         return slot.retry_at if slot.connection is None and slot.attempt is None else None
 
-    def error(self, address: Address, purpose: Purpose) -> NetworkError | None:
-        """Why the last attempt to connect failed; None since one succeeded."""
-        return self._slot(address, purpose).error
+    def attempt_began(self, address: Address, purpose: Purpose) -> float | None:
+        """Since when the attempt to connect that is under way has had no outcome; None: there is none."""
+        slot = self._slot(address, purpose)
+        return slot.attempt_began if slot.connection is None and slot.attempt is not None else None
 
     async def open(self, address: Address, purpose: Purpose) -> Connection:
         """The open connection, waiting for an attempt. Raises NetworkError; during a back-off, the last one."""
@@ -114,6 +120,7 @@ class Connections:
         return slot
 
     def _attempt(self, address: Address, purpose: Purpose, slot: _Slot) -> None:
+        slot.attempt_began = self._world.clock.monotonic()
         slot.attempt = self._tasks.start(self._connect(address, slot), f"connect to {address} for {purpose.value}")
 
     async def _connect(self, address: Address, slot: _Slot) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from client.cluster import Cluster
-from client.connections import Purpose
+from client.connections import OVERDUE_S, Purpose
 from client.errors import CorruptBatch, LogTruncated
 from client.metadata import Leader
 from client.offsets import CONSUMER, READ_UNCOMMITTED, OffsetAndTimestamp, find_offsets
@@ -31,7 +31,6 @@ from protocol.model import NO_EPOCH, TopicPartition
 from protocol.records import BatchHeader, CorruptRecord, iterate_batches
 from protocol.rpc import Connection
 
-OVERDUE_S = 1.0
 MAX_OUTSTANDING = 3
 LOOK_UP_TIMEOUT_S = 1.0
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
@@ -297,11 +296,9 @@ class Fetcher:
             if connection is not None:
                 self._fetch(node_id, connection, asked, now)
                 continue
-            retry_at = self._cluster.connections.retry_at(address, Purpose.FETCH)
-            if retry_at is not None:
-                times.append(retry_at)
-                self._metadata.suspect(address)
-                self._metadata.request_refresh()
+            usable_at = self._cluster.usable_at(address, Purpose.FETCH, now)
+            if usable_at is not None:
+                times.append(usable_at)
         return times
 
     def _fetch(
@@ -351,6 +348,7 @@ class Fetcher:
                 times.append(overdue_at)
                 continue
             times.append(now + OVERDUE_S)
+            self._suspect(node_id)
             self._metadata.request_refresh()
             for request in requests:
                 for state, _, _, _ in request.asked:
@@ -361,6 +359,11 @@ class Fetcher:
                             f"{state.partition}"
                         )
         return times
+
+    def _suspect(self, node_id: int) -> None:
+        address = self._metadata.address(node_id)
+        if address is not None:
+            self._metadata.suspect(address)
 
     # -- answers --
 
@@ -385,9 +388,7 @@ class Fetcher:
             code = error.code
         elif isinstance(error, (NetworkError, InvalidMessage)):
             code = ErrorCode.NETWORK_EXCEPTION
-            address = self._metadata.address(request.node_id)
-            if address is not None:
-                self._metadata.suspect(address)
+            self._suspect(request.node_id)
         else:
             raise error
         for state, generation, offset, _ in request.asked:

@@ -33,7 +33,7 @@ from protocol.world import World
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 
-FIRST_ATTEMPT_TIMEOUT_S = 2.0
+FIRST_ATTEMPT_TIMEOUT_S = 1.0
 """For one broker's answer; doubled after each round in which none answered. A stopped process accepts connections
 and never answers, so the others must be asked long before the request timeout."""
 

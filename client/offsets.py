@@ -110,7 +110,13 @@ async def _ask(
     )
     try:
         connection = await cluster.connections.open(address, Purpose.REQUESTS)
-        response = await connection.request(LIST_OFFSETS, request, timeout_s=cluster.request_timeout_s)
+        response = await cluster.ask(
+            connection,
+            LIST_OFFSETS,
+            request,
+            timeout_s=cluster.request_timeout_s,
+            is_in_charge=lambda: any(cluster.metadata.picture.leader(*partition) == leader for partition in timestamps),
+        )
     except NetworkError:
         cluster.metadata.suspect(address)
         raise

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from client.accumulator import Accumulator, Batch, Identity, PartitionQueue, Verdict
 from client.cluster import Cluster
-from client.connections import Purpose, exponential_backoff_s
+from client.connections import OVERDUE_S, Purpose, exponential_backoff_s
 from client.errors import DeliveryTimedOut
 from client.metadata import Leader
 from client.tasks import Waker
@@ -31,7 +31,6 @@ from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, Mini
 from protocol.model import TopicPartition
 from protocol.rpc import Connection
 
-OVERDUE_S = 1.0
 ANSWER_GRACE_S = 1.0
 """How long after the time that a broker was given for a request its answer may come, before the connection is
 given up."""
@@ -221,11 +220,9 @@ class Sender:
             return None
         connection = self._cluster.connections.get(address, Purpose.PRODUCE)
         if connection is None:
-            retry_at = self._cluster.connections.retry_at(address, Purpose.PRODUCE)
-            if retry_at is not None:  # it does not accept connections: perhaps it is dead, and another leads by now
-                self._send_due = min(self._send_due, retry_at)
-                self._metadata.suspect(address)
-                self._metadata.request_refresh()
+            usable_at = self._cluster.usable_at(address, Purpose.PRODUCE, now)
+            if usable_at is not None:
+                self._send_due = min(self._send_due, usable_at)
             return None
         if connection.in_flight >= self._max_in_flight:
             return None
@@ -287,6 +284,7 @@ class Sender:
                 due = min(due, requests[0].sent_at + OVERDUE_S)
                 continue
             due = min(due, now + OVERDUE_S)
+            self._suspect(node_id)
             self._metadata.request_refresh()
             for request in requests:
                 for batch in request.batches:
@@ -298,6 +296,11 @@ class Sender:
                         )
         return due
 
+    def _suspect(self, node_id: int) -> None:
+        address = self._metadata.address(node_id)
+        if address is not None:
+            self._metadata.suspect(address)
+
     # -- answers --
 
     def _settle(self, request: _Request, answer: asyncio.Future[m.ProduceResponse], now: float) -> None:
@@ -308,9 +311,7 @@ class Sender:
             for batch in request.batches:
                 self._settle_batch(batch, error.code, error.detail, None, now)
         elif isinstance(error, (NetworkError, InvalidMessage)):
-            address = self._metadata.address(request.node_id)
-            if address is not None:
-                self._metadata.suspect(address)
+            self._suspect(request.node_id)
             for batch in request.batches:
                 self._settle_batch(batch, ErrorCode.NETWORK_EXCEPTION, str(error), None, now)
         else:

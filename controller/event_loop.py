@@ -80,7 +80,7 @@ class EventLoop:
             self._filled.clear()
             await self._filled.wait()
 
-    async def _take(self, event: Event, queued_s: float) -> None:
+    async def _take(self, event: Event, queued_s: float) -> None:  # C3
         reading_s, writing_s = self._access.reading_s, self._access.writing_s
         failure: BaseException | None = None
         self._timeline.begin(event, queued_s)

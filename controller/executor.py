@@ -136,7 +136,7 @@ class Executor:
             _log.warning("%s", note)
         partition_moves, replica_moves, refused = self._check_moves(plan)
         writes = [w for w in plan.writes if not (isinstance(w, WriteState) and w.partition in refused)]
-        written = await self._write(writes)
+        written = await self._write(writes)  # C5: znodes first, then memory, then the outbox
         if written.obstacle is not None:
             return Outcome(obstacle=written.obstacle)
         unwritten = frozenset(

@@ -20,6 +20,7 @@ what tools know); reacting to single events (each of them may be missed with the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -320,23 +321,19 @@ class Leadership:
 
     async def _create_epoch(self, session: ZooKeeperSession) -> None:
         # Epochs only grow: where somebody deleted the node, the next term still comes after the last one known here.
-        try:
+        with contextlib.suppress(NodeExists):
             await session.create(CONTROLLER_EPOCH, encode_controller_epoch(self._highest_epoch))
-        except NodeExists:
-            return
 
     async def _race(self, session: ZooKeeperSession, seen: Seen) -> None:
         term = Term(max(seen.epoch, self._highest_epoch) + 1, seen.epoch_version + 1)
         self._claim = term
-        try:
+        with contextlib.suppress(MultiFailed):  # another was faster; the next look tells who
             await session.multi(
                 [
                     Create(CONTROLLER, encode_controller(self._broker_id, self._clock.wall_ms()), ephemeral=True),
                     SetData(CONTROLLER_EPOCH, encode_controller_epoch(term.epoch), seen.epoch_version),
                 ]
             )
-        except MultiFailed:
-            self._claim = None  # another was faster; the next look tells who
 
     async def _remove(self, session: ZooKeeperSession, epoch_version: int) -> None:
         """Remove /controller, unless another was elected since `epoch_version`."""

@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeVar
 
 from controller import events
 from controller.access import ControllerMoved, ZooKeeperAccess
-from controller.background import stop_in_background
 from controller.cluster_state import (
     BrokerAdded,
     BrokerRemoved,
@@ -24,6 +23,7 @@ from controller.cluster_state import (
     ReplicaFailed,
     ReplicaRecovered,
     Snapshot,
+    in_order,
 )
 from controller.decisions import brokers, deletion, isr_changes, topics
 from controller.event_loop import EventLoop
@@ -38,6 +38,10 @@ from protocol.world import SessionExpired, SessionState, World, ZooKeeperSession
 from protocol.znodes import TopicZnode, topic_config_path, topic_path
 
 _log = logging.getLogger(__name__)
+
+PARTITIONS_AT_ONCE = 200
+"""How many are decided on, written and sent in one go: some milliseconds of work, two or three multis."""
+_BREATH_S = 0.001
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -131,8 +135,11 @@ class Tenure:
 
     async def close(self) -> None:
         """Stop at once. When this returns nothing of the tenure is running any more."""
-        if self._task is not None:
-            await stop_in_background([self._task])
+        if self._task is None:
+            return
+        if self.ended_because is None:  # else it is about to end, and must not be disturbed while it tidies up
+            self._task.cancel()
+        await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         try:
@@ -170,13 +177,32 @@ class Tenure:
         announce: Collection[TopicPartition] = (),
         announce_brokers: bool = False,
     ) -> None:
-        """`brokers.settle`, again for each partition that turns out to have another state than was known."""
-        remaining: Collection[TopicPartition] = tuple(partitions)
+        """`brokers.settle`, a part at a time, so that ten thousand partitions do not hold up the loop for as long as
+        they take: the brokers that they share it with have clients, and the session has heartbeats.
+
+        `announce` are some of `partitions`.
+        """
+        remaining = in_order(partitions)
+        announced = frozenset(announce)
+        for start in range(0, max(len(remaining), 1), PARTITIONS_AT_ONCE):
+            if start:
+                await asyncio.sleep(_BREATH_S)
+            part = remaining[start : start + PARTITIONS_AT_ONCE]
+            await self._settle_part(part, tell, [p for p in part if p in announced], announce_brokers and start == 0)
+
+    async def _settle_part(
+        self,
+        partitions: Collection[TopicPartition],
+        tell: Container[int],
+        announce: Collection[TopicPartition],
+        announce_brokers: bool,
+    ) -> None:
+        """Decided again for each partition that turns out to have another state than was known."""
         while True:
-            in_need = brokers.topics_in_need_of_an_unclean_election(self.state, remaining)
+            in_need = brokers.topics_in_need_of_an_unclean_election(self.state, partitions)
             plan = brokers.settle(
                 self.state,
-                remaining,
+                partitions,
                 unclean_topics=await self._gather.unclean_topics(in_need, self._settings.unclean_leader_election),
                 tell=tell,
                 announce=announce,
@@ -185,7 +211,7 @@ class Tenure:
             outcome = await self._execute(plan)
             if not outcome.conflicts:
                 return
-            remaining = announce = outcome.conflicts
+            partitions = announce = outcome.conflicts
             tell, announce_brokers = self.state.live_broker_ids(), False
 
     async def _handle(self, event: events.Event) -> None:

@@ -75,6 +75,10 @@ _DELIVERIES_PER_TURN = 500
 _MAX_REQUEST_BYTES = 1_000_000
 """ZooKeeper drops the connection for more than 1,048,575 bytes (jute.maxbuffer): refused here, with a reason."""
 
+_ANSWER_TIMEOUT_S = 1.0
+"""For the answer to the opening of a connection, and for the rest of a message that has begun. kazoo would wait for a
+session timeout, and a ZooKeeper that is just starting up now and then takes a connection and never answers on it."""
+
 _RECONNECT_DELAY_S = 0.02
 _RECONNECT_MAX_DELAY_S = 0.25
 
@@ -473,6 +477,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readers: list[Any], writers: list[Any], _: list[Any], timeout: float | None = None) -> Any:
         """kazoo's builds an epoll for every message; poll, which needs none, makes everything 1.5 times as fast."""
+        if len(readers) == 1 and not writers:  # not the main wait, which is for the wake-ups too
+            timeout = _ANSWER_TIMEOUT_S if timeout is None else min(timeout, _ANSWER_TIMEOUT_S)
         poller = select.poll()
         by_descriptor = {}
         for members, event in ((readers, select.POLLIN), (writers, select.POLLOUT)):

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +26,10 @@ from client.cli.output import (
     note,
     print_json,
     print_table,
+    run,
 )
 from client.settings import parse_bootstrap
+from deploy import demo as demo_story
 from deploy.cluster_view import ask_cluster
 from deploy.errors import LaunchError
 from deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
@@ -45,7 +48,7 @@ WhoArgument = Annotated[
 
 def mount(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (up, down, status, logs, kill, pause, resume, start, stop):
+    for command in (up, down, status, logs, kill, pause, resume, start, stop, demo):
         app.command()(command)
 
 
@@ -65,9 +68,7 @@ def up(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Start ZooKeeper and brokers 1 to N on this machine, and print the bootstrap list. Ctrl-C stops them cleanly."""
-    # Explicitly, since a shell starts `up &` with interrupts ignored.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    _let_signals_interrupt()
     cluster = LocalCluster(data)
     began = time.monotonic()
     note("starting ...")
@@ -185,6 +186,62 @@ def start(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOptio
 def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Stop cleanly (SIGTERM), and wait until it has ended."""
     _act("stop", LocalCluster(data).stop, who, format)
+
+
+def demo(
+    records: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="How many lines to send at least.")
+    ] = demo_story.DEFAULT_RECORDS,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Use this directory, and keep what is in it then.")
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Start a cluster, kill its leader and its controller under load, and show that no record was lost."""
+    _let_signals_interrupt()
+    tell = _story_teller(format)
+    with demo_story.temporary_directory(tell) if data is None else nullcontext(data) as directory:
+        with demo_story.running_cluster(directory, tell) as cluster:
+            outcome = run(demo_story.play(cluster, records, tell))
+        _print_outcome(outcome, format)
+        if not outcome.verdict.flawless:
+            raise LaunchError("records were lost, duplicated, reordered or altered: this is a bug, please report it")
+
+
+def _story_teller(format: Format) -> demo_story.Tell:
+    """Prints each line with the seconds since the beginning. Where the data is JSON, the story is only progress."""
+    began = time.monotonic()
+
+    def tell(text: str) -> None:
+        line = f"{time.monotonic() - began:5.1f} s  {text}"
+        if format is Format.JSON:
+            note(line)
+        else:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    return tell
+
+
+def _print_outcome(outcome: demo_story.Outcome, format: Format) -> None:
+    verdict = outcome.verdict
+    if format is Format.JSON:
+        print_json({**verdict._asdict(), "kills": outcome.kills, "failures": outcome.failures})
+        return
+    sys.stdout.write("\n")
+    for name, count in verdict._asdict().items():
+        sys.stdout.write(f"{name.replace('_', ' '):<12}  {count:>11,}\n")
+    for reason in outcome.failures:
+        sys.stdout.write(f"reported as failed: {reason}\n")
+    if verdict.flawless:
+        sys.stdout.write("\nEvery acknowledged record is there, once, in order, with its value.\n")
+
+
+def _let_signals_interrupt() -> None:
+    """All of them as Ctrl-C; explicitly, since a shell starts `minibroker up &` with interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
 
 
 def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: Format) -> None:

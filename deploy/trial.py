@@ -1,15 +1,19 @@
 """A workload that can tell what a cluster lost: numbered records in, a verdict out.
 
 Every record carries its number in its key, and goes to the partition `number % partitions`, so that a partition's
-numbers grow. While something breaks the cluster, acknowledgements are collected with their times; in the end a fresh
-consumer reads every partition to its end, and `judge` compares. What was sent and not acknowledged may be there or
-not; what was acknowledged must be there, once, in order, at the offset that was acknowledged.
+numbers grow; the sender remembers a checksum of its value. While something breaks the cluster, acknowledgements are
+collected with their times; in the end a fresh consumer reads every partition to its end, and `judge` compares. What
+was sent and not acknowledged may be there or not; what was acknowledged must be there, once, in order, at the offset
+that was acknowledged, with the value that was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+import zlib
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +22,6 @@ from typing import NamedTuple
 from client.consumer import Consumer
 from client.delivery import Delivery
 from client.producer import Producer
-
 from protocol.errors import MinibrokerError
 from protocol.model import TopicPartition
 
@@ -30,6 +33,15 @@ class Acknowledged(NamedTuple):
     """When the acknowledgement was seen, in monotonic seconds."""
 
 
+class ReadBack(NamedTuple):
+    """A record as the consumer found it."""
+
+    offset: int
+    number: int
+    is_intact: bool = True
+    """Its value is the one that was sent under this number."""
+
+
 class Verdict(NamedTuple):
     sent: int
     acknowledged: int
@@ -37,13 +49,15 @@ class Verdict(NamedTuple):
     """Reported as failed to the sender: not known to be lost, nor to be there."""
     read_back: int
     lost: int
-    """Acknowledged, and not there, or there at another offset."""
+    """Acknowledged, and not there, or there at another offset or with another value."""
     duplicated: int
     out_of_order: int
+    altered: int
+    """There, acknowledged or not, with a value that was never sent under this number."""
 
     @property
     def flawless(self) -> bool:
-        return self.lost == self.duplicated == self.out_of_order == 0
+        return self.lost == self.duplicated == self.out_of_order == self.altered == 0
 
 
 class Gap(NamedTuple):
@@ -58,18 +72,19 @@ def judge(
     sent: int,
     failed: int,
     acknowledged: Mapping[int, Sequence[Acknowledged]],
-    read: Mapping[int, Sequence[tuple[int, int]]],
+    read: Mapping[int, Sequence[ReadBack]],
 ) -> Verdict:
-    """Compare, per partition, what was acknowledged with what was read: (offset, number) in the order of reading."""
-    lost = duplicated = out_of_order = 0
+    """Compare, per partition, what was acknowledged with what was read, in the order of reading."""
+    lost = duplicated = out_of_order = altered = 0
     for partition, acks in acknowledged.items():
         records = read.get(partition, ())
-        offsets = {number: offset for offset, number in reversed(records)}
+        offsets = {record.number: record.offset for record in reversed(records) if record.is_intact}
         lost += sum(1 for ack in acks if offsets.get(ack.number) != ack.offset)
     for records in read.values():
         seen: set[int] = set()
         highest = -1
-        for _, number in records:
+        for _, number, is_intact in records:
+            altered += not is_intact
             if number in seen:
                 duplicated += 1
                 continue
@@ -85,6 +100,7 @@ def judge(
         lost=lost,
         duplicated=duplicated,
         out_of_order=out_of_order,
+        altered=altered,
     )
 
 
@@ -93,14 +109,17 @@ def longest_gap(acknowledged: Mapping[int, Sequence[Acknowledged]], from_s: floa
     worst = Gap(-1, 0.0, from_s)
     for partition, acks in acknowledged.items():
         times = [ack.at_s for ack in acks]
-        for before, after in zip(times, times[1:], strict=False):
+        for before, after in itertools.pairwise(times):
             if after >= from_s and before <= to_s and after - before > worst.seconds:
                 worst = Gap(partition, after - before, before)
     return worst
 
 
 class Trial:
-    """Sends while its context is open, one batch of records a tick; `verdict` reads back and judges."""
+    """Sends while its context is open, one batch of records a tick; `verdict` reads back and judges.
+
+    `records_per_second` may be changed at any time.
+    """
 
     def __init__(
         self, bootstrap: str, topic: str, partitions: int, lines: Iterable[bytes], *, records_per_second: int = 2_000
@@ -108,11 +127,13 @@ class Trial:
         self.bootstrap = bootstrap
         self.topic = topic
         self.partitions = partitions
+        self.records_per_second = records_per_second
         self.sent = 0
         self.failures: list[str] = []
         self.acknowledged: dict[int, list[Acknowledged]] = {p: [] for p in range(partitions)}
         self._lines: Iterator[bytes] = iter(lines)
-        self._records_per_second = records_per_second
+        self._checksums = array("L")
+        """Of the values, by number."""
         self._open: dict[int, deque[tuple[int, Delivery]]] = {p: deque() for p in range(partitions)}
         self._more: dict[int, asyncio.Event] = {p: asyncio.Event() for p in range(partitions)}
         self._sending = False
@@ -141,15 +162,15 @@ class Trial:
         """Until so many more records were acknowledged on every partition. Raises TimeoutError."""
         targets = {p: len(acks) + more for p, acks in self.acknowledged.items()}
         async with asyncio.timeout(timeout_s):
-            while any(len(self.acknowledged[p]) < target for p, target in targets.items()):
+            while any(len(self.acknowledged[p]) < n for p, n in targets.items()):  # noqa: ASYNC110 (wants no event)
                 await asyncio.sleep(0.005)
 
     async def _send(self, producer: Producer) -> None:
         """At the given rate, a few every millisecond: what could not be sent in time is not made up for."""
-        per_tick = max(1, self._records_per_second // 1_000)
-        pause_s = per_tick / self._records_per_second
         next_s = time.monotonic()
         while self._sending:
+            per_tick = max(1, self.records_per_second // 1_000)
+            pause_s = per_tick / self.records_per_second
             for _ in range(per_tick):
                 line = next(self._lines, None)
                 if line is None:
@@ -159,6 +180,7 @@ class Trial:
                 partition = number % self.partitions
                 delivery = producer.send(self.topic, line, key=b"%d" % number, partition=partition)
                 self.sent += 1
+                self._checksums.append(zlib.crc32(line))
                 self._open[partition].append((number, delivery))
                 self._more[partition].set()
             await producer.drain()
@@ -182,17 +204,20 @@ class Trial:
 
     async def verdict(self) -> Verdict:
         """Read every partition from its beginning to its end with a fresh consumer, and judge."""
-        read: dict[int, list[tuple[int, int]]] = {p: [] for p in range(self.partitions)}
+        read: dict[int, list[ReadBack]] = {p: [] for p in range(self.partitions)}
         async with Consumer(self.bootstrap, topics=[self.topic], auto_offset_reset="earliest") as consumer:
             ends = await consumer.end_offsets([TopicPartition(self.topic, p) for p in range(self.partitions)])
             open_partitions = {tp.partition for tp, end in ends.items() if end > 0}
             if open_partitions:
                 async for batch in consumer.batches():
-                    keys = batch.keys or []
-                    for offset, key in zip(batch.offsets, keys, strict=True):
-                        read[batch.partition].append((offset, int(key or b"-1")))
+                    for offset, key, value in zip(batch.offsets, batch.keys or (), batch.values, strict=True):
+                        number = int(key or b"-1")
+                        read[batch.partition].append(ReadBack(offset, number, self._is_intact(number, value)))
                     if batch.offsets[-1] + 1 >= ends[TopicPartition(self.topic, batch.partition)]:
                         open_partitions.discard(batch.partition)
                         if not open_partitions:
                             break
         return judge(self.sent, len(self.failures), self.acknowledged, read)
+
+    def _is_intact(self, number: int, value: bytes | None) -> bool:
+        return 0 <= number < self.sent and zlib.crc32(value or b"") == self._checksums[number]

@@ -43,7 +43,7 @@ async def handle_leader_and_isr(services: Services, request: Request) -> None:
     except BrokerError as error:
         request.respond(LeaderAndIsrResponse(error.code, []))
         return
-    errors = await services.replicas.apply_leader_and_isr(body)
+    errors = await services.replicas.apply_leader_and_isr(body)  # C6
     request.respond(LeaderAndIsrResponse(ErrorCode.NONE, errors))
 
 

@@ -229,7 +229,7 @@ class Connection(asyncio.BufferedProtocol):
             self._frame_since = None
         elif frames or self._frame_since is None:
             self._frame_since = now
-        for frame in frames:
+        for frame in frames:  # P1
             self._backlog.append((frame, now))
             self._backlog_bytes += len(frame)
         self._advance(wake=True)
@@ -408,7 +408,7 @@ class Connection(asyncio.BufferedProtocol):
         except InvalidMessage as error:
             self._refuse(str(error), ErrorCode.INVALID_REQUEST, correlation_id_of(bytes(frame[:_PREFIX])))
             return
-        self._muted = True
+        self._muted = True  # P2
         self._unanswered += 1
         self._unanswered_bytes += size
         request = Request(self, processor.clock, api, envelope, body, size, received_at)

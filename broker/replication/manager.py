@@ -162,8 +162,7 @@ class ReplicaManager:
         if not waiting:
             respond(statuses)
             return
-        # labels P4-P7: see ARCHITECTURE.md, "A produce request with acks=all"
-        operation = DelayedProduce(timeout_ms, statuses, self, respond)
+        operation = DelayedProduce(timeout_ms, statuses, self, respond)  # P5
         self._produces.try_complete_else_watch(operation, statuses)
 
     def _append(self, topic_partition: TopicPartition, records: Buffer, acks: int, now_ms: int) -> ProduceStatus:
@@ -256,6 +255,7 @@ class ReplicaManager:
             self._propose_isr(partition)
 
     def _high_watermark_moved(self, partition: Partition) -> None:
+        # P6: checked once per turn of the loop, however many fetches moved it.
         self._produces.check_soon(partition.topic_partition)
         self._fetches.check_soon(partition.topic_partition)
 

@@ -151,7 +151,7 @@ class Partition:
                 f"{self.topic_partition} has {len(self.isr)} replicas in sync {list(self.isr)}, "
                 f"min.insync.replicas is {self.min_insync_replicas}",
             )
-        info = self.log.append_as_leader(records, self.leader_epoch, now_ms)
+        info = self.log.append_as_leader(records, self.leader_epoch, now_ms)  # P4
         if len(self.isr) == 1:
             self.advance_high_watermark()
         return info

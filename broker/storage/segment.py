@@ -217,8 +217,11 @@ class Segment:
 
     def index_writes(self, *, all_entries: bool = True) -> list[IndexWrite]:
         """What is missing in the index files, the time index first: an entry of the offset index says that those of the
-        time index up to there are in its file. Without `all_entries`, nothing unless a file may hold entries that were cut: those must be gone
-        before the recovery point passes them. `IndexWrite.carry_out` may run in another thread."""
+        time index up to there are in its file.
+
+        Without `all_entries`, nothing unless a file may hold entries that were cut: those must be gone before the
+        recovery point passes them. `IndexWrite.carry_out` may run in another thread.
+        """
         writes: list[IndexWrite] = []
         indexes = [index for index in (self._time_index, self._offset_index) if isinstance(index, SparseIndex)]
         if all_entries or not all(index.in_step for index in indexes):

@@ -113,6 +113,7 @@ def _load_partition(
 # --- Brokers lost and added ----------------------------------------------------------------------------------
 
 
+# C4: `lost` takes the dead out of the picture, `settle` elects for the partitions that this concerns.
 def lost(state: ClusterState, broker_ids: Iterable[int]) -> Plan:
     """Take the brokers out of the picture. `settle` over `affected_by` them comes next."""
     gone = tuple(sorted(broker_ids))
@@ -250,7 +251,8 @@ def _settle_new(builder: PlanBuilder, state: ClusterState, partition: TopicParti
         return False
     if partition.topic not in created_in:
         created_in.add(partition.topic)
-        builder.write(EnsureNode(partitions_path(partition.topic)))
+        if not any(sibling in state.leadership for sibling in state.partitions_of(partition.topic)):
+            builder.write(EnsureNode(partitions_path(partition.topic)))
     builder.write(WriteState(partition, first))
     builder.move_partition(partition, PartitionState.ONLINE)
     _take_online(builder, state, partition, live)

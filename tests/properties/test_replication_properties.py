@@ -75,8 +75,7 @@ class Replication(RuleBasedStateMachine):
             manager = LogManager(self.world, f"{self.directory}/{broker_id}", broker_id)
             self.managers.append(manager)
             self.loop.run_until_complete(manager.open("cluster"))
-            config = LogConfig(segment_bytes=2_000)
-            self.logs[broker_id] = self.loop.run_until_complete(manager.get_or_create(PARTITION, "id", config))
+            self.logs[broker_id] = self.loop.run_until_complete(manager.get_or_create(PARTITION, "id", LogConfig()))
             self.restart_process(broker_id)
             self.deliver(broker_id)
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
 
 import pytest
 
@@ -22,6 +21,7 @@ from tests.simulation.world import Simulation
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]
+RECORDS_PER_S = 3_000
 everywhere = pytest.mark.parametrize("seed", range(3))
 
 
@@ -39,13 +39,32 @@ async def _start_cluster() -> VirtualCluster:
     return cluster
 
 
-async def _produce(world: World, bootstrap: str, numbers: Iterable[int]) -> None:
-    """Send the numbers to the partitions in turn, one per virtual millisecond, and see them all acknowledged."""
-    async with Producer(bootstrap, world=world) as producer:
-        for number in numbers:
-            producer.send(TOPIC, b"%d" % number, partition=number % len(PARTITIONS))
-            await producer.drain()
-            await asyncio.sleep(0.001)
+class Load:
+    """A producer in a process of its own, that sends the numbers from `first` on to the partitions in turn.
+
+    At a rate at which there is always something on its way to the followers, whenever their leader is killed.
+    """
+
+    def __init__(self, cluster: VirtualCluster, first: int = 0) -> None:
+        self._world = cluster.client("producer")
+        self._bootstrap = cluster.bootstrap
+        self._next = first
+        self._enough = asyncio.Event()
+        self._producing = self._world.process.start(self._produce())
+
+    async def stop(self) -> int:
+        """Send no more, and see everything acknowledged. The next number: how many there are by now."""
+        self._enough.set()
+        await self._producing
+        return self._next
+
+    async def _produce(self) -> None:
+        async with Producer(self._bootstrap, world=self._world) as producer:
+            while not self._enough.is_set():
+                producer.send(TOPIC, b"%d" % self._next, partition=self._next % len(PARTITIONS))
+                self._next += 1
+                await producer.drain()
+                await asyncio.sleep(self._world.random.uniform(0, 2 / RECORDS_PER_S))
 
 
 async def _consume(world: World, bootstrap: str, count: int) -> dict[int, list[int]]:
@@ -85,17 +104,16 @@ async def _until_in_sync(cluster: VirtualCluster) -> None:
 def test_nothing_is_lost_or_doubled_or_reordered_when_a_leader_is_killed(seed: int) -> None:
     async def scenario() -> None:
         cluster = await _start_cluster()
-        world = cluster.client("producer")
-        producing = world.process.start(_produce(world, cluster.bootstrap, range(1_200)))
-        await asyncio.sleep(0.5)
+        load = Load(cluster)
+        await asyncio.sleep(0.3)
         before = cluster.state(PARTITIONS[0])
         cluster.kill_broker(before.leader)
-        await producing
+        await cluster.until(lambda: cluster.state(PARTITIONS[0]).leader not in (-1, before.leader))
         after = cluster.state(PARTITIONS[0])
-        assert after.leader not in (-1, before.leader)
         assert after.leader_epoch == before.leader_epoch + 1
         assert before.leader not in after.isr
-        await _check(cluster, 1_200)
+        await asyncio.sleep(0.3)
+        await _check(cluster, await load.stop())
 
     run(scenario(), seed=seed)
 
@@ -104,16 +122,14 @@ def test_nothing_is_lost_or_doubled_or_reordered_when_a_leader_is_killed(seed: i
 def test_every_broker_is_killed_and_comes_back_in_turn_while_a_producer_goes_on(seed: int) -> None:
     async def scenario() -> None:
         cluster = await _start_cluster()
-        world = cluster.client("producer")
-        producing = world.process.start(_produce(world, cluster.bootstrap, range(3_000)))
+        load = Load(cluster)
         for broker_id in cluster.broker_ids:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.1)
             cluster.kill_broker(broker_id)
             await asyncio.sleep(0.6)
             await cluster.start_broker(broker_id)
             await _until_in_sync(cluster)
-        await producing
-        await _check(cluster, 3_000)
+        await _check(cluster, await load.stop())
 
     run(scenario(), seed=seed)
 
@@ -123,17 +139,19 @@ def test_a_killed_controller_is_replaced_and_elects_leaders(seed: int) -> None:
     async def scenario() -> None:
         cluster = await _start_cluster()
         [controller] = cluster.active_controllers()
-        world = cluster.client("producer")
-        producing = world.process.start(_produce(world, cluster.bootstrap, range(1_200)))
-        await asyncio.sleep(0.5)
+        load = Load(cluster)
+        await asyncio.sleep(0.2)
         cluster.kill_broker(controller)
-        await cluster.until(lambda: cluster.active_controllers())
+        await cluster.until(cluster.active_controllers)
         [successor] = cluster.active_controllers()
         assert successor != controller
         assert znodes.decode_controller(cluster.simulation.zookeeper.data(znodes.CONTROLLER)) == successor
         assert znodes.decode_controller_epoch(cluster.simulation.zookeeper.data(znodes.CONTROLLER_EPOCH)) == 2
-        await producing
-        await _check(cluster, 1_200)
+        await cluster.until(
+            lambda: all(cluster.state(partition).leader in cluster.living() for partition in PARTITIONS)
+        )
+        await asyncio.sleep(0.1)
+        await _check(cluster, await load.stop())
 
     run(scenario(), seed=seed)
 
@@ -141,33 +159,35 @@ def test_a_killed_controller_is_replaced_and_elects_leaders(seed: int) -> None:
 def test_all_brokers_are_killed_at_once_and_keep_what_was_acknowledged() -> None:
     async def scenario() -> None:
         cluster = await _start_cluster()
-        world = cluster.client("producer")
-        await world.process.run(_produce(world, cluster.bootstrap, range(300)))
+        load = Load(cluster)
+        await asyncio.sleep(0.1)
+        count = await load.stop()
         for broker_id in cluster.broker_ids:
             cluster.kill_broker(broker_id)
         await asyncio.sleep(60)
         await cluster.start()
-        await _check(cluster, 300)
-        await world.process.run(_produce(world, cluster.bootstrap, range(300, 600)))
+        await _check(cluster, count)
+        load = Load(cluster, first=count)
+        await asyncio.sleep(0.1)
+        count = await load.stop()
         await _until_in_sync(cluster)
-        await _check(cluster, 600)
+        await _check(cluster, count)
 
     run(scenario())
 
 
-def test_a_clean_stop_hands_over_and_leaves_a_marker_that_a_kill_does_not() -> None:
+def test_a_clean_stop_leaves_a_marker_and_a_kill_does_not() -> None:
     async def scenario() -> None:
         cluster = await _start_cluster()
-        markers = {}
-        for broker_id, end in ((0, cluster.stop_broker), (1, None)):
-            if end is not None:
-                await end(broker_id)
-            else:
-                cluster.kill_broker(broker_id)
-            disk = cluster.client(f"broker-{broker_id}").disk
-            markers[broker_id] = [name for name in disk.list(LOG_DIR) if "clean" in name]
-        assert len(markers[0]) == 1
-        assert markers[1] == []
+
+        def markers(broker_id: int) -> list[str]:
+            disk = cluster.simulation.host(f"broker-{broker_id}").start_process().disk
+            return [name for name in disk.list(LOG_DIR) if "clean" in name]
+
+        await cluster.stop_broker(0)
+        cluster.kill_broker(1)
+        assert len(markers(0)) == 1
+        assert markers(1) == []
         for broker_id in (0, 1):
             await cluster.start_broker(broker_id)
         await _until_in_sync(cluster)
@@ -180,12 +200,11 @@ def test_a_clean_stop_hands_over_and_leaves_a_marker_that_a_kill_does_not() -> N
 
 async def _traced_scenario() -> str:
     cluster = await _start_cluster()
-    world = cluster.client("producer")
-    producing = world.process.start(_produce(world, cluster.bootstrap, range(600)))
-    await asyncio.sleep(0.3)
+    load = Load(cluster)
+    await asyncio.sleep(0.1)
     cluster.kill_broker(cluster.state(PARTITIONS[0]).leader)
-    await producing
-    await _check(cluster, 600)
+    await asyncio.sleep(0.5)
+    await _check(cluster, await load.stop())
     return cluster.simulation.loop.trace
 
 

@@ -10,7 +10,7 @@ from client.admin import Admin, NewTopic
 from client.errors import Closed, InvalidSetting, TopicErrors
 from protocol.apis import CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import BrokerError, ErrorCode, NetworkError
-from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP, DROP, Received, ScriptedCluster, reject
+from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP, DROP, HANG, Received, ScriptedCluster, reject
 
 
 def run(scenario: Callable[[ScriptedCluster, Admin], Coroutine[Any, Any, None]], **settings: Any) -> None:
@@ -115,6 +115,18 @@ def test_a_controller_that_was_killed_is_replaced_by_its_successor() -> None:
         cluster.rules.append(successor)
         await admin.create_topic("orders")
         assert "orders" in cluster.topics
+
+    run(scenario)
+
+
+def test_a_controller_that_does_not_answer_is_left_once_there_is_another() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        cluster.rules.append(lambda received: HANG if received.node_id == 1 else None)
+        creating = asyncio.ensure_future(admin.create_topic("orders"))
+        await cluster.until(lambda: bool(cluster.requests(CREATE_TOPICS)))
+        cluster.controller = 2
+        await creating
+        assert [received.node_id for received in cluster.received if received.api is CREATE_TOPICS] == [1, 2]
 
     run(scenario)
 

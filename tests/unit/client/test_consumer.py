@@ -286,6 +286,20 @@ def test_offsets_can_be_looked_up() -> None:
     run(scenario, brokers=2, partitions=2)
 
 
+def test_an_offset_look_up_at_a_broker_that_hangs_goes_to_the_new_leader() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with Consumer(cluster.bootstrap, partitions=[P0]) as consumer:
+            assert await consumer.position(P0) == 0
+            cluster.received.clear()
+            cluster.rules.append(lambda received: HANG if received.node_id == 0 else None)
+            asking = asyncio.ensure_future(consumer.end_offsets([P0]))
+            await cluster.until(lambda: bool(cluster.requests(LIST_OFFSETS)))
+            cluster.move("orders", 0, 1)
+            assert await asking == {P0: 0}
+
+    run(scenario, brokers=2)
+
+
 def test_an_offset_that_nobody_can_tell_is_given_up_in_time() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Consumer(

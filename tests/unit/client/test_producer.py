@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,6 +13,7 @@ from client.partitioners import Partitioner, crc32, murmur2
 from client.producer import Producer
 from protocol.apis import INIT_PRODUCER_ID, METADATA, PRODUCE
 from protocol.errors import BrokerError, ErrorCode, NetworkError
+from protocol.real_world import RealNetwork, RealWorld
 from protocol.records import parse_header
 from tests.unit.client.scripted_broker import (
     CARRY_OUT_AND_DROP,
@@ -24,6 +25,8 @@ from tests.unit.client.scripted_broker import (
     carry_out_and_answer,
     reject,
 )
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 def run(
@@ -652,6 +655,32 @@ def test_a_leader_that_does_not_answer_is_left_once_another_leads() -> None:
             await cluster.until(lambda: len(cluster.requests(PRODUCE)) == 2)
             cluster.move("orders", 0, 1)
             assert (await delivery).offset == 1
+
+    run(scenario, brokers=2)
+
+
+class HangingNetwork(RealNetwork):
+    """To one port nothing gets through and nothing comes back, as behind a firewall that drops packets."""
+
+    port: int | None = None
+
+    async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
+        if port == self.port:
+            await asyncio.get_running_loop().create_future()
+        return await super().connect(host, port, factory)
+
+
+def test_a_leader_that_cannot_be_connected_to_is_left_once_another_leads() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        world = RealWorld()
+        network = world.network = HangingNetwork()
+        network.port = cluster.nodes[0].port
+        async with Producer(cluster.bootstrap.split(",")[1], world=world) as producer:
+            delivery = producer.send("orders", b"v")
+            await cluster.until(lambda: len(cluster.requests(METADATA)) == 3)
+            cluster.move("orders", 0, 1)
+            assert (await delivery).offset == 0
+        world.close()
 
     run(scenario, brokers=2)
 

@@ -282,8 +282,8 @@ def test_the_same_process_can_take_office_again() -> None:
 
 def test_what_happened_while_the_session_was_suspended_is_noticed_when_it_is_back() -> None:
     async def scenario(cluster: Cluster) -> None:
-        office = await cluster.start([1, 2])
-        await office.create("orders", (1, 2), (2, 1))
+        office = await cluster.start([1, 2, 3])
+        await office.create("orders", (1, 2), (2, 3))
         await office.create("old", (2,))
         await cluster.has(TopicPartition("old", 0), 2, [2])
         office.session.suspend()

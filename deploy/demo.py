@@ -1,0 +1,229 @@
+"""The story of `minibroker demo`: a cluster that loses its leader and its controller under load, and no record.
+
+The input is real: the lines of Python's own standard library, which are on every machine that runs this. They are sent
+at acks=all for as long as the story lasts, so that each kill hits a cluster at work; in the end all are read back and
+judged (`deploy.trial`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sysconfig
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from client.admin import Admin
+from deploy.cluster_view import ClusterView
+from deploy.errors import LaunchTimedOut
+from deploy.local_cluster import LocalCluster
+from deploy.ports import free_ports
+from deploy.trial import Trial, Verdict, longest_gap
+from deploy.who import BrokerId
+from protocol.model import TopicPartition
+
+BROKERS = 3
+PARTITIONS = 3
+RECORDS_PER_SECOND = 10_000
+DEFAULT_RECORDS = 150_000
+
+_UNPACED = 1_000_000
+_WARM_UP_RECORDS = 3_000
+"""Acknowledged on every partition before something is killed."""
+_RECOVERED_RECORDS = 200
+"""Acknowledged on every partition after a kill: then writes go on."""
+_PATIENCE_S = 60.0
+_POLL_INTERVAL_S = 0.02
+
+Tell = Callable[[str], None]
+"""Called with each line of the story as it happens."""
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """One act of the story. Seconds count from the kill."""
+
+    role: str
+    """What the broker was killed for."""
+    broker: int
+    successor: int
+    """Who has the role now."""
+    replaced_after_s: float
+    stalled_s: float
+    """The longest time in which any one partition acknowledged nothing, and which partition that was."""
+    stalled_partition: str
+    whole_after_s: float
+    """Until every replica was in its ISR again; the broker was started again in between."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    verdict: Verdict
+    kills: list[Kill]
+    failures: list[str]
+    """Why records were reported to the sender as failed, each reason once."""
+
+
+def standard_library_lines() -> Iterator[bytes]:
+    """The lines of Python's own source files that are not empty, over and over."""
+    while True:
+        for directory, directories, files in os.walk(sysconfig.get_path("stdlib")):
+            # What was installed into the library's directory is not the library.
+            directories[:] = sorted({*directories} - {"site-packages", "dist-packages"})
+            for name in sorted(files):
+                if name.endswith(".py"):
+                    for line in Path(directory, name).read_bytes().splitlines():
+                        if line.strip():
+                            yield line
+
+
+@contextlib.contextmanager
+def temporary_directory(tell: Tell) -> Iterator[Path]:
+    """A new directory, removed at the end, also of an interruption. After an error it stays: its logs say why."""
+    directory = Path(tempfile.mkdtemp(prefix="minibroker-demo-"))
+    try:
+        yield directory
+    except Exception:
+        tell(f"the logs are kept in {directory}/logs")
+        raise
+    except BaseException:
+        shutil.rmtree(directory)
+        raise
+    shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path, tell: Tell) -> Iterator[LocalCluster]:
+    """A cluster on free ports, which is killed at the end. Raises LaunchError."""
+    cluster = LocalCluster(directory)
+    tell(f"starting ZooKeeper and {BROKERS} brokers in {cluster.directory}")
+    cluster.up(BROKERS, free_ports(BROKERS)[0])
+    try:
+        tell(f"brokers 1 to {BROKERS} are up: {cluster.bootstrap()}")
+        yield cluster
+    finally:
+        cluster.down(kill=True)
+
+
+async def play(cluster: LocalCluster, records: int, tell: Tell) -> Outcome:
+    """The story. At least `records` lines are sent, more where the story takes longer. Raises MinibrokerError."""
+    topic = await _new_topic(cluster)
+    view = await _whole(cluster)
+    leaders = [str(view.partitions[TopicPartition(topic, partition)].leader_id) for partition in range(PARTITIONS)]
+    tell(f"topic {topic} has {PARTITIONS} partitions of {BROKERS} replicas, led by brokers {', '.join(leaders)}")
+    tell(f"the controller is broker {view.controller_id}")
+    is_told = False
+
+    def lines() -> Iterator[bytes]:
+        for line in standard_library_lines():
+            if is_told and trial.sent >= records:
+                return
+            yield line
+
+    trial = Trial(cluster.bootstrap(), topic, PARTITIONS, lines(), records_per_second=RECORDS_PER_SECOND)
+    tell(f"sending the lines of Python's standard library, acks=all, {RECORDS_PER_SECOND:,} a second")
+    async with trial.sending():
+        kills = [await _kill_leader(cluster, trial, tell), await _kill_controller(cluster, trial, tell)]
+        trial.records_per_second = _UNPACED
+        is_told = True
+        async with _patience("the rest of the lines could not be sent"):
+            while trial.sent < records:  # noqa: ASYNC110 (the sender has no event for this)
+                await asyncio.sleep(_POLL_INTERVAL_S)
+    tell(f"{trial.sent:,} lines sent, {trial.acknowledged_count:,} acknowledged: reading all of them back")
+    async with _patience("the records could not be read back"):
+        verdict = await trial.verdict()
+    return Outcome(verdict, kills, list(dict.fromkeys(trial.failures)))
+
+
+async def _new_topic(cluster: LocalCluster) -> str:
+    """`demo`; or `demo-2`, and so on, where that is left from an earlier demo in the same directory."""
+    async with Admin(cluster.bootstrap()) as admin:
+        existing = await admin.list_topics()
+        names = ["demo", *(f"demo-{number}" for number in range(2, len(existing) + 2))]
+        topic = next(name for name in names if name not in existing)
+        await admin.create_topic(topic, partitions=PARTITIONS, replication_factor=BROKERS)
+        return topic
+
+
+async def _kill_leader(cluster: LocalCluster, trial: Trial, tell: Tell) -> Kill:
+    partition = TopicPartition(trial.topic, 0)
+
+    def leader(view: ClusterView) -> int | None:
+        state = view.partitions.get(partition)
+        return state.leader_id if state is not None and state.leader_id in view.brokers else None
+
+    return await _kill(cluster, trial, tell, f"leader of {partition}", leader)
+
+
+async def _kill_controller(cluster: LocalCluster, trial: Trial, tell: Tell) -> Kill:
+    return await _kill(cluster, trial, tell, "controller", lambda view: view.controller_id)
+
+
+async def _kill(
+    cluster: LocalCluster, trial: Trial, tell: Tell, role: str, holder_in: Callable[[ClusterView], int | None]
+) -> Kill:
+    """Kill who has the role. Once another has it and writes go on, start the broker again; wait until all is whole."""
+    await _acknowledged(trial, _WARM_UP_RECORDS)
+    victim = holder_in(await _whole(cluster))
+    assert victim is not None  # in a whole cluster every role has its holder
+    tell(f"kill -9 broker {victim}, the {role}, after {trial.acknowledged_count:,} acknowledgements")
+    killed_s = time.monotonic()
+    await asyncio.to_thread(cluster.kill, BrokerId(victim))
+    async with _patience(f"nobody took over from broker {victim}"):
+        while (successor := holder_in(await _view(cluster))) in (victim, None):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_INTERVAL_S)
+    assert successor is not None
+    replaced_after_s = time.monotonic() - killed_s
+    tell(f"broker {successor} is the {role} now")
+
+    await _acknowledged(trial, _RECOVERED_RECORDS)
+    gap = longest_gap(trial.acknowledged, killed_s, time.monotonic())
+    stalled = str(TopicPartition(trial.topic, gap.partition))
+    tell(f"writes go on; they stalled for {gap.seconds * 1_000:.0f} ms, on {stalled} the longest")
+
+    await asyncio.to_thread(cluster.start, BrokerId(victim))
+    await _whole(cluster)
+    whole_after_s = time.monotonic() - killed_s
+    tell(f"broker {victim} is back, and every replica in its ISR again, {whole_after_s:.1f} s after the kill")
+    return Kill(
+        role=role,
+        broker=victim,
+        successor=successor,
+        replaced_after_s=round(replaced_after_s, 3),
+        stalled_s=round(gap.seconds, 3),
+        stalled_partition=stalled,
+        whole_after_s=round(whole_after_s, 3),
+    )
+
+
+async def _view(cluster: LocalCluster) -> ClusterView:
+    return await asyncio.to_thread(cluster.view)
+
+
+async def _whole(cluster: LocalCluster) -> ClusterView:
+    """The cluster once every broker is in it, it has a controller, and every replica is in its ISR."""
+    async with _patience("a broker is missing, or a replica is not in its ISR,"):
+        while True:
+            view = await _view(cluster)
+            if len(view.brokers) == BROKERS and view.controller_id and not view.under_replicated_partitions():
+                return view
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
+
+async def _acknowledged(trial: Trial, more: int) -> None:
+    async with _patience("writes did not go on"):
+        await trial.wait_for_acknowledgements(more, _PATIENCE_S)
+
+
+@contextlib.asynccontextmanager
+async def _patience(otherwise: str) -> AsyncIterator[None]:
+    """Raises LaunchTimedOut where the body takes too long."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            yield
+    except TimeoutError as error:
+        raise LaunchTimedOut(f"{otherwise} within {_PATIENCE_S:g} s") from error

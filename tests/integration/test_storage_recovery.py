@@ -1,0 +1,349 @@
+"""Opening logs whose files were damaged while the broker was down, and after a real process was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.storage.log import Log, LogConfig
+from broker.storage.recovery import DamagedLog, RecoveryReport, recover
+from protocol.records import CorruptRecord
+from protocol.real_world import RealDisk
+from tests.storage_support import NOW, batch, check_indexes, everything, headers, open_log, stamped
+
+CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
+BATCHES = 60
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "orders-0"
+
+
+def content(number: int) -> bytes:
+    """The log's batch with offsets 2 * number and 2 * number + 1."""
+    sent = batch(2, timestamp=NOW + 10 * number, producer_id=number % 3, sequence=number // 3 * 2)
+    return stamped(sent, 2 * number, number // 20)
+
+
+def write_log(path: Path, *, checkpoint_at: int = BATCHES) -> Log:
+    """A log of several segments, flushed once it holds `checkpoint_at` batches."""
+    opened = open_log(str(path), CONFIG)
+
+    async def run() -> None:
+        for number in range(BATCHES):
+            if number == checkpoint_at:
+                await opened.log.checkpoint()
+            opened.log.append_as_follower(content(number))
+        if checkpoint_at == BATCHES:
+            await opened.log.checkpoint()
+        await opened.log.close()
+
+    asyncio.run(run())
+    return opened.log
+
+
+def report_of(path: Path, *, recovery_point: int, clean: bool) -> RecoveryReport:
+    recovered = recover(
+        RealDisk(),
+        str(path),
+        recovery_point=recovery_point,
+        clean=clean,
+        log_start_offset=0,
+        index_interval_bytes=CONFIG.index_interval_bytes,
+        now_ms=NOW,
+    )
+    for segment in recovered.segments:
+        segment.close()
+    return recovered.report
+
+
+def check(path: Path, batches: int, *, recovery_point: int = 0, clean: bool = False) -> None:
+    """The log holds that many of its batches, and everything derived from them fits."""
+    log = open_log(str(path), CONFIG, recovery_point=recovery_point, clean=clean).log
+    assert log.log_end_offset == 2 * batches
+    assert everything(log) == b"".join(content(number) for number in range(batches))
+    check_indexes(log)
+    assert [log.epoch_at(2 * number) for number in range(batches)] == [number // 20 for number in range(batches)]
+    for number in range(batches):
+        assert log.offset_for_timestamp(NOW + 10 * number, 2 * batches) == (NOW + 10 * number, 2 * number)
+    for producer_id in range(min(batches, 3)):
+        last = batches - 1 - (batches - 1 - producer_id) % 3
+        for number in range(last, max(last - 15, -1), -3):
+            assert log.append_as_leader(content(number), log.latest_epoch, NOW).first_offset == 2 * number
+    asyncio.run(log.close())
+
+
+def segments(path: Path) -> list[Path]:
+    return sorted(path.glob("*.log"))
+
+
+def flip(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 0x10
+    file.write_bytes(data)
+
+
+def test_a_log_that_was_closed_in_order_is_opened_without_reading_it(path: Path) -> None:
+    write_log(path)
+    report = report_of(path, recovery_point=2 * BATCHES, clean=True)
+    assert report.problem == ""
+    assert report.scanned_bytes < 500
+    check(path, BATCHES, recovery_point=2 * BATCHES, clean=True)
+
+
+def test_after_a_crash_only_what_was_not_flushed_is_read(path: Path) -> None:
+    log = write_log(path, checkpoint_at=50)
+    report = report_of(path, recovery_point=100, clean=False)
+    assert report == RecoveryReport(2 * BATCHES, report.scanned_bytes, 0, False, 0, "")
+    assert report.scanned_bytes < log.size / 2
+    check(path, BATCHES, recovery_point=100)
+
+
+def test_without_a_recovery_point_everything_is_read_and_nothing_is_lost(path: Path) -> None:
+    log = write_log(path)
+    assert report_of(path, recovery_point=0, clean=False).scanned_bytes == log.size
+    check(path, BATCHES)
+
+
+@pytest.mark.parametrize("missing", [1, 30, 61, 100])
+def test_a_batch_that_was_cut_short_is_dropped_and_called_incomplete(path: Path, missing: int) -> None:
+    write_log(path, checkpoint_at=50)
+    last = segments(path)[-1]
+    size = last.stat().st_size
+    os.truncate(last, size - missing)
+    report = report_of(path, recovery_point=100, clean=False)
+    assert report.log_end_offset == 2 * BATCHES - 2
+    assert report.bytes_cut == len(content(BATCHES - 1)) - missing
+    assert not report.lost_more_than_an_incomplete_batch
+    check(path, BATCHES - 1, recovery_point=100)
+
+
+def test_a_flipped_bit_cuts_the_log_there_and_more_than_an_incomplete_batch_is_lost(path: Path) -> None:
+    write_log(path, checkpoint_at=0)
+    files = segments(path)
+    second = headers(files[1].read_bytes())
+    flip(files[1], second[0].size + 80)
+    report = report_of(path, recovery_point=0, clean=False)
+    assert report.log_end_offset == second[1].base_offset
+    assert report.lost_more_than_an_incomplete_batch
+    assert f"{files[1]}, position {second[0].size}: the CRC is" in report.problem
+    assert segments(path) == files[:2]
+    check(path, second[1].base_offset // 2)
+
+
+def test_zeros_at_the_end_are_cut(path: Path) -> None:
+    write_log(path, checkpoint_at=50)
+    last = segments(path)[-1]
+    with last.open("ab") as file:
+        file.write(bytes(5_000))
+    report = report_of(path, recovery_point=100, clean=False)
+    assert (report.bytes_cut, report.log_end_offset) == (5_000, 2 * BATCHES)
+    assert report.lost_more_than_an_incomplete_batch
+    check(path, BATCHES, recovery_point=100)
+
+
+def test_a_segment_that_ends_too_early_takes_the_later_ones_with_it(path: Path) -> None:
+    """A power cut kept the later file and lost the end of this one, exactly between two batches."""
+    write_log(path, checkpoint_at=0)
+    files = segments(path)
+    last = headers(files[1].read_bytes())[-1]
+    os.truncate(files[1], files[1].stat().st_size - last.size)
+    report = report_of(path, recovery_point=0, clean=False)
+    assert "but the next segment begins at" in report.problem
+    assert report.lost_more_than_an_incomplete_batch
+    assert segments(path) == files[:2]
+    check(path, last.base_offset // 2)
+
+
+def test_a_missing_segment_takes_the_later_ones_with_it(path: Path) -> None:
+    write_log(path, checkpoint_at=0)
+    files = segments(path)
+    files[2].unlink()
+    assert report_of(path, recovery_point=0, clean=False).lost_more_than_an_incomplete_batch
+    assert segments(path) == files[:2]
+    check(path, int(files[2].stem) // 2)
+
+
+def test_an_old_tail_behind_new_batches_is_cut(path: Path) -> None:
+    """The log was truncated, and a power cut brought back what had been behind."""
+    old = b"".join(stamped(batch(2), 2 * number, 1) for number in range(10))
+    new = b"".join(stamped(batch(2), 2 * number, 1 if number < 4 else 2) for number in range(6))
+    path.mkdir()
+    (path / "00000000000000000000.log").write_bytes(new + old[len(new) :])
+    report = report_of(path, recovery_point=8, clean=False)
+    assert report.log_end_offset == 12
+    assert "leader epoch 1 follows 2" in report.problem
+
+
+def test_a_log_that_lost_what_had_been_on_disk_says_so(path: Path) -> None:
+    write_log(path)
+    last = segments(path)[-1]
+    os.truncate(last, 0)
+    report = report_of(path, recovery_point=2 * BATCHES, clean=False)
+    assert report.lost_more_than_an_incomplete_batch
+    assert f"ends at offset {int(last.stem)}, {2 * BATCHES} had been on disk" in report.problem
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "short", "torn", "zeros", "garbage", "swapped"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_damaged_indexes_are_built_again(path: Path, suffix: str, damage: str, clean: bool) -> None:
+    write_log(path)
+    indexes = sorted(path.glob(f"*{suffix}"))
+    for index in indexes:
+        data = index.read_bytes()
+        if damage == "missing":
+            index.unlink()
+        elif damage == "empty":
+            index.write_bytes(b"")
+        elif damage == "short":
+            entry = 8 if suffix == ".index" else 12
+            index.write_bytes(data[: len(data) // entry // 2 * entry])
+        elif damage == "torn":
+            index.write_bytes(data[:-3])
+        elif damage == "zeros":
+            index.write_bytes(data[:8] + bytes(len(data) - 8 if data else 0))
+        elif damage == "garbage":
+            index.write_bytes(b"\x7f\x01\x55\xaa" * (len(data) // 4))
+        else:
+            index.write_bytes(indexes[0].read_bytes() + indexes[1].read_bytes())
+    check(path, BATCHES, recovery_point=2 * BATCHES, clean=clean)
+    # And once more, from what was written.
+    check(path, BATCHES, recovery_point=2 * BATCHES, clean=clean)
+
+
+@pytest.mark.parametrize("name", ["leader-epoch-checkpoint", "*.snapshot"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage"])
+def test_lost_epochs_and_snapshots_are_built_again_from_the_batches(path: Path, name: str, damage: str) -> None:
+    write_log(path)
+    for file in path.glob(name):
+        if damage == "missing":
+            file.unlink()
+        else:
+            file.write_bytes(b"" if damage == "empty" else b"0\n1\n\0\0\0 7")
+    check(path, BATCHES, recovery_point=2 * BATCHES, clean=True)
+
+
+def test_what_a_truncation_left_above_the_recovery_point_is_not_believed(path: Path) -> None:
+    """Index entries, epochs and snapshots of a log that was truncated and written anew before the crash."""
+    write_log(path)
+    copies = {file.name: file.read_bytes() for file in path.iterdir() if file.suffix != ".log"}
+    opened = open_log(str(path), CONFIG, recovery_point=2 * BATCHES, clean=True)
+
+    async def rewrite() -> None:
+        opened.log.truncate_to(30)
+        for number in range(15, 40):
+            changed = batch(1 + number % 2, size=90, timestamp=NOW + 10 * number, producer_id=5, sequence=0)
+            opened.log.append_as_follower(stamped(changed, opened.log.log_end_offset, 7 + number))
+        await opened.log.close()
+
+    asyncio.run(rewrite())
+    expected = everything_in(path)
+    for name, data in copies.items():
+        (path / name).write_bytes(data)
+    log = open_log(str(path), CONFIG, recovery_point=30).log
+    assert everything(log) == expected
+    check_indexes(log)
+    assert (log.epoch_at(28), log.epoch_at(30), log.epoch_at(log.log_end_offset - 1)) == (0, 22, 46)
+    assert log.append_as_leader(content(14), 46, NOW).first_offset == 28
+
+
+def everything_in(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in segments(path))
+
+
+def test_damage_below_the_recovery_point_is_left_alone_and_reported(path: Path) -> None:
+    write_log(path)
+    files = segments(path)
+    flip(files[1], 100)
+    (path / f"{files[1].stem}.index").unlink()
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(DamagedLog, match=rf"{path} is damaged where it had been safely on disk .*move the directory"):
+        report_of(path, recovery_point=2 * BATCHES, clean=False)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+
+def test_damaged_headers_below_the_recovery_point_are_not_taken_for_the_end(path: Path) -> None:
+    write_log(path)
+    files = segments(path)
+    flip(files[1], 16)
+    for snapshot in path.glob("*.snapshot"):
+        snapshot.unlink()
+    with pytest.raises(CorruptRecord, match=f"{files[1]}, position 0"):
+        report_of(path, recovery_point=2 * BATCHES, clean=True)
+
+
+def test_a_length_that_claims_a_gigabyte_takes_no_gigabyte(path: Path) -> None:
+    write_log(path, checkpoint_at=50)
+    last = segments(path)[-1]
+    with last.open("r+b") as file:
+        file.seek(8)
+        file.write((2**30).to_bytes(4, "big"))
+        file.truncate(2**30 + 100)  # sparse
+    report = report_of(path, recovery_point=100, clean=False)
+    assert f"a batch of {2**30 + 12} bytes" in report.problem
+    assert last.stat().st_size == 0
+
+
+def test_temporary_files_and_indexes_without_a_segment_are_removed(path: Path) -> None:
+    write_log(path)
+    (path / "leader-epoch-checkpoint.tmp").write_bytes(b"half")
+    (path / "00000000000000009999.index").write_bytes(b"12345678")
+    (path / "notes.txt").write_bytes(b"somebody's")
+    check(path, BATCHES, recovery_point=2 * BATCHES)
+    assert not (path / "leader-epoch-checkpoint.tmp").exists()
+    assert not (path / "00000000000000009999.index").exists()
+    assert (path / "notes.txt").exists()
+
+
+APPENDER = """
+import asyncio, sys
+from tests.storage_support import NOW, batch, open_log
+from broker.storage.log import LogConfig
+
+async def run():
+    log = open_log(sys.argv[1], LogConfig(segment_bytes=200_000, flush_bytes=300_000)).log
+    number = 0
+    while True:
+        log.append_as_leader(batch(5, size=200, producer_id=1, sequence=5 * number), 0, NOW)
+        number += 1
+        print(number, flush=True)
+        await asyncio.sleep(0)
+
+asyncio.run(run())
+"""
+
+
+def test_a_killed_process_loses_nothing_that_it_said_it_had_appended(path: Path) -> None:
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", APPENDER, str(path)],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert process.stdout is not None
+    said = 0
+    for line in process.stdout:
+        said = int(line)
+        if said == 2_000:
+            process.send_signal(signal.SIGKILL)
+            break
+    for line in process.stdout.read().splitlines():
+        said = int(line)
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    opened = open_log(str(path))
+    report = report_of(path, recovery_point=0, clean=False)
+    assert opened.log.log_end_offset >= 5 * said
+    assert not report.lost_more_than_an_incomplete_batch
+    expected = [stamped(batch(5, size=200, producer_id=1, sequence=5 * n), 5 * n, 0) for n in range(said)]
+    assert everything(opened.log).startswith(b"".join(expected))
+    assert opened.log.append_as_leader(expected[-1], 0, NOW).duplicate

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker.storage.checkpoints import (
+    EpochEntry,
+    MalformedFile,
+    MetaProperties,
+    OffsetCheckpoint,
+    decode_clean_shutdown,
+    decode_epochs,
+    decode_meta_properties,
+    decode_offsets,
+    decode_topic_id,
+    encode_clean_shutdown,
+    encode_epochs,
+    encode_meta_properties,
+    encode_offsets,
+    encode_topic_id,
+)
+from protocol.model import TopicPartition
+from protocol.real_world import RealDisk
+
+A, B = TopicPartition("a", 0), TopicPartition("b.c-d", 12)
+
+
+def test_offset_checkpoints_are_kafkas_lines_sorted_by_partition() -> None:
+    data = encode_offsets({B: 7, A: 2**40})
+    assert data == b"0\n2\na 0 1099511627776\nb.c-d 12 7\n"
+    assert decode_offsets("f", data) == {A: 2**40, B: 7}
+    assert decode_offsets("f", encode_offsets({})) == {}
+
+
+def test_epoch_checkpoints_are_kafkas_lines() -> None:
+    entries = [EpochEntry(0, 0), EpochEntry(3, 10)]
+    assert encode_epochs(entries) == b"0\n2\n0 0\n3 10\n"
+    assert decode_epochs("f", encode_epochs(entries)) == entries
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"0\n", b"1\n0\n", b"0\n2\na 0 1\n", b"0\n1\na 0\n", b"0\n1\na x 1\n", b"\xff\xfe", b"0\n1\n\0\0\0"]
+)
+def test_a_damaged_offset_checkpoint_is_named(data: bytes) -> None:
+    with pytest.raises(MalformedFile, match="the-file is damaged"):
+        decode_offsets("the-file", data)
+
+
+@pytest.mark.parametrize("data", [b"0\n1\n1\n", b"0\n2\n3 10\n3 11\n", b"0\n2\n3 10\n4 10\n", b"0\n1\na b\n"])
+def test_epochs_that_do_not_increase_are_a_damaged_file(data: bytes) -> None:
+    with pytest.raises(MalformedFile, match="the-file is damaged"):
+        decode_epochs("the-file", data)
+
+
+def test_partition_metadata_is_kafkas() -> None:
+    data = encode_topic_id("ZWV2ZW4gbW9yZSBkYXRh")
+    assert data == b"version: 0\ntopic_id: ZWV2ZW4gbW9yZSBkYXRh\n"
+    assert decode_topic_id("f", data) == "ZWV2ZW4gbW9yZSBkYXRh"
+    for damaged in (b"", b"version: 1\ntopic_id: x\n", b"version: 0\n", b"\xff"):
+        with pytest.raises(MalformedFile, match="f is damaged"):
+            decode_topic_id("f", damaged)
+
+
+def test_meta_properties_are_a_properties_file_that_may_have_comments() -> None:
+    meta = MetaProperties(3, "cluster-x")
+    assert decode_meta_properties("f", encode_meta_properties(meta)) == meta
+    assert decode_meta_properties("f", b"#\n#Mon\nversion=0\ncluster.id=c\nbroker.id = 4\n") == MetaProperties(4, "c")
+    for damaged in (b"", b"broker.id=x\ncluster.id=c\n", b"broker.id=1\n"):
+        with pytest.raises(MalformedFile, match="f is damaged"):
+            decode_meta_properties("f", damaged)
+
+
+def test_the_clean_shutdown_marker_is_kafkas_json() -> None:
+    assert encode_clean_shutdown(42) == b'{"version":0,"brokerEpoch":42}'
+    assert decode_clean_shutdown("f", encode_clean_shutdown(42)) == 42
+    assert decode_clean_shutdown("f", b'{"version":0}') == -1
+    with pytest.raises(MalformedFile, match="f is damaged"):
+        decode_clean_shutdown("f", b"")
+
+
+def test_an_older_picture_written_late_does_not_replace_a_newer_one(tmp_path: Path) -> None:
+    checkpoint = OffsetCheckpoint(RealDisk(), str(tmp_path / "points"))
+    older = checkpoint.stage({A: 100})
+    checkpoint.lower(A, 40)
+    checkpoint.write(older)
+    assert OffsetCheckpoint(RealDisk(), checkpoint.path).read() == {A: 40}
+
+
+def test_lowering_waits_for_nothing_where_the_file_says_less(tmp_path: Path) -> None:
+    checkpoint = OffsetCheckpoint(RealDisk(), str(tmp_path / "points"))
+    checkpoint.lower(A, 10)
+    assert not (tmp_path / "points").exists()
+    checkpoint.write(checkpoint.stage({A: 5, B: 50}))
+    before = (tmp_path / "points").stat().st_ino
+    checkpoint.lower(A, 5)
+    assert (tmp_path / "points").stat().st_ino == before
+    checkpoint.lower(B, 49)
+    assert OffsetCheckpoint(RealDisk(), checkpoint.path).read() == {A: 5, B: 49}
+
+
+def test_pictures_from_several_threads_end_with_the_newest(tmp_path: Path) -> None:
+    checkpoint = OffsetCheckpoint(RealDisk(), str(tmp_path / "points"))
+    staged = [checkpoint.stage({A: number}) for number in range(20)]
+    threads = [threading.Thread(target=checkpoint.write, args=(s,)) for s in reversed(staged)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert OffsetCheckpoint(RealDisk(), checkpoint.path).read() == {A: 19}

@@ -1,0 +1,605 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from broker.storage.log import AppendInfo, Log, LogConfig, LogInvariantViolated
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import Buffer
+from protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch
+from tests.storage_support import (
+    NOW,
+    FailingDisk,
+    Opened,
+    StorageWorld,
+    batch,
+    everything,
+    headers,
+    open_log,
+    stamped,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "orders-0")
+
+
+def refusal(call: Callable[[], object]) -> ErrorCode:
+    with pytest.raises(BrokerError) as raised:
+        call()
+    return raised.value.code
+
+
+def files(path: str, suffix: str) -> list[int]:
+    return sorted(int(name[: -len(suffix)]) for name in os.listdir(path) if name.endswith(suffix))
+
+
+# -- appending as leader --
+
+
+def test_a_leader_gives_batches_their_offsets_and_its_epoch_and_leaves_the_rest(path: str) -> None:
+    log = open_log(path).log
+    first, second = batch(3), batch(2, timestamp=NOW + 50)
+    assert log.append_as_leader(first, 4, NOW) == AppendInfo(0, 2, NOW + 2)
+    info = log.append_as_leader(second, 4, NOW)
+    assert info == AppendInfo(3, 4, NOW + 51)
+    assert info.next_offset == log.log_end_offset == 5
+    assert log.read(0, 10_000, 5) == stamped(first, 0, 4) + stamped(second, 3, 4)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_the_received_bytes_are_not_changed(path: str, kind: Callable[[bytes], Buffer]) -> None:
+    log = open_log(path).log
+    sent = batch(2)
+    received = kind(sent)
+    log.append_as_leader(received, 1, NOW)
+    log.append_as_leader(received, 1, NOW)
+    assert bytes(received) == sent
+    assert everything(log) == stamped(sent, 0, 1) + stamped(sent, 2, 1)
+
+
+def test_a_record_set_may_hold_many_batches_more_than_a_vectored_write_takes(path: str) -> None:
+    log = open_log(path).log
+    batches = [batch(1 + number % 3, timestamp=NOW + number) for number in range(1_500)]
+    info = log.append_as_leader(b"".join(batches), 0, NOW)
+    assert info == AppendInfo(0, sum(1 + number % 3 for number in range(1_500)) - 1, NOW + 1_499 + 2)
+    offset = 0
+    expected = b""
+    for number, content in enumerate(batches):
+        expected += stamped(content, offset, 0)
+        offset += 1 + number % 3
+    assert everything(log) == expected
+
+
+def test_kafkas_own_records_are_taken_as_they_are(path: str) -> None:
+    log = open_log(path).log
+    sent = bytes(encode_batch([b"a", b"b"], base_timestamp=NOW, magic=MAGIC_RECORDS))
+    log.append_as_leader(sent, 0, NOW)
+    assert everything(log) == stamped(sent, 0, 0)
+
+
+GOOD = batch(2)
+CONTROL = bytes(encode_batch([b"x"], base_timestamp=NOW, magic=MAGIC_RECORDS))
+
+
+def with_attributes(content: bytes, attributes: int) -> bytes:
+    """The batch with other attributes, and the CRC to match."""
+    changed = bytearray(content)
+    changed[21:23] = attributes.to_bytes(2, "big")
+    changed[17:21] = crc32c(memoryview(changed)[21:]).to_bytes(4, "big")
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (b"", ErrorCode.INVALID_RECORD),
+        (GOOD[:60], ErrorCode.CORRUPT_MESSAGE),
+        (GOOD[:-1], ErrorCode.CORRUPT_MESSAGE),
+        (GOOD + b"x", ErrorCode.CORRUPT_MESSAGE),
+        (GOOD + GOOD[:-1], ErrorCode.CORRUPT_MESSAGE),
+        (GOOD[:-1] + b"\0", ErrorCode.CORRUPT_MESSAGE),
+        (GOOD[:16] + b"\1" + GOOD[17:], ErrorCode.CORRUPT_MESSAGE),
+        (GOOD[:8] + b"\xff\xff\xff\xff" + GOOD[12:], ErrorCode.CORRUPT_MESSAGE),
+        (GOOD[:8] + b"\x7f\xff\xff\xff" + GOOD[12:], ErrorCode.MESSAGE_TOO_LARGE),
+        (with_attributes(CONTROL, 0x20), ErrorCode.INVALID_RECORD),
+        (with_attributes(GOOD, 0x08), ErrorCode.INVALID_RECORD),
+        (with_attributes(GOOD, 0x07), ErrorCode.CORRUPT_MESSAGE),
+        (bytes(encode_batch([b"a"], base_timestamp=NOW, offset_deltas=[3])), ErrorCode.INVALID_RECORD),
+        (bytes(encode_batch([], base_timestamp=NOW, last_offset_delta=0)), ErrorCode.INVALID_RECORD),
+        (batch(timestamp=-5), ErrorCode.INVALID_TIMESTAMP),
+        (batch(timestamp=NOW + 5_001), ErrorCode.INVALID_TIMESTAMP),
+        (batch(size=2_000), ErrorCode.MESSAGE_TOO_LARGE),
+        (batch(size=900) * 4, ErrorCode.RECORD_LIST_TOO_LARGE),
+        (batch(producer_id=5) + batch(producer_id=5, sequence=1), ErrorCode.INVALID_RECORD),
+        (batch() + batch(producer_id=5), ErrorCode.INVALID_RECORD),
+        (batch(producer_id=5, sequence=1), ErrorCode.UNKNOWN_PRODUCER_ID),
+        (batch(producer_id=5, producer_epoch=-1), ErrorCode.INVALID_RECORD),
+    ],
+)
+def test_what_no_producer_may_send_is_refused_and_nothing_is_written(
+    path: str, records: bytes, code: ErrorCode
+) -> None:
+    config = LogConfig(max_message_bytes=1_000, segment_bytes=3_000, message_timestamp_after_max_ms=5_000)
+    log = open_log(path, config).log
+    log.append_as_leader(batch(timestamp=NOW + 5_000), 0, NOW)
+    before = everything(log)
+    assert refusal(lambda: log.append_as_leader(records, 0, NOW)) is code
+    assert (log.log_end_offset, everything(log)) == (1, before)
+    assert Path(path, "00000000000000000000.log").read_bytes() == before
+    log.append_as_leader(batch(producer_id=5), 0, NOW)
+
+
+def test_a_segment_holds_no_more_offsets_than_an_index_can_express(path: str) -> None:
+    """A forged count can claim a million records in a few bytes."""
+    log = open_log(path, LogConfig(index_interval_bytes=1)).log
+    forged = bytearray(encode_batch([b"x"], base_timestamp=NOW, magic=MAGIC_RECORDS))
+    forged[23:27] = (MAX_RECORDS - 1).to_bytes(4, "big")
+    forged[57:61] = MAX_RECORDS.to_bytes(4, "big")
+    content = with_attributes(bytes(forged), 0)
+    fitting = (2**31 - 1) // MAX_RECORDS
+    refused = content * (fitting + 1)
+    assert refusal(lambda: log.append_as_leader(refused, 0, NOW)) is ErrorCode.RECORD_LIST_TOO_LARGE
+
+    async def append() -> None:
+        for number in range(3):
+            info = log.append_as_leader(content * fitting, 0, NOW)
+            assert info.first_offset == number * fitting * MAX_RECORDS
+        await log.checkpoint()
+
+    asyncio.run(append())
+    assert files(path, ".log") == [number * fitting * MAX_RECORDS for number in range(3)]
+    follower = open_log(f"{path}-copy").log
+
+    async def follow() -> None:
+        while follower.log_end_offset < log.log_end_offset:
+            follower.append_as_follower(log.read(follower.log_end_offset, 50_000, log.log_end_offset))
+
+    asyncio.run(follow())
+    assert everything(follower) == everything(log)
+
+
+def test_a_leader_of_an_epoch_that_is_over_cannot_append(path: str) -> None:
+    log = open_log(path).log
+    log.assign_epoch_start(5, 0)
+    with pytest.raises(LogInvariantViolated, match="append to orders-0 in epoch 4, but 5 has begun"):
+        log.append_as_leader(batch(), 4, NOW)
+    log.append_as_leader(batch(), 5, NOW)
+
+
+def test_a_repeated_batch_gets_the_offsets_of_the_first_time_and_is_not_written_again(path: str) -> None:
+    log = open_log(path).log
+    log.append_as_leader(batch(7), 0, NOW)
+    sent = [batch(2, producer_id=9, sequence=2 * number, timestamp=NOW + number) for number in range(5)]
+    offsets = [log.append_as_leader(content, 0, NOW) for content in sent]
+    for content, info in zip(sent, offsets, strict=True):
+        again = log.append_as_leader(content, 0, NOW)
+        assert again == (*info[:3], True)
+    assert log.log_end_offset == 17
+
+
+# -- appending as follower --
+
+
+def test_a_follower_takes_batches_with_their_offsets_and_epochs(path: str, tmp_path: Path) -> None:
+    leader = open_log(str(tmp_path / "leader")).log
+    leader.append_as_leader(batch(2, producer_id=3), 1, NOW)
+    leader.append_as_leader(batch(3, producer_id=3, sequence=2), 4, NOW)
+    log = open_log(path).log
+    assert log.append_as_follower(everything(leader)) == AppendInfo(0, 4, NOW + 2)
+    assert everything(log) == everything(leader)
+    assert (log.latest_epoch, log.end_offset_for(1), log.end_offset_for(4)) == (4, (1, 2), (4, 5))
+    repeated = log.append_as_leader(batch(2, producer_id=3), 4, NOW)
+    assert (repeated.first_offset, repeated.duplicate) == (0, True)
+
+
+def test_a_follower_takes_sequences_as_the_leader_has_them(path: str) -> None:
+    log = open_log(path).log
+    log.append_as_follower(stamped(batch(producer_id=3, sequence=50), 0, 0))
+    log.append_as_follower(stamped(batch(producer_id=3, sequence=90), 1, 0))
+    log.append_as_leader(batch(producer_id=3, sequence=91), 0, NOW)
+
+
+@pytest.mark.parametrize(
+    ("offset", "epoch"),
+    [(0, 5), (1, 5), (3, 5), (2, 4)],
+    ids=["again", "overlapping", "with a gap", "of an older epoch"],
+)
+def test_a_follower_refuses_what_does_not_continue_its_log(path: str, offset: int, epoch: int) -> None:
+    log = open_log(path).log
+    log.append_as_follower(stamped(batch(2), 0, 5))
+    with pytest.raises(LogInvariantViolated, match="does not continue it"):
+        log.append_as_follower(stamped(batch(), offset, epoch))
+    with pytest.raises(LogInvariantViolated, match="does not continue it"):
+        log.append_as_follower(stamped(batch(), 2, 5) + stamped(batch(), 4, 5))
+    assert log.log_end_offset == 2
+    log.append_as_follower(stamped(batch(), 2, 5))
+
+
+def test_a_follower_refuses_bytes_that_were_damaged_on_the_way(path: str) -> None:
+    log = open_log(path).log
+    content = stamped(batch(2), 0, 0)
+    assert refusal(lambda: log.append_as_follower(content[:-1] + b"\0")) is ErrorCode.CORRUPT_MESSAGE
+    assert refusal(lambda: log.append_as_follower(content + content[:50])) is ErrorCode.CORRUPT_MESSAGE
+    with pytest.raises(LogInvariantViolated, match="nothing to append"):
+        log.append_as_follower(b"")
+    assert log.log_end_offset == 0
+
+
+def test_a_follower_takes_batches_that_are_larger_than_its_own_limits(path: str) -> None:
+    log = open_log(path, LogConfig(max_message_bytes=100, segment_bytes=300)).log
+
+    async def append() -> None:
+        for number in range(3):
+            log.append_as_follower(stamped(batch(size=1_000), number, 0))
+
+    asyncio.run(append())
+    assert files(path, ".log") == [0, 1, 2]
+
+
+# -- reading --
+
+
+def test_reads_are_whole_batches_that_fit_and_at_least_one_if_wanted(path: str) -> None:
+    log = open_log(path).log
+    for _ in range(4):
+        log.append_as_leader(batch(5), 0, NOW)
+    size = len(log.read(0, 1, 5))
+    for max_bytes, batches in ((1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (10 * size, 4)):
+        found = headers(log.read(0, max_bytes, 20))
+        assert [h.base_offset for h in found] == [0, 5, 10, 15][:batches]
+    assert log.read(0, size - 1, 20, min_one=False) == b""
+    assert headers(log.read(7, 1, 20))[0].base_offset == 5
+
+
+def test_reads_stop_before_the_batch_that_reaches_the_limit(path: str) -> None:
+    log = open_log(path).log
+    for _ in range(4):
+        log.append_as_leader(batch(5), 0, NOW)
+    for up_to, ends in (
+        (0, []),
+        (4, []),
+        (5, [5]),
+        (9, [5]),
+        (10, [5, 10]),
+        (20, [5, 10, 15, 20]),
+        (99, [5, 10, 15, 20]),
+    ):
+        assert [h.next_offset for h in headers(log.read(0, 10_000, up_to))] == ends
+    assert log.read(20, 10_000, 20) == b""
+    assert log.read(15, 10_000, 5) == b""
+
+
+def test_offsets_that_the_log_does_not_hold_are_out_of_range(path: str) -> None:
+    log = open_log(path, log_start_offset=10).log
+    log.append_as_leader(batch(5), 0, NOW)
+    for offset in (0, 9, 16, 2**60):
+        assert refusal(lambda offset=offset: log.read(offset, 100, 15)) is ErrorCode.OFFSET_OUT_OF_RANGE  # type: ignore[misc]
+    assert log.read(15, 100, 15) == b""
+
+
+def test_a_consumer_reads_over_the_seams_of_segments(path: str) -> None:
+    log = open_log(path, LogConfig(segment_bytes=500, index_interval_bytes=1)).log
+
+    async def run() -> bytes:
+        for number in range(30):
+            log.append_as_leader(batch(3, timestamp=NOW + number), 0, NOW)
+        before = everything(log)
+        await log.checkpoint()
+        assert everything(log) == before
+        return before
+
+    assert len(headers(asyncio.run(run()))) == 30
+    assert len(files(path, ".log")) > 5
+    assert log.bytes_between(0, 90) == log.size
+    assert log.bytes_between(3, 87) == log.size * 28 // 30
+
+
+def test_damage_on_the_disk_is_reported_where_it_is(path: str) -> None:
+    log = open_log(path).log
+    for _ in range(3):
+        log.append_as_leader(batch(5, size=5_000), 0, NOW)
+    size = log.size // 3
+    with open(f"{path}/00000000000000000000.log", "r+b") as file:
+        file.seek(size + 8)
+        file.write(b"\xff\xff")
+    with pytest.raises(BrokerError, match=f"00000000000000000000.log, position {size}") as raised:
+        log.read(6, 100, 15)
+    assert raised.value.code is ErrorCode.CORRUPT_MESSAGE
+
+
+def test_the_first_record_at_or_after_a_time_is_found_even_if_times_go_back(path: str) -> None:
+    log = open_log(path, LogConfig(index_interval_bytes=100, segment_bytes=1_000)).log
+    starts = [0, 100, 50, 300, 200, 300, 1_000, 10]
+
+    async def append() -> None:
+        for start in starts:
+            log.append_as_leader(batch(10, timestamp=NOW + start), 0, NOW)
+        await log.checkpoint()
+
+    asyncio.run(append())
+    records = [
+        (NOW + start + number, 10 * index + number) for index, start in enumerate(starts) for number in range(10)
+    ]
+    for time in (-1, 0, 5, 10, 99, 105, 110, 301, 309, 310, 1_009, 1_010):
+        for up_to in (0, 15, 35, 65, 80):
+            expected = next((r for r in records if r[0] >= NOW + time and r[1] < up_to), None)
+            assert log.offset_for_timestamp(NOW + time, up_to) == expected, (time, up_to)
+    log.move_log_start_offset(15)
+    assert log.offset_for_timestamp(NOW, 80) == (NOW + 105, 15)
+
+
+# -- truncating --
+
+
+def test_truncating_within_a_batch_takes_the_whole_batch(path: str) -> None:
+    log = open_log(path).log
+    for _ in range(3):
+        log.append_as_leader(batch(5), 0, NOW)
+    log.truncate_to(12)
+    assert log.log_end_offset == 10
+    log.append_as_leader(batch(1), 0, NOW)
+    assert [h.base_offset for h in headers(everything(log))] == [0, 5, 10]
+
+
+def test_truncating_at_or_past_the_end_forgets_an_epoch_that_wrote_nothing(path: str) -> None:
+    """Otherwise a leader that lost its office before its first append asks its successor about that epoch for ever."""
+    log = open_log(path).log
+    log.append_as_leader(batch(5), 3, NOW)
+    log.assign_epoch_start(6, 5)
+    assert log.latest_epoch == 6
+    log.truncate_to(5)
+    assert (log.latest_epoch, log.log_end_offset) == (3, 5)
+
+
+def test_truncating_brings_epochs_producers_and_segments_back(path: str) -> None:
+    log = open_log(path, LogConfig(segment_bytes=300)).log
+
+    async def append() -> None:
+        for number in range(10):
+            log.append_as_leader(batch(producer_id=1, sequence=number), number // 4, NOW)
+        await log.checkpoint()
+
+    asyncio.run(append())
+    segments = files(path, ".log")
+    assert len(segments) > 3
+    log.truncate_to(5)
+    assert files(path, ".log") == [base for base in segments if base <= 5]
+    assert all(offset <= 5 for offset in files(path, ".snapshot"))
+    assert (log.log_end_offset, log.recovery_point, log.latest_epoch) == (5, 5, 1)
+    assert log.append_as_leader(batch(producer_id=1, sequence=4), 1, NOW).duplicate
+    assert not log.append_as_leader(batch(producer_id=1, sequence=5), 1, NOW).duplicate
+
+
+def test_an_emptied_log_begins_where_it_is_told_and_remembers_nothing(path: str) -> None:
+    log = open_log(path).log
+    log.append_as_leader(batch(5, producer_id=1), 3, NOW)
+    log.truncate_fully_and_start_at(100)
+    assert (log.log_start_offset, log.log_end_offset, log.latest_epoch, log.size) == (100, 100, -1, 0)
+    assert files(path, ".log") == [100]
+    assert refusal(lambda: log.read(4, 1, 100)) is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert (
+        refusal(lambda: log.append_as_leader(batch(producer_id=1, sequence=5), 4, NOW)) is ErrorCode.UNKNOWN_PRODUCER_ID
+    )
+    assert log.append_as_leader(batch(2), 4, NOW).first_offset == 100
+    reopened = open_log(path).log
+    assert (reopened.log_start_offset, reopened.log_end_offset) == (100, 102)
+
+
+def test_truncating_below_the_start_empties_the_log(path: str) -> None:
+    log = open_log(path, log_start_offset=50).log
+    log.append_as_leader(batch(5), 0, NOW)
+    log.truncate_to(20)
+    assert (log.log_start_offset, log.log_end_offset) == (20, 20)
+
+
+def test_the_start_moves_forward_only_and_not_past_the_end(path: str) -> None:
+    log = open_log(path).log
+    log.append_as_leader(batch(5), 1, NOW)
+    log.append_as_leader(batch(5), 2, NOW)
+    log.move_log_start_offset(6)
+    log.move_log_start_offset(3)
+    assert log.log_start_offset == 6
+    assert log.end_offset_for(1) == (1, 6)
+    assert refusal(lambda: log.move_log_start_offset(11)) is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert refusal(lambda: log.read(5, 1, 10)) is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+# -- rolling and flushing --
+
+
+def test_segments_roll_before_they_grow_too_large_and_are_named_by_their_first_offset(path: str) -> None:
+    log = open_log(path, LogConfig(segment_bytes=1_000)).log
+
+    async def append() -> None:
+        for _ in range(20):
+            log.append_as_leader(batch(4), 0, NOW)
+        await log.checkpoint()
+
+    asyncio.run(append())
+    bases = files(path, ".log")
+    assert bases[0] == 0
+    assert len(bases) > 1
+    for base in bases:
+        content = Path(path, f"{base:020d}.log").read_bytes()
+        assert len(content) <= 1_000
+        assert headers(content)[0].base_offset == base
+    assert files(path, ".index") == files(path, ".timeindex") == bases
+    assert set(bases[1:]) < set(files(path, ".snapshot"))
+
+
+def test_an_empty_segment_does_not_roll(path: str) -> None:
+    log = open_log(path).log
+    log.roll()
+    assert files(path, ".log") == [0]
+
+
+def flushed(opened: Opened, action: Callable[[Log], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await action(opened.log)
+
+    asyncio.run(run())
+
+
+def test_a_flush_covers_what_was_appended_before_it_and_not_what_comes_meanwhile(path: str) -> None:
+    opened = open_log(path)
+    log = opened.log
+    log.append_as_leader(batch(5), 0, NOW)
+
+    def append() -> None:
+        log.append_as_leader(batch(3), 0, NOW)
+
+    opened.world.executor.before = append
+    flushed(opened, Log.flush)
+    assert (log.recovery_point, log.log_end_offset) == (5, 8)
+    flushed(opened, Log.flush)
+    assert log.recovery_point == 8
+
+
+def test_a_truncation_meanwhile_annuls_a_flush(path: str) -> None:
+    opened = open_log(path)
+    log = opened.log
+
+    async def run() -> None:
+        log.append_as_leader(batch(5), 0, NOW)
+        log.append_as_leader(batch(5), 0, NOW)
+        await log.flush()
+        log.append_as_leader(batch(5), 0, NOW)
+        opened.world.executor.before = lambda: log.truncate_to(5)
+        await log.flush()
+        assert (log.recovery_point, log.log_end_offset) == (5, 5)
+
+    asyncio.run(run())
+
+
+def test_every_so_many_bytes_are_flushed_in_the_background(path: str) -> None:
+    log = open_log(path, LogConfig(flush_bytes=1_000)).log
+
+    async def run() -> None:
+        for number in range(100):
+            log.append_as_leader(batch(1, size=100), 0, NOW)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert log.recovery_point >= number - 10
+        await log.close()
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_writes_epochs_and_producers_and_then_has_nothing_to_do(path: str) -> None:
+    opened = open_log(path)
+    log = opened.log
+    log.append_as_leader(batch(5, producer_id=1), 2, NOW)
+    flushed(opened, Log.checkpoint)
+    assert Path(path, "leader-epoch-checkpoint").read_bytes() == b"0\n1\n2 0\n"
+    assert files(path, ".snapshot") == [5]
+    opened.world.executor.before = lambda: pytest.fail("there was nothing to write")
+    flushed(opened, Log.checkpoint)
+
+
+def test_old_snapshots_go_away_but_for_those_where_segments_begin(path: str) -> None:
+    opened = open_log(path, LogConfig(segment_bytes=400))
+    log = opened.log
+
+    async def run() -> None:
+        for _ in range(12):
+            log.append_as_leader(batch(1), 0, NOW)
+            await log.checkpoint()
+
+    asyncio.run(run())
+    bases = files(path, ".log")
+    others = set(files(path, ".snapshot")) - set(bases)
+    assert len(bases) > 2
+    assert len(others) <= 3
+    assert 12 in files(path, ".snapshot")
+
+
+# -- failing disks --
+
+
+@pytest.mark.parametrize("failure", ["write", "sync"])
+def test_after_an_io_error_nothing_is_appended_read_or_flushed_any_more(path: str, failure: str) -> None:
+    disk = FailingDisk()
+    opened = open_log(path, world=StorageWorld(disk))
+    log = opened.log
+    told: list[str] = []
+    opened.directory.on_offline(lambda: told.append("offline"))
+    log.append_as_leader(batch(2), 0, NOW)
+    disk.fail = failure
+
+    async def run() -> None:
+        if failure == "write":
+            assert refusal(lambda: log.append_as_leader(batch(2), 0, NOW)) is ErrorCode.KAFKA_STORAGE_ERROR
+        else:
+            with pytest.raises(BrokerError):
+                await log.flush()
+        # The disk would take writes again, but what it forgot is not known.
+        disk.fail = None
+        assert (log.log_end_offset, log.recovery_point) == (2, 0)
+        for call in (
+            lambda: log.append_as_leader(batch(2), 0, NOW),
+            lambda: log.append_as_follower(stamped(batch(2), 2, 0)),
+            lambda: log.read(0, 100, 2),
+            lambda: log.truncate_to(0),
+            lambda: log.truncate_fully_and_start_at(9),
+            lambda: log.assign_epoch_start(1, 2),
+            lambda: log.offset_for_timestamp(0, 2),
+            lambda: log.bytes_between(0, 2),
+        ):
+            assert refusal(call) is ErrorCode.KAFKA_STORAGE_ERROR
+        for flush in (log.flush, log.checkpoint):
+            with pytest.raises(BrokerError, match="the log directory is offline"):
+                await flush()
+        await log.close()
+
+    asyncio.run(run())
+    assert told == ["offline"]
+    late: list[str] = []
+    opened.directory.on_offline(lambda: late.append("offline"))
+    assert late == ["offline"]
+    # The half batch that got there is cut when the log is opened again.
+    reopened = open_log(path)
+    assert reopened.log.log_end_offset == 2
+
+
+def test_a_failed_flush_in_the_background_takes_the_directory_offline(path: str) -> None:
+    disk = FailingDisk()
+    opened = open_log(path, LogConfig(flush_bytes=100), world=StorageWorld(disk))
+
+    async def run() -> None:
+        disk.fail = "sync"
+        opened.log.append_as_leader(batch(size=200), 0, NOW)
+        await opened.log.close()
+
+    asyncio.run(run())
+    assert isinstance(opened.directory.failure, OSError)
+
+
+def test_a_closed_log_refuses_everything(path: str) -> None:
+    opened = open_log(path)
+    log = opened.log
+    log.append_as_leader(batch(), 0, NOW)
+    flushed(opened, Log.close)
+    for call in (lambda: log.append_as_leader(batch(), 0, NOW), lambda: log.read(0, 1, 1), lambda: log.truncate_to(0)):
+        assert refusal(call) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    flushed(opened, Log.flush)
+    flushed(opened, Log.checkpoint)
+
+
+def test_producers_that_are_silent_for_a_day_are_forgotten_at_a_checkpoint(path: str) -> None:
+    opened = open_log(path)
+    log = opened.log
+    log.append_as_leader(batch(producer_id=1), 0, NOW)
+    opened.world.clock.now_ms = NOW + 86_400_001
+    log.append_as_leader(batch(producer_id=2, timestamp=5), 0, opened.world.clock.now_ms)
+    flushed(opened, Log.checkpoint)
+    assert (
+        refusal(lambda: log.append_as_leader(batch(producer_id=1, sequence=1), 0, NOW)) is ErrorCode.UNKNOWN_PRODUCER_ID
+    )
+    log.append_as_leader(batch(producer_id=2, sequence=1), 0, NOW)

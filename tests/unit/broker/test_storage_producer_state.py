@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from crc32c import crc32c
+
+from broker.storage.producer_state import (
+    InvalidSnapshot,
+    Producer,
+    ProducerBatch,
+    ProducerState,
+    decode_snapshot,
+    encode_snapshot,
+)
+from protocol.errors import BrokerError, ErrorCode
+from protocol.records import BatchHeader
+from tests.storage_support import NOW, batch, headers
+
+LAST = 2**31 - 1
+
+
+def header(sequence: int, count: int = 1, *, epoch: int = 0, producer_id: int = 7) -> BatchHeader:
+    return headers(batch(count, producer_id=producer_id, producer_epoch=epoch, sequence=sequence))[0]
+
+
+class Log:
+    """Appends what the state lets through, as a leader does."""
+
+    def __init__(self) -> None:
+        self.state = ProducerState()
+        self.end = 0
+
+    def append(self, sequence: int, count: int = 1, *, epoch: int = 0, producer_id: int = 7) -> ProducerBatch | None:
+        found = header(sequence, count, epoch=epoch, producer_id=producer_id)
+        known = self.state.check(found)
+        if known is None:
+            self.state.update(found, self.end, NOW)
+            self.end += count
+        return known
+
+    def refusal(self, sequence: int, count: int = 1, *, epoch: int = 0) -> ErrorCode:
+        with pytest.raises(BrokerError) as raised:
+            self.append(sequence, count, epoch=epoch)
+        return raised.value.code
+
+
+def test_batches_in_sequence_are_taken_and_a_gap_is_refused() -> None:
+    log = Log()
+    log.append(0, 3)
+    log.append(3, 2)
+    assert log.refusal(6) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.refusal(4) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    log.append(5)
+    assert log.end == 6
+
+
+def test_each_of_the_last_five_batches_is_known_when_it_is_sent_again() -> None:
+    log = Log()
+    for sequence in range(0, 12, 2):
+        log.append(sequence, 2)
+    for sequence in range(2, 12, 2):
+        known = log.append(sequence, 2)
+        assert known == ProducerBatch(sequence, sequence + 1, sequence, sequence + 1)
+    assert log.end == 12
+    assert log.refusal(0, 2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_batch_with_the_start_of_a_known_one_but_another_length_is_out_of_order() -> None:
+    log = Log()
+    log.append(0, 2)
+    assert log.refusal(0, 3) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_sequences_go_on_with_zero_after_the_largest() -> None:
+    log = Log()
+    log.state = ProducerState.restore([(7, Producer(0, (ProducerBatch(LAST - 9, LAST - 2, 0, 7),), NOW))])
+    log.append(LAST - 1, 4)
+    known = log.append(LAST - 1, 4)
+    assert known is not None
+    assert (known.first_sequence, known.last_sequence) == (LAST - 1, 1)
+    log.append(2)
+    assert decode_snapshot(encode_snapshot(log.state.capture())) == log.state.capture()
+
+    exactly = Log()
+    exactly.state = ProducerState.restore([(7, Producer(0, (ProducerBatch(LAST, LAST, 0, 0),), NOW))])
+    exactly.append(0)
+
+
+def test_an_unknown_producer_must_begin_with_sequence_zero() -> None:
+    log = Log()
+    assert log.refusal(5) is ErrorCode.UNKNOWN_PRODUCER_ID
+    log.append(0)
+
+
+def test_a_newer_epoch_begins_with_sequence_zero_and_ends_the_older_one() -> None:
+    log = Log()
+    log.append(0, 5, epoch=1)
+    assert log.refusal(5, epoch=2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    log.append(0, 2, epoch=2)
+    assert log.refusal(5, epoch=1) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert log.refusal(0, 5, epoch=1) is ErrorCode.INVALID_PRODUCER_EPOCH
+    log.append(2, epoch=2)
+
+
+def test_producers_do_not_disturb_each_other() -> None:
+    log = Log()
+    log.append(0, 2, producer_id=1)
+    log.append(0, 3, producer_id=2)
+    log.append(2, producer_id=1)
+    log.append(3, producer_id=2)
+    assert len(log.state) == 2
+
+
+def test_a_marker_of_a_transaction_moves_the_epoch_alone() -> None:
+    log = Log()
+    log.append(0, 2, epoch=3)
+    marker = header(0, epoch=4)
+    fields = {field: getattr(marker, field) for field in BatchHeader.__struct_fields__}
+    log.state.update(BatchHeader(**{**fields, "base_sequence": -1, "attributes": 0x30}), log.end, NOW)
+    assert log.state.get(7) == Producer(4, (), NOW)
+    assert decode_snapshot(encode_snapshot(log.state.capture())) == log.state.capture()
+    assert log.refusal(2, epoch=3) is ErrorCode.INVALID_PRODUCER_EPOCH
+    log.append(0, epoch=4)
+
+
+def test_producers_that_were_not_seen_for_long_are_forgotten() -> None:
+    state = ProducerState()
+    state.update(header(0, producer_id=1), 0, NOW)
+    state.update(header(0, producer_id=2), 1, NOW + 10)
+    state.forget_unseen_since(NOW + 1)
+    assert state.get(1) is None
+    assert state.get(2) is not None
+
+
+def test_a_snapshot_is_kafkas_with_one_entry_for_each_batch_the_newest_last() -> None:
+    log = Log()
+    log.append(0, 2, epoch=3)
+    log.append(2, 1, epoch=3)
+    data = encode_snapshot(log.state.capture())
+    version, crc, count = struct.unpack_from(">hIi", data)
+    assert (version, count) == (1, 2)
+    assert crc == crc32c(data[6:])
+    entries = [struct.unpack_from(">qhiqiqiq", data, 10 + 46 * number) for number in range(2)]
+    # producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch, open transaction
+    assert entries == [(7, 3, 1, 1, 1, NOW, -1, -1), (7, 3, 2, 2, 0, NOW, -1, -1)]
+
+
+def test_a_snapshot_brings_back_the_whole_state() -> None:
+    log = Log()
+    for producer_id in range(3):
+        for sequence in range(producer_id * 3):
+            log.append(sequence, producer_id=producer_id)
+    captured = log.state.capture()
+    assert decode_snapshot(encode_snapshot(captured)) == captured
+    assert decode_snapshot(encode_snapshot([])) == []
+
+
+def test_a_damaged_snapshot_is_noticed_whichever_byte_it_is() -> None:
+    log = Log()
+    log.append(0)
+    data = encode_snapshot(log.state.capture())
+    for position in range(len(data)):
+        with pytest.raises(InvalidSnapshot):
+            decode_snapshot(data[:position])
+        with pytest.raises(InvalidSnapshot):
+            decode_snapshot(data[:position] + bytes((data[position] ^ 1,)) + data[position + 1 :])
