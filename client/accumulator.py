@@ -947,10 +947,6 @@ class Accumulator:
         """Whether every record that was added before `begin_flush` has had its ending."""
         return all(generation > flush for generation in self._unfinished)
 
-    @property
-    def has_unreported_failures(self) -> bool:
-        return bool(self._failed)
-
     def take_failures(self) -> list[FailedRecord]:
         """The records that failed, are not awaited, and were not returned before. Gives their memory back."""
         failures: list[FailedRecord] = []

@@ -123,7 +123,6 @@ class Producer:
             self._cluster,
             self._accumulator,
             acks=acks_number,
-            is_idempotent=is_idempotent,
             compression=Compression.from_name(compression),
             max_request_size=max_request_size,
             max_in_flight=max_in_flight_requests_per_connection,

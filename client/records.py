@@ -116,8 +116,8 @@ class ConsumerBatch:
             [
                 pyarrow.repeat(pyarrow.scalar(self.topic, pyarrow.string()), count),
                 pyarrow.repeat(pyarrow.scalar(self.partition, pyarrow.int32()), count),
-                pyarrow.array(self.offsets, pyarrow.int64(), size=count),
-                pyarrow.array(self.timestamps, pyarrow.timestamp("ms", "UTC"), size=count),
+                pyarrow.array(list(self.offsets), pyarrow.int64()),
+                pyarrow.array(list(self.timestamps), pyarrow.timestamp("ms", "UTC")),
                 pyarrow.nulls(count, pyarrow.binary())
                 if self._keys is None
                 else pyarrow.array(self._keys, pyarrow.binary()),

@@ -57,7 +57,6 @@ class Sender:
         accumulator: Accumulator,
         *,
         acks: int,
-        is_idempotent: bool,
         compression: Compression,
         max_request_size: int,
         max_in_flight: int,
@@ -69,7 +68,6 @@ class Sender:
         self._clock = cluster.clock
         self._accumulator = accumulator
         self._acks = acks
-        self._is_idempotent = is_idempotent
         self._compression = compression
         self._max_request_size = max_request_size
         self._max_in_flight = max_in_flight

@@ -276,6 +276,9 @@ def _print_status(found: Status) -> None:
             for broker in found.brokers
         ],
     )
+    if found.zookeeper is not None:
+        state = "paused" if found.zookeeper.paused else "running" if found.zookeeper.alive else "not running"
+        sys.stdout.write(f"ZooKeeper at {found.zookeeper.connect}: {state}\n")
     sys.stdout.write(f"offline partitions: {', '.join(found.offline_partitions) or 'none'}\n")
     sys.stdout.write(f"under-replicated partitions: {', '.join(found.under_replicated_partitions) or 'none'}\n")
 

@@ -90,7 +90,12 @@ class LocalCluster:
             entry.id: ProcessState.GONE if entry.process is None else state_of(entry.process)
             for entry in cluster.brokers
         }
-        return status_of_processes(cluster, states, self.view())
+        if cluster.zookeeper.port is None:
+            answers = zookeeper.is_any_serving(cluster.zookeeper.connect)
+            server = ProcessState.RUNNING if answers else ProcessState.GONE
+        else:
+            server = self.state_of(ZOOKEEPER)
+        return status_of_processes(cluster, states, server, self.view())
 
     def resolve(self, who: Who) -> list[Member]:
         """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller."""

@@ -27,9 +27,21 @@ class ControllerStatus(msgspec.Struct, frozen=True):
     epoch: int | None
 
 
+class ZooKeeperStatus(msgspec.Struct, frozen=True):
+    connect: str
+    pid: int | None
+    """None where it does not run, or was not started here."""
+    alive: bool
+    paused: bool
+    is_elsewhere: bool
+    """It was not started here."""
+
+
 class Status(msgspec.Struct, frozen=True):
     brokers: list[BrokerStatus]
     controller: ControllerStatus
+    zookeeper: ZooKeeperStatus | None
+    """None where only the brokers are known."""
     offline_partitions: list[str]
     """`TOPIC-PARTITION` of those without a leader."""
     under_replicated_partitions: list[str]
@@ -37,7 +49,17 @@ class Status(msgspec.Struct, frozen=True):
 
     def problems(self) -> list[str]:
         """Why the cluster is not healthy, a sentence each with the remedy; empty where it is."""
+        if self.zookeeper and not self.zookeeper.alive and not any(broker.alive for broker in self.brokers):
+            return ["the cluster is down: `minibroker up`"]
         found: list[str] = []
+        if self.zookeeper and not self.zookeeper.alive:
+            found.append(
+                f"no ZooKeeper answers at {self.zookeeper.connect}: start it where it runs"
+                if self.zookeeper.is_elsewhere
+                else "ZooKeeper is not running: `minibroker start zookeeper`"
+            )
+        elif self.zookeeper and self.zookeeper.paused:
+            found.append("ZooKeeper is paused: `minibroker resume zookeeper`")
         for broker in self.brokers:
             if not broker.alive:
                 found.append(f"broker {broker.id} is not running: `minibroker start {broker.id}`")
@@ -56,8 +78,11 @@ class Status(msgspec.Struct, frozen=True):
         return found
 
 
-def status_of_processes(cluster: ClusterFile, states: Mapping[int, ProcessState], view: ClusterView) -> Status:
-    """Of a cluster that was started here; `states` has those of the brokers' processes."""
+def status_of_processes(
+    cluster: ClusterFile, states: Mapping[int, ProcessState], zookeeper: ProcessState, view: ClusterView
+) -> Status:
+    """Of a cluster that was started here. `states` are those of the brokers' processes; a ZooKeeper elsewhere is
+    RUNNING if it answers, else GONE."""
     brokers = [
         BrokerStatus(
             id=entry.id,
@@ -69,7 +94,18 @@ def status_of_processes(cluster: ClusterFile, states: Mapping[int, ProcessState]
         )
         for entry in cluster.brokers
     ]
-    return _status(brokers, view)
+    server = cluster.zookeeper
+    return _status(
+        brokers,
+        ZooKeeperStatus(
+            connect=server.connect,
+            pid=server.process.pid if server.process and zookeeper is not ProcessState.GONE else None,
+            alive=zookeeper is not ProcessState.GONE,
+            paused=zookeeper is ProcessState.PAUSED,
+            is_elsewhere=server.port is None,
+        ),
+        view,
+    )
 
 
 def status_of_view(view: ClusterView) -> Status:
@@ -78,12 +114,13 @@ def status_of_view(view: ClusterView) -> Status:
         BrokerStatus(id=broker, pid=None, alive=True, port=address[1], paused=False, registered=True)
         for broker, address in sorted(view.brokers.items())
     ]
-    return _status(brokers, view)
+    return _status(brokers, None, view)
 
 
-def _status(brokers: list[BrokerStatus], view: ClusterView) -> Status:
+def _status(brokers: list[BrokerStatus], zookeeper: ZooKeeperStatus | None, view: ClusterView) -> Status:
     return Status(
         brokers=brokers,
+        zookeeper=zookeeper,
         controller=ControllerStatus(view.controller_id, view.controller_epoch),
         offline_partitions=[str(partition) for partition in view.offline_partitions()],
         under_replicated_partitions=[str(partition) for partition in view.under_replicated_partitions()],

@@ -20,6 +20,10 @@ from deploy.processes import Process, is_alive, spawn, wait_until
 DEFAULT_PORT = 2181
 START_TIMEOUT_S = 20.0
 
+_PROBE_TIMEOUT_S = 0.2
+"""For one look at a server that starts. Whom ZooKeeper accepts a few milliseconds before it has loaded its data gets
+neither an answer nor a closed connection (a NullPointerException in its log), so waiting longer would be in vain."""
+
 _DEBIAN_JARS = Path("/usr/share/java")
 # What ZooKeeper's server reaches in Spark's directory of 270 jars; all of them on the class path cost 100 ms.
 _PYSPARK_JARS = (
@@ -85,21 +89,30 @@ def start(program: ZooKeeperProgram, data: Path, log: Path, port: int) -> Proces
 
 def wait_until_serving(process: Process, port: int, log: Path, timeout_s: float = START_TIMEOUT_S) -> None:
     """Raises LaunchError where the process ends, LaunchTimedOut where it does not answer in time."""
-    if not wait_until(lambda: not is_alive(process) or is_serving(LOOPBACK, port), timeout_s):
+    if not wait_until(lambda: not is_alive(process) or is_serving(LOOPBACK, port, _PROBE_TIMEOUT_S), timeout_s):
         raise LaunchTimedOut(f"ZooKeeper did not answer on port {port} within {timeout_s:g} s: see {log}")
     if not is_alive(process):
         raise LaunchError(f"ZooKeeper ended while it started on port {port}: see {log}")
 
 
-def is_serving(host: str, port: int, timeout_s: float = 1.0) -> bool:
+def is_serving(host: str, port: int, timeout_s: float = 2.0) -> bool:
     """A ZooKeeper answers `srvr` there and takes requests."""
     answer = _ask_srvr(host, port, timeout_s)
     # A server where the command is not allowed says so, and then serves for all that can be known.
     return answer.startswith("Zookeeper version") or "not in the whitelist" in answer
 
 
-def check_servers(servers: str, timeout_s: float = 2.0) -> None:
+def check_servers(servers: str) -> None:
     """Raises LaunchError where none of `HOST:PORT,HOST:PORT/chroot` answers, or where the text is malformed."""
+    if not is_any_serving(servers):
+        raise LaunchError(
+            f"no ZooKeeper answers at {servers}: start it, mend the address, or leave out --zookeeper to get one of "
+            "its own"
+        )
+
+
+def is_any_serving(servers: str) -> bool:
+    """One of `HOST:PORT,HOST:PORT/chroot` answers. Raises LaunchError where the text is malformed."""
     addresses, _, _ = servers.partition("/")
     for address in addresses.split(","):
         host, colon, port = address.strip().rpartition(":")
@@ -107,11 +120,9 @@ def check_servers(servers: str, timeout_s: float = 2.0) -> None:
             raise LaunchError(
                 f"{address!r} is no address of a ZooKeeper: HOST:PORT is expected, for instance 127.0.0.1:2181"
             )
-        if is_serving(host.removeprefix("[").removesuffix("]"), int(port), timeout_s):
-            return
-    raise LaunchError(
-        f"no ZooKeeper answers at {servers}: start it, mend the address, or leave out --zookeeper to get one of its own"
-    )
+        if is_serving(host.removeprefix("[").removesuffix("]"), int(port)):
+            return True
+    return False
 
 
 def _ask_srvr(host: str, port: int, timeout_s: float) -> str:

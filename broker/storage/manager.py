@@ -47,6 +47,14 @@ from protocol.world import Lock, World
 
 logger = logging.getLogger("minibroker.storage")
 
+_OWN_FILES = (
+    RECOVERY_POINT_FILE,
+    LOG_START_OFFSET_FILE,
+    HIGH_WATERMARK_FILE,
+    META_PROPERTIES_FILE,
+    CLEAN_SHUTDOWN_FILE,
+    LOCK_FILE,
+)
 _DELETE_SUFFIX = "-delete"
 _MAX_FILE_NAME = 255
 _DELETED_NAME = re.compile(r".+-[0-9]+\.[0-9a-f]{32}-delete", re.ASCII)
@@ -210,8 +218,8 @@ class LogManager:
             partition = _parse_partition(name)
             if partition is not None:
                 found.append(partition)
-            elif not self._is_own_file(name):
-                logger.warning("ignoring %s: it is no partition's directory", self._path(name))
+            elif name.removesuffix(".tmp") not in _OWN_FILES:
+                logger.info("ignoring %s: it is no partition's directory", self._path(name))
 
         async def open_one(partition: TopicPartition) -> None:
             try:
@@ -224,22 +232,15 @@ class LogManager:
                     log_start_offsets.get(partition, 0),
                 )
             except (DamagedLog, MalformedFile, CorruptRecord, OSError) as error:
-                logger.error("%s cannot be opened: %s", partition, error)
-                self.damaged[partition] = str(error)
+                self.damaged[partition] = (
+                    f"the replica in {self._path(str(partition))} cannot be opened: {error}. Move that directory away "
+                    f"to have it copied from the leader again"
+                )
+                logger.error("%s", self.damaged[partition])
                 return
             self._adopt(partition, opened, self._default_config)
 
         await asyncio.gather(*(open_one(partition) for partition in found))
-
-    def _is_own_file(self, name: str) -> bool:
-        return name.removesuffix(".tmp") in (
-            RECOVERY_POINT_FILE,
-            LOG_START_OFFSET_FILE,
-            HIGH_WATERMARK_FILE,
-            META_PROPERTIES_FILE,
-            CLEAN_SHUTDOWN_FILE,
-            LOCK_FILE,
-        ) or name.startswith(".")
 
     def _open_log(self, partition: TopicPartition, clean: bool, recovery_point: int, log_start_offset: int) -> _Opened:
         """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""

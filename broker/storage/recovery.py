@@ -51,7 +51,7 @@ _FILE_NAME = re.compile(r"(\d{20})(\.[a-z]+)", re.ASCII)
 
 
 class DamagedLog(MinibrokerError):
-    """The replica cannot be opened without deleting what was safely on disk. Says where, and what to do."""
+    """The replica cannot be opened without deleting what was safely on disk. Says where."""
 
 
 class RecoveryReport(NamedTuple):
@@ -205,10 +205,7 @@ def recover(
                     _store_indexes(disk, segment)
                 continue
             if flushed:
-                raise DamagedLog(
-                    f"the replica in {directory} is damaged where it had been safely on disk ({problem}), and opening "
-                    f"it would delete what follows; move the directory away to have it copied from the leader again"
-                )
+                raise DamagedLog(f"{problem}, where it had been safely on disk; to open it would delete what follows")
             lost_more = next_base is not None or scan.bad is None or not scan.bad.incomplete
             cut = segment.size - scan.position
             for later_base in reversed(bases[index + 1 :]):

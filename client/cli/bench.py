@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from client.admin import Admin
 from client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -24,7 +23,7 @@ from client.cli.output import (
     run,
 )
 from client.cli.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
-from client.cli.topics import checked_topic, described
+from client.cli.topics import checked_topic, described, open_admin
 from client.consumer import Consumer
 from protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from protocol.model import TopicPartition
@@ -99,7 +98,7 @@ async def _produce(bootstrap: str, topic: str, values: Sequence[bytes], acks: Ac
 
 
 async def _make_sure_of(bootstrap: str, topic: str) -> None:
-    async with Admin(bootstrap) as admin:
+    async with open_admin(bootstrap) as admin:
         try:
             await admin.create_topic(topic, partitions=_PARTITIONS)
         except BrokerError as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import Annotated, Literal
 
 import typer
 
 from client.cli.output import (
+    API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -22,6 +24,7 @@ from client.cli.record_format import Formatter, formatter
 from client.cli.start_position import AtOffset, AtTime, Edge, StartPosition, parse_start_position
 from client.cli.topics import TopicArgument, checked_topic, described
 from client.consumer import Consumer
+from client.errors import ApiTimedOut
 from client.records import ConsumerBatch
 from protocol.errors import BrokerError, ErrorCode
 from protocol.model import TopicPartition
@@ -75,21 +78,32 @@ async def _consume(
     partitions = await _partitions(bootstrap, topic, numbers)
     reset: Literal["earliest", "latest", "none"] = "none" if isinstance(start, AtOffset) else "earliest"
     async with Consumer(
-        bootstrap, partitions=partitions, auto_offset_reset=reset, client_id="minibroker-cli"
+        bootstrap,
+        partitions=partitions,
+        auto_offset_reset=reset,
+        client_id="minibroker-cli",
+        default_api_timeout_ms=API_TIMEOUT_MS,
     ) as consumer:
         ends = await consumer.end_offsets(partitions) if exit_at_end else {}
         await _seek(consumer, partitions, start)
         batches = consumer.batches()
         consumed = 0
+        idle_since = time.monotonic()
         while not (exit_at_end and await _is_at_end(consumer, ends)):
             try:
                 async with asyncio.timeout(_IDLE_S if exit_at_end else None):
                     batch = await anext(batches)
             except TimeoutError:
+                if time.monotonic() >= idle_since + API_TIMEOUT_MS / 1_000:
+                    raise ApiTimedOut(
+                        f"no record came for {API_TIMEOUT_MS // 1_000} s, and {topic} is not at its end: see in "
+                        "`minibroker status` whether brokers live and partitions have leaders"
+                    ) from None
                 continue
             consumed += _print(batch, print_as, None if count is None else count - consumed)
             if consumed == count:
                 break
+            idle_since = time.monotonic()
     return consumed
 
 
@@ -106,21 +120,28 @@ async def _partitions(bootstrap: str, topic: str, numbers: list[int] | None) -> 
 
 
 async def _seek(consumer: Consumer, partitions: list[TopicPartition], start: StartPosition) -> None:
+    """Raises BrokerError for an offset outside of a partition's log. Its end, where the next record comes, is in it."""
     match start:
         case Edge.BEGINNING:
             pass
         case Edge.END:
             consumer.seek_to_end()
         case AtOffset(offset):
-            for partition in partitions:
+            ends = await consumer.end_offsets(partitions)
+            for partition, first in (await consumer.beginning_offsets(partitions)).items():
+                if not first <= offset <= ends[partition]:
+                    raise BrokerError(
+                        ErrorCode.OFFSET_OUT_OF_RANGE,
+                        f"--from {offset}: the log of {partition} begins at {first} and ends at {ends[partition]}",
+                    )
                 consumer.seek(partition, offset)
         case AtTime(timestamp_ms):
             found = await consumer.offsets_for_times(dict.fromkeys(partitions, timestamp_ms))
-            for partition, first in found.items():
-                if first is None:
+            for partition, record in found.items():
+                if record is None:
                     consumer.seek_to_end(partition)
                 else:
-                    consumer.seek(partition, first.offset)
+                    consumer.seek(partition, record.offset)
 
 
 async def _is_at_end(consumer: Consumer, ends: dict[TopicPartition, int]) -> bool:

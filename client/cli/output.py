@@ -54,9 +54,15 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before 
 
 DEFAULT_DATA = Path(".minibroker")
 
+API_TIMEOUT_MS = 20_000
+"""How long a command waits for a cluster that answers but cannot do what it should, such as one between controllers.
+The library's minute would look like a hang to whoever sits at a terminal."""
+
 
 class _ClusterFile(msgspec.Struct):
     bootstrap: str
+    running: bool = True
+    """False once it was taken down."""
 
 
 def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
@@ -65,13 +71,16 @@ def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
         return bootstrap
     path = data / "cluster.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_ClusterFile).bootstrap
+        cluster = msgspec.json.decode(path.read_bytes(), type=_ClusterFile)
     except (FileNotFoundError, NotADirectoryError):
         raise MinibrokerError(
             f"no cluster given, and there is no {path}: run `minibroker up`, or name brokers with --bootstrap HOST:PORT"
         ) from None
     except msgspec.MsgspecError as error:
         raise MinibrokerError(f"{path} is damaged ({error}): remove it, or use --bootstrap HOST:PORT") from error
+    if not cluster.running:
+        raise MinibrokerError(f"the cluster in {data} is down: run `minibroker up`, or name brokers with --bootstrap")
+    return cluster.bootstrap
 
 
 def run(command: Coroutine[Any, Any, T]) -> T:

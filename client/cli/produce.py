@@ -87,10 +87,11 @@ def produce(
         produced = run(_produce(servers, topic, descriptor, separator, acks, compression))
     if format is Format.JSON:
         print_json({**produced._asdict(), "records_per_second": round(produced.records_per_second)})
-    sys.stderr.write(
-        f"produced {produced.records} records to {topic} in {produced.seconds:.2f} s "
-        f"({produced.records_per_second:.0f} records/s)\n"
-    )
+    else:
+        sys.stdout.write(
+            f"produced {produced.records} records to {topic} in {produced.seconds:.2f} s "
+            f"({produced.records_per_second:.0f} records/s)\n"
+        )
 
 
 async def _produce(

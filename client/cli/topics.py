@@ -12,6 +12,7 @@ import typer
 
 from client.admin import Admin, TopicDescription
 from client.cli.output import (
+    API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -44,9 +45,13 @@ def checked_topic(name: str) -> str:
     return name
 
 
+def open_admin(bootstrap: str) -> Admin:
+    return Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=API_TIMEOUT_MS)
+
+
 async def described(bootstrap: str, topic: str) -> TopicDescription:
     """What the topic looks like now. Raises BrokerError at once where there is none."""
-    async with Admin(bootstrap) as admin:
+    async with open_admin(bootstrap) as admin:
         return await admin.describe_topic(topic)
 
 
@@ -144,7 +149,7 @@ def delete(
 async def _create(
     bootstrap: str, name: str, partitions: int | None, replication_factor: int | None, configs: dict[str, str]
 ) -> TopicDescription:
-    async with Admin(bootstrap) as admin:
+    async with open_admin(bootstrap) as admin:
         await admin.create_topic(name, partitions=partitions, replication_factor=replication_factor, configs=configs)
         deadline = time.monotonic() + _NEW_TOPIC_PATIENCE_S
         while True:
@@ -157,12 +162,12 @@ async def _create(
 
 
 async def _describe_all(bootstrap: str) -> list[TopicDescription]:
-    async with Admin(bootstrap) as admin:
+    async with open_admin(bootstrap) as admin:
         return list((await admin.describe_topics()).values())
 
 
 async def _delete(bootstrap: str, name: str) -> None:
-    async with Admin(bootstrap) as admin:
+    async with open_admin(bootstrap) as admin:
         await admin.delete_topic(name)
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from client.admin import Admin
 from client.consumer import Consumer
+from client.delivery import Delivery, RecordMetadata
 from client.producer import Producer
 from deploy.cluster_view import ClusterView
 from deploy.local_cluster import LocalCluster
@@ -49,6 +50,10 @@ def is_whole(view: ClusterView) -> bool:
         and not view.under_replicated_partitions()
         and not view.offline_partitions()
     )
+
+
+async def acknowledged(delivery: Delivery) -> RecordMetadata:
+    return await delivery
 
 
 async def create(cluster: LocalCluster, topic: str, **configs: str) -> None:
@@ -183,7 +188,7 @@ def test_writes_need_min_insync_replicas_and_reads_do_not(local_cluster: Cluster
             away = next(b for b in (1, 2, 3) if b != view.partitions[TopicPartition("strict", 0)].leader_id)
             await asyncio.to_thread(cluster.kill, BrokerId(away))
             await until(cluster, lambda view: len(view.partitions[TopicPartition("strict", 0)].isr_nodes) == 2)
-            waiting = producer.send("strict", b"while one is away", partition=0)
+            waiting = asyncio.create_task(acknowledged(producer.send("strict", b"while one is away", partition=0)))
             async with Consumer(cluster.bootstrap(), topics=["strict"]) as consumer:
                 async for record in consumer:
                     assert record.value == b"while all live"

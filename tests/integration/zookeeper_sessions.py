@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
 
 from controller.zookeeper import KazooSession, KazooZooKeeper
 from protocol.world import SessionState, WatchEvent
@@ -60,11 +62,17 @@ def record_events() -> Recorder[WatchEvent]:
 async def expire(servers: str, session: KazooSession) -> None:
     """End the session from outside: another client takes it over and closes it."""
     client_id = session._client.client_id
+    session_id = session.session_id
 
     def take_over_and_close() -> None:
-        thief = KazooClient(hosts=servers.partition("/")[0], client_id=client_id, timeout=SESSION_TIMEOUT_MS / 1000)
-        thief.start(timeout=CONNECT_TIMEOUT_MS / 1000)
-        thief.stop()
-        thief.close()
+        taken_over = session_id
+        # The owner may take it back before it is closed. Once it is over, kazoo gets a new session instead.
+        while taken_over == session_id:
+            thief = KazooClient(hosts=servers.partition("/")[0], client_id=client_id, timeout=SESSION_TIMEOUT_MS / 1000)
+            with contextlib.suppress(KazooTimeoutError):  # taken back while it was looking
+                thief.start(timeout=CONNECT_TIMEOUT_MS / 1000)
+                taken_over = thief.client_id[0] if thief.client_id else session_id
+                thief.stop()
+                thief.close()
 
     await asyncio.to_thread(take_over_and_close)

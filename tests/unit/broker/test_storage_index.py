@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
@@ -27,6 +27,7 @@ def test_files_are_kafkas_big_endian_entries() -> None:
     assert filled(TIME_INDEX, [(0x0102030405060708, 9)]).encode() == bytes.fromhex("0102030405060708 00000009")
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(LAYOUTS),
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), unique=True),

@@ -158,9 +158,9 @@ def test_a_damaged_meta_properties_and_an_unusable_path_say_what_to_do(data: Pat
     (tmp_path / "file").write_bytes(b"")
 
     async def run() -> None:
-        with pytest.raises(DataDirectoryUnusable, match="meta.properties is damaged.*remove that file"):
+        with pytest.raises(DataDirectoryUnusable, match=r"meta\.properties is damaged.*remove that file"):
             await Broker(data).logs.open("cluster")
-        with pytest.raises(DataDirectoryUnusable, match="file/data cannot be used: .*choose another with --data"):
+        with pytest.raises(DataDirectoryUnusable, match=r"file/data cannot be used: .*choose another with --data"):
             await Broker(tmp_path / "file" / "data").logs.open("cluster")
 
     asyncio.run(run())
@@ -277,6 +277,7 @@ def test_a_damaged_replica_costs_nothing_but_itself_and_is_never_overwritten(dat
     async def look(broker: Broker) -> None:
         assert list(broker.logs.damaged) == [PARTITION]
         assert "partition.metadata is damaged" in broker.logs.damaged[PARTITION]
+        assert "Move that directory away to have it copied" in broker.logs.damaged[PARTITION]
         assert [log.partition for log in broker.logs.logs()] == [OTHER]
         assert await refusal(broker.log()) is ErrorCode.KAFKA_STORAGE_ERROR
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from deploy.cluster_view import merge
 from deploy.processes import Process, ProcessState
@@ -57,7 +59,9 @@ def test_without_answers_the_view_is_empty() -> None:
 
 
 def test_a_whole_cluster_has_no_problems() -> None:
-    status = status_of_processes(CLUSTER, ALL_RUN, merge([answer(partitions={0: (1, 0, [1, 2, 3])})]))
+    status = status_of_processes(
+        CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([answer(partitions={0: (1, 0, [1, 2, 3])})])
+    )
     assert status.problems() == []
     assert [broker.pid for broker in status.brokers] == [101, 102, 103]
     assert (status.controller.id, status.controller.epoch) == (1, 7)
@@ -66,7 +70,7 @@ def test_a_whole_cluster_has_no_problems() -> None:
 def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
     states = {**ALL_RUN, 3: ProcessState.GONE}
     view = merge([answer(brokers=(1, 2), partitions={0: (1, 0, [1, 2]), 1: (-1, 3, [3])})])
-    status = status_of_processes(CLUSTER, states, view)
+    status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view)
     assert status.offline_partitions == ["orders-1"]
     assert status.under_replicated_partitions == ["orders-0", "orders-1"]
     problems = status.problems()
@@ -76,22 +80,45 @@ def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
 
 
 def test_a_paused_broker_lives_but_is_a_problem() -> None:
-    status = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.PAUSED}, merge([answer()]))
+    status = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.PAUSED}, ProcessState.RUNNING, merge([answer()]))
     assert status.brokers[1].alive
     assert status.problems() == ["broker 2 is paused: `minibroker resume 2`"]
 
 
 def test_a_process_that_is_not_registered_is_a_problem() -> None:
-    status = status_of_processes(CLUSTER, ALL_RUN, merge([answer(brokers=(1, 3))]))
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([answer(brokers=(1, 3))]))
     assert status.problems() == ["broker 2 runs but is not in the cluster: see `minibroker logs 2`"]
 
 
 def test_a_cluster_that_does_not_answer_has_no_controller() -> None:
-    status = status_of_processes(CLUSTER, dict.fromkeys(ALL_RUN, ProcessState.GONE), merge([]))
+    status = status_of_processes(CLUSTER, dict.fromkeys(ALL_RUN, ProcessState.GONE), ProcessState.RUNNING, merge([]))
     assert status.controller.id is None
     assert any("controller" in problem for problem in status.problems())
+
+
+def test_a_zookeeper_that_is_gone_or_paused_is_a_problem() -> None:
+    whole = merge([answer()])
+    gone = status_of_processes(CLUSTER, ALL_RUN, ProcessState.GONE, whole)
+    assert gone.problems() == ["ZooKeeper is not running: `minibroker start zookeeper`"]
+    assert gone.zookeeper is not None
+    assert gone.zookeeper.pid is None
+    paused = status_of_processes(CLUSTER, ALL_RUN, ProcessState.PAUSED, whole)
+    assert paused.problems() == ["ZooKeeper is paused: `minibroker resume zookeeper`"]
+
+
+def test_a_zookeeper_that_was_not_started_here_is_not_to_be_started_here() -> None:
+    elsewhere = replace(CLUSTER, zookeeper=ZooKeeperEntry("elsewhere:2181"))
+    problems = status_of_processes(elsewhere, ALL_RUN, ProcessState.GONE, merge([answer()])).problems()
+    assert problems == ["no ZooKeeper answers at elsewhere:2181: start it where it runs"]
+
+
+def test_of_a_cluster_that_is_down_nothing_else_is_to_be_said() -> None:
+    gone = dict.fromkeys(ALL_RUN, ProcessState.GONE)
+    status = status_of_processes(CLUSTER, gone, ProcessState.GONE, merge([]))
+    assert status.problems() == ["the cluster is down: `minibroker up`"]
 
 
 def test_a_cluster_elsewhere_shows_who_is_registered() -> None:
     status = status_of_view(merge([answer(brokers=(3, 1))]))
     assert [(broker.id, broker.pid, broker.alive) for broker in status.brokers] == [(1, None, True), (3, None, True)]
+    assert status.zookeeper is None
