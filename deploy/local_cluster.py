@@ -30,6 +30,7 @@ from deploy.processes import (
     is_alive,
     send_signal,
     state_of,
+    uninterrupted,
     wait_until,
     wait_until_gone,
 )
@@ -143,7 +144,7 @@ class LocalCluster:
         """Start everything and return once every broker serves.
 
         What is not given is as it was the last time in this directory, or the default. Where any of it fails, all
-        that was started is stopped again.
+        that was started is stopped again, and the next time counts what was before.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -167,7 +168,7 @@ class LocalCluster:
                 broker_process.wait_until_ready(starting)
             except BaseException:
                 self._end_all(self.file(), kill=True, timeout_s=0)
-                self._write_that_it_is_down()
+                cluster_file.save(self.directory, msgspec.structs.replace(before or self.file(), running=False))
                 raise
             return cluster
 
@@ -320,24 +321,26 @@ class LocalCluster:
         port = cluster.zookeeper.port
         assert port is not None
         program = zookeeper.find_program()
-        process = zookeeper.start(program, self.directory / ZOOKEEPER, self.log_of(ZOOKEEPER), port)
-        entry = ZooKeeperEntry(f"{LOOPBACK}:{port}", port, process)
-        cluster = msgspec.structs.replace(cluster, zookeeper=entry, running=True)
-        cluster_file.save(self.directory, cluster)
+        with uninterrupted():
+            process = zookeeper.start(program, self.directory / ZOOKEEPER, self.log_of(ZOOKEEPER), port)
+            entry = ZooKeeperEntry(f"{LOOPBACK}:{port}", port, process)
+            cluster = msgspec.structs.replace(cluster, zookeeper=entry, running=True)
+            cluster_file.save(self.directory, cluster)
         return cluster
 
     def _spawn_broker(self, cluster: ClusterFile, entry: BrokerEntry) -> tuple[ClusterFile, StartingBroker]:
-        started = broker_process.start(
-            entry.id,
-            entry.port,
-            self.directory / f"broker-{entry.id}",
-            self.log_of(entry.id),
-            cluster.zookeeper.connect,
-            cluster.settings,
-        )
-        cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
-        cluster = msgspec.structs.replace(cluster, running=True)
-        cluster_file.save(self.directory, cluster)
+        with uninterrupted():
+            started = broker_process.start(
+                entry.id,
+                entry.port,
+                self.directory / f"broker-{entry.id}",
+                self.log_of(entry.id),
+                cluster.zookeeper.connect,
+                cluster.settings,
+            )
+            cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
+            cluster = msgspec.structs.replace(cluster, running=True)
+            cluster_file.save(self.directory, cluster)
         return cluster, started
 
     def _wait_for_zookeeper(self, cluster: ClusterFile) -> None:

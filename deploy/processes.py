@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -55,6 +55,7 @@ def spawn(command: list[str], log: Path) -> Process:
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
+        setsigmask=[],
         setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGTERM],
     )
     found = _look(pid)
@@ -67,6 +68,16 @@ def spawn_python(module: str, arguments: Sequence[str], log: Path) -> Process:
     With -P, since a `broker.py` in the user's working directory is not the broker that is meant.
     """
     return spawn([sys.executable, "-P", "-u", "-m", module, *arguments], log)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and its like have to wait until the end. Around a spawn and the note of it, lest nobody knows the process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def state_of(process: Process) -> ProcessState:

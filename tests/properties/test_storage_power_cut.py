@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -271,6 +272,33 @@ class Driver:
             await self._end_process()
             await (self.kill() if self.random.random() < 0.5 else self.cut_the_power())
         assert self.manager.failure is None
+
+
+def test_a_segment_whose_removal_a_kill_interrupted_does_not_come_back() -> None:
+    """The next process takes the names that it finds for granted, so it must make sure that they stay."""
+
+    async def run(seed: int) -> None:
+        driver = Driver(Random(seed))
+        driver.config = LogConfig(segment_bytes=1_000)
+        await driver.open()
+        for _ in range(20):
+            driver.append()
+        await driver.checkpoint()
+        before = driver.state
+        driver.emptied = True
+        # All snapshots, and the three files of the last segment.
+        driver.disk.changes_left = len(driver.log._snapshots) + 3
+        with pytest.raises(BrokerError):
+            driver.log.truncate_fully_and_start_at(1_000)
+        await driver._end_process()
+        await driver.kill()
+        assert 0 < len(driver.state) < len(before)
+        driver.append()
+        await driver._end_process()
+        await driver.cut_the_power()
+
+    for seed in range(30):
+        asyncio.run(run(seed))
 
 
 @settings(max_examples=300, deadline=None)

@@ -18,6 +18,7 @@ from tests.storage_support import (
     Opened,
     StorageWorld,
     batch,
+    check_indexes,
     everything,
     headers,
     open_log,
@@ -501,6 +502,26 @@ def test_a_checkpoint_writes_epochs_and_producers_and_then_has_nothing_to_do(pat
     assert files(path, ".snapshot") == [5]
     opened.world.executor.before = lambda: pytest.fail("there was nothing to write")
     flushed(opened, Log.checkpoint)
+
+
+def test_index_entries_of_truncated_batches_are_gone_before_a_flush_passes_them(path: str) -> None:
+    config = LogConfig(index_interval_bytes=1)
+    log = open_log(path, config).log
+
+    async def run() -> None:
+        for _ in range(10):
+            log.append_as_leader(batch(3), 0, NOW)
+        await log.checkpoint()
+        log.truncate_to(6)
+        for _ in range(12):
+            log.append_as_leader(batch(2, size=33), 1, NOW)
+        await log.flush()
+        await log.close()
+
+    asyncio.run(run())
+    reopened = open_log(path, config, recovery_point=log.recovery_point).log
+    assert reopened.log_end_offset == 30
+    check_indexes(reopened)
 
 
 def test_old_snapshots_go_away_but_for_those_where_segments_begin(path: str) -> None:
