@@ -107,7 +107,7 @@ class CrashDetector:
                         continue
                     watcher.close()
                     return False
-        except (TimeoutError, OSError):
+        except (TimeoutError, OSError, UnicodeError):
             return False
         return True
 
@@ -123,7 +123,7 @@ class CrashDetector:
             except ConnectionRefusedError:
                 refusals += 1
                 reason = "it refuses connections"
-            except (TimeoutError, OSError) as error:
+            except (TimeoutError, OSError, UnicodeError) as error:
                 refusals = 0
                 reason = f"it cannot be reached ({error or 'no answer'})"
             else:

@@ -104,6 +104,11 @@ class RealNetwork:
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
         transport, protocol = await asyncio.get_running_loop().create_connection(factory, host, port)
+        if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
+            # TCP lets a socket connect to itself where nobody listens on a port that it was given for its own end. To
+            # whoever wants to know whether a process is there, that is a refusal.
+            transport.abort()
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself: nobody listens there")
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

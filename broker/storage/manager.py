@@ -54,6 +54,8 @@ _OWN_FILES = (
     META_PROPERTIES_FILE,
     CLEAN_SHUTDOWN_FILE,
     LOCK_FILE,
+    "controller-timeline.jsonl",  # the broker's flight recorder, kept with its data
+    "controller-timeline.jsonl.1",
 )
 _DELETE_SUFFIX = "-delete"
 _MAX_FILE_NAME = 255
