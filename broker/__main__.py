@@ -236,8 +236,9 @@ class Broker:
                 await asyncio.sleep(SESSION_RETRY_S)
 
     async def _registered_epoch(self, at_least: int) -> int:
-        """The broker epoch, once it is as high as the controller says it is: the answer to our registration may reach us
-        after the order that follows from it. Waits no longer than a session lives, so that no order blocks the rest."""
+        """The broker epoch, once it is as high as the controller says it is: the answer to our registration may reach
+        us after the order that follows from it. Waits no longer than a session lives, so that no order blocks the rest.
+        """
         try:
             async with asyncio.timeout(self.config.zookeeper_session_timeout_ms / 1_000):
                 while self.broker_epoch < at_least:

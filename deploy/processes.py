@@ -72,7 +72,7 @@ def spawn_python(module: str, arguments: Sequence[str], log: Path) -> Process:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and its like have to wait until the end. Around a spawn and the note of it, lest nobody knows the process."""
+    """Ctrl-C and its like wait until the end: around a spawn and the note of it, lest nobody knows of the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     try:
         yield

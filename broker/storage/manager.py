@@ -105,7 +105,7 @@ class LogManager:
         self._log_start_offsets = self._directory.log_start_offsets
         self._high_watermarks = OffsetCheckpoint(self._disk, self._path(HIGH_WATERMARK_FILE))
         self._logs: dict[TopicPartition, Log] = {}
-        self._locks: dict[TopicPartition, asyncio.Lock] = {}
+        self._partition_locks: dict[TopicPartition, asyncio.Lock] = {}
         self._lock: Lock | None = None
         self._stopping = asyncio.Event()
         self._checkpoints: asyncio.Task[None] | None = None
@@ -324,11 +324,15 @@ class LogManager:
         self._recovery_points.lower(partition, 0)
         self._log_start_offsets.lower(partition, 0)
         directory = self._path(str(partition))
+        fresh = not self._disk.exists(directory)
         self._disk.make_directories(directory)
+        recovered = self._open_log(partition, fresh, 0, 0).recovered
         if topic_id:
             self._write_topic_id(directory, topic_id)
+        else:
+            self._disk.sync_directory(directory)
         self._disk.sync_directory(self.log_dir)
-        return self._open_log(partition, False, 0, 0)
+        return _Opened(topic_id, recovered)
 
     def _write_topic_id(self, directory: str, topic_id: str) -> None:
         self._disk.write_atomically(f"{directory}/{PARTITION_METADATA_FILE}", encode_topic_id(topic_id))
@@ -373,7 +377,7 @@ class LogManager:
     @asynccontextmanager
     async def _exclusively(self, partition: TopicPartition) -> AsyncIterator[None]:
         """Creations and deletions of one partition happen one after the other."""
-        async with self._locks.setdefault(partition, asyncio.Lock()):
+        async with self._partition_locks.setdefault(partition, asyncio.Lock()):
             yield
 
     # -- checkpoints --
@@ -447,13 +451,14 @@ class LogManager:
 
     async def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
         """Stop. With `clean`, everything is on disk on return, and the marker that says so, unless the directory has
-        failed. Whoever appends must have stopped before."""
+        failed or was never opened. Whoever appends must have stopped before."""
         self._stopping.set()
         if self._checkpoints is not None:
             await asyncio.wait([self._checkpoints])
         if self._removals:
             await asyncio.wait(set(self._removals))
-        clean = clean and self._directory.failure is None
+        opened = self._lock is not None and self._checkpoints is not None
+        clean = clean and opened and self._directory.failure is None
         if clean:
             try:
                 await self.checkpoint_recovery_points()

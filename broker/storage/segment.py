@@ -284,7 +284,10 @@ class Segment:
                 _, header = next(self.walk(start, stop))
                 end = start + header.size
                 self._remember(header.next_offset, end)
-        return self.file.pread(end - start, start)
+        data = self.file.pread(end - start, start)
+        if len(data) < end - start:
+            raise CorruptRecord(f"{self.path} ends at position {start + len(data)}, it had {self.size} bytes")
+        return data
 
     def _last_boundary(self, start: int, limit: int) -> int:
         """The last position up to `limit` where a batch begins, at least `start`. `limit` is within the segment."""

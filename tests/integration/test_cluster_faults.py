@@ -105,17 +105,19 @@ def test_a_session_survives_thirty_seconds_of_a_saturated_broker(local_cluster: 
         await create(cluster, "flood")
         await until(cluster, is_whole)
         value = bytes(range(256)) * 8
-        async with Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as first:
-            async with Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as second:
-                ends_s = time.monotonic() + 30
-                sent = 0
-                while time.monotonic() < ends_s:
-                    for _ in range(200):
-                        first.send("flood", value)
-                        second.send("flood", value)
-                    sent += 400
-                    await first.drain()
-                    await second.drain()
+        async with (
+            Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as first,
+            Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as second,
+        ):
+            ends_s = time.monotonic() + 30
+            sent = 0
+            while time.monotonic() < ends_s:
+                for _ in range(200):
+                    first.send("flood", value)
+                    second.send("flood", value)
+                sent += 400
+                await first.drain()
+                await second.drain()
         assert sent > 10_000
         for broker_id in (1, 2, 3):
             assert not log_lines(cluster, broker_id, "again registered|has expired|has not run")

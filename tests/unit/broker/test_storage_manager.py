@@ -124,7 +124,10 @@ def test_two_brokers_cannot_have_the_same_directory(data: Path) -> None:
         await first.logs.open("cluster")
         with pytest.raises(DataDirectoryUnusable, match=f"{data} is in use by another broker process: stop it"):
             await second.logs.open("cluster")
+        await second.logs.close()
+        assert not (data / CLEAN_MARKER).exists()
         await first.logs.close()
+        second = Broker(data)
         await second.logs.open("cluster")
         await second.logs.close()
 

@@ -9,7 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.processes import Process, ProcessState, is_alive, send_signal, spawn, state_of, wait_until, wait_until_gone
+from deploy.processes import (
+    Process,
+    ProcessState,
+    is_alive,
+    send_signal,
+    spawn,
+    state_of,
+    uninterrupted,
+    wait_until,
+    wait_until_gone,
+)
 
 SLEEPER = [sys.executable, "-S", "-c", "import signal; print('asleep', flush=True); signal.pause()"]
 
@@ -66,3 +76,13 @@ def test_output_is_appended_to_the_log(tmp_path: Path) -> None:
 def test_a_program_that_does_not_exist_cannot_be_spawned(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         spawn([str(tmp_path / "missing")], tmp_path / "log")
+
+
+def test_an_interruption_waits_for_the_end_and_is_not_kept_from_the_child(tmp_path: Path) -> None:
+    reached: list[Process] = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(spawn(SLEEPER, tmp_path / "log"))
+    (child,) = reached
+    assert send_signal(child, signal.SIGTERM)
+    assert wait_until_gone([child], 10) == []

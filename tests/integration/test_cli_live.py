@@ -1,0 +1,577 @@
+"""The command line against a cluster of real processes, as a user types it: every command is a process of its own.
+
+The tests of a module share one cluster of three brokers. Each leaves it whole: `whole_cluster` waits for that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from deploy.local_cluster import LocalCluster
+from deploy.ports import free_ports, is_free
+from deploy.processes import wait_until
+
+PATIENCE_S = 60.0
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        assert self.code == 0, self
+        assert self.out.count("\n") == 1, self
+        return json.loads(self.out)
+
+
+def start(arguments: Sequence[str], directory: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """`minibroker ARGUMENTS`, as in a terminal whose working directory is `directory`."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "minibroker", *arguments],
+        cwd=directory,
+        stdin=options.pop("stdin", subprocess.DEVNULL),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def run(arguments: Sequence[str], directory: Path, stdin: bytes = b"") -> Ended:
+    process = start(arguments, directory, stdin=subprocess.PIPE)
+    try:
+        out, err = process.communicate(stdin, timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+class Shell:
+    """Commands on the cluster in `.minibroker` of a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cluster = LocalCluster(directory / ".minibroker")
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Ended:
+        return run(arguments, self.directory, stdin)
+
+    def ok(self, *arguments: str, stdin: bytes = b"") -> str:
+        """What a command that succeeds and has nothing to complain about prints."""
+        ended = self(*arguments, stdin=stdin)
+        assert (ended.code, ended.err) == (0, ""), ended
+        return ended.out
+
+    def refused(self, code: int, *arguments: str, stdin: bytes = b"") -> str:
+        """The one line that a command says which fails with this exit code."""
+        ended = self(*arguments, stdin=stdin)
+        assert ended.code == code, ended
+        assert ended.out == "", ended
+        assert ended.err.startswith("error: "), ended
+        assert ended.err.count("\n") == 1, ended
+        return ended.err
+
+    def status(self) -> Any:
+        return json.loads(self("status", "--format", "json").out)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("shell"))
+    try:
+        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]))
+        yield shell
+    finally:
+        if shell.cluster.file_or_none() is not None:
+            shell.cluster.down(kill=True)
+
+
+@pytest.fixture
+def minibroker(running: Shell) -> Shell:
+    assert wait_until(lambda: not running.cluster.status().problems(), PATIENCE_S), running.cluster.status()
+    return running
+
+
+@pytest.fixture(scope="module")
+def numbers(running: Shell) -> str:
+    """A topic with one partition that holds the records 0 to 9, with the keys k0 to k9."""
+    running.ok("topics", "create", "numbers", "--partitions", "1")
+    lines = b"".join(b"k%d:%d\n" % (number, number) for number in range(10))
+    running.ok("produce", "numbers", "--key-separator", ":", stdin=lines)
+    return "numbers"
+
+
+# --- Topics ---
+
+
+def test_a_topic_is_created_listed_described_and_deleted(minibroker: Shell) -> None:
+    created = minibroker.ok("topics", "create", "orders", "--partitions", "3", "--replication-factor", "2")
+    assert created == "created orders: 3 partitions, replication factor 2\n"
+    assert "orders  3           2" in minibroker.ok("topics", "list")
+    listed = {topic["name"]: topic for topic in minibroker("topics", "list", "--format", "json").json()}
+    assert (listed["orders"]["partitions"], listed["orders"]["replication_factor"]) == (3, 2)
+    assert minibroker.ok("topics", "describe", "orders").splitlines()[0].split("  ")[0] == "partition"
+    described = minibroker("topics", "describe", "orders", "--format", "json").json()
+    assert [partition["partition"] for partition in described["partitions"]] == [0, 1, 2]
+    for partition in described["partitions"]:
+        assert partition["leader"] in partition["replicas"]
+        assert sorted(partition["isr"]) == sorted(partition["replicas"])
+    assert "there is a topic 'orders' already" in minibroker.refused(1, "topics", "create", "orders")
+    assert "repeat with --yes" in minibroker.refused(1, "topics", "delete", "orders")
+    assert minibroker("topics", "delete", "orders", "--yes", "--format", "json").json() == {"deleted": "orders"}
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in minibroker.refused(1, "topics", "describe", "orders")
+    # The name is free again.
+    assert minibroker("topics", "create", "orders", "--format", "json").json()["replication_factor"] == 3
+    minibroker.ok("topics", "delete", "orders", "--yes")
+
+
+def test_settings_of_a_topic_are_checked_and_kept(minibroker: Shell) -> None:
+    assert "min.insync.replicas" in minibroker.refused(
+        1, "topics", "create", "strict", "--config", "min.insync.replica=2"
+    )
+    minibroker.ok("topics", "create", "strict", "--config", "max.message.bytes=2000")
+    too_large = minibroker.refused(1, "produce", "strict", stdin=b"x" * 3_000)
+    assert "MESSAGE_TOO_LARGE" in too_large
+    minibroker.ok("produce", "strict", stdin=b"x" * 1_000)
+
+
+# --- Produce ---
+
+
+def test_lines_of_standard_input_come_back_in_order(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "lines", "--partitions", "1")
+    lines = "".join(f"line {number}\n" for number in range(5_000))
+    said = minibroker.ok("produce", "lines", stdin=lines.encode())
+    assert said.startswith("produced 5000 records to lines in ")
+    assert minibroker.ok("consume", "lines", "--exit-at-end") == lines
+
+
+def test_a_file_is_produced_with_keys_and_what_was_done_is_json(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "keyed")
+    (minibroker.directory / "input").write_bytes(b"a\tone\nb\ttwo\na\tthree\nno key")
+    said = minibroker(
+        "produce", "keyed", "--file", "input", "--key-separator", r"\t", "--acks", "1", "--format", "json"
+    ).json()
+    assert (said["topic"], said["records"]) == ("keyed", 4)
+    printed = minibroker.ok("consume", "keyed", "--exit-at-end", "--output", r"%k=%s\n").splitlines()
+    assert sorted(printed) == ["=no key", "a=one", "a=three", "b=two"]
+    assert printed.index("a=one") < printed.index("a=three")
+
+
+def test_every_way_to_acknowledge_and_to_compress_delivers(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "ways", "--partitions", "1")
+    for acks in ("all", "1"):
+        for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+            minibroker.ok("produce", "ways", "--acks", acks, "--compression", codec, stdin=f"{acks} {codec}\n".encode())
+    printed = minibroker.ok("consume", "ways", "--exit-at-end").splitlines()
+    assert len(printed) == 10
+    assert printed[4] == "all zstd"
+    minibroker.ok("produce", "ways", "--acks", "0", stdin=b"unheard of\n")
+    assert minibroker.ok("consume", "ways", "--from", "10", "--count", "1") == "unheard of\n"
+
+
+def test_nothing_to_send_is_no_error(minibroker: Shell, numbers: str) -> None:
+    assert minibroker("produce", numbers, "--format", "json").json()["records"] == 0
+
+
+# --- Consume ---
+
+
+def test_consume_begins_where_it_is_told_to(minibroker: Shell, numbers: str) -> None:
+    def printed(*arguments: str) -> list[str]:
+        return minibroker.ok("consume", numbers, "--exit-at-end", *arguments).split()
+
+    everything = [str(number) for number in range(10)]
+    assert printed() == everything
+    assert printed("--from", "beginning") == everything
+    assert printed("--from", "7") == ["7", "8", "9"]
+    assert printed("--from", "10") == []
+    assert printed("--from", "end") == []
+    assert printed("--from", "@0") == everything
+    assert printed("--from", "@32503680000000") == []
+    assert printed("--partition", "0", "--count", "3") == ["0", "1", "2"]
+
+
+def test_consume_from_a_time_begins_at_the_first_record_of_that_time_or_later(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "times", "--partitions", "1")
+    minibroker.ok("produce", "times", stdin=b"early\n")
+    after_early = time.time_ns() // 1_000_000 + 1
+    while time.time_ns() // 1_000_000 <= after_early:
+        pass
+    minibroker.ok("produce", "times", stdin=b"late\n")
+    assert minibroker.ok("consume", "times", "--from", f"@{after_early}", "--exit-at-end") == "late\n"
+
+
+def test_consume_prints_values_json_or_a_format(minibroker: Shell, numbers: str) -> None:
+    one = ("consume", numbers, "--from", "4", "--count", "1")
+    assert minibroker.ok(*one) == "4\n"
+    record = minibroker(*one, "--output", "json").json()
+    timestamp = record.pop("timestamp")
+    assert record == {"topic": "numbers", "partition": 0, "offset": 4, "key": "k4", "value": "4"}
+    assert minibroker(*one, "--format", "json").json()["offset"] == 4
+    assert minibroker.ok(*one, "--output", r"%t/%p/%o %k=%s@%T\n") == f"numbers/0/4 k4=4@{timestamp}\n"
+
+
+def test_consume_from_the_end_prints_what_comes_afterwards(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "news", "--partitions", "1")
+    minibroker.ok("produce", "news", stdin=b"old\n")
+    consumer = start(["consume", "news", "--from", "end", "--count", "1"], minibroker.directory)
+    try:
+        # When it has found the end is not to be seen from outside, so there is more news until it ends.
+        deadline = time.monotonic() + PATIENCE_S
+        count = 0
+        while consumer.poll() is None and time.monotonic() < deadline:
+            minibroker.ok("produce", "news", stdin=b"new %d\n" % (count := count + 1))
+        out, err = consumer.communicate(timeout=PATIENCE_S)
+    finally:
+        consumer.kill()
+        consumer.wait()
+    assert (consumer.returncode, err) == (0, b"")
+    assert out.startswith(b"new ")
+
+
+def test_consume_goes_on_until_it_is_interrupted(minibroker: Shell, numbers: str) -> None:
+    consumer = start(["consume", numbers], minibroker.directory)
+    try:
+        assert consumer.stdout is not None
+        assert [consumer.stdout.readline() for _ in range(10)][-1] == b"9\n"
+        consumer.send_signal(signal.SIGINT)
+        out, err = consumer.communicate(timeout=PATIENCE_S)
+    finally:
+        consumer.kill()
+        consumer.wait()
+    assert (consumer.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_reader_that_has_had_enough_ends_consume_silently(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "long", "--partitions", "1")
+    minibroker.ok("produce", "long", stdin=b"x" * 99 + b"\n" + b"y\n" * 200_000)
+    consumer = start(["consume", "long"], minibroker.directory)
+    try:
+        assert consumer.stdout is not None
+        assert consumer.stdout.readline() == b"x" * 99 + b"\n"
+        consumer.stdout.close()
+        assert consumer.stderr is not None
+        assert consumer.stderr.read() == b""
+        assert consumer.wait(PATIENCE_S) == 141
+    finally:
+        consumer.kill()
+        consumer.wait()
+        consumer.stderr.close()
+
+
+# --- Mistakes that only a cluster can tell ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["consume", "nosuch"], "minibroker topics list"),
+        (["produce", "nosuch"], "minibroker topics create"),
+        (["topics", "describe", "nosuch"], "minibroker topics create"),
+        (["topics", "delete", "nosuch", "--yes"], "minibroker topics list"),
+        (["consume", "numbers", "--partition", "1"], "numbers has no partition 1, its partitions are 0 to 0"),
+        (["consume", "numbers", "--from", "11"], "the log of numbers-0 begins at 0 and ends at 10"),
+        (["topics", "create", "wide", "--replication-factor", "4"], "the number of live brokers (1, 2, 3)"),
+        (["kill", "4"], "there is no broker 4 in this cluster: its ids are 1, 2, 3"),
+        (["stop", "leader:nosuch-0"], "no broker knows a partition nosuch-0"),
+        (["pause", "leader:numbers-1"], "no broker knows a partition numbers-1"),
+        (["start", "controller"], "is running already"),
+        (["start", "2"], "broker 2 is running already"),
+        (["start", "zookeeper"], "ZooKeeper is running already"),
+        (["resume", "3"], "broker 3 is not paused"),
+        (["logs", "4"], "its ids are 1, 2, 3"),
+        (["up"], "is in use by a running cluster (broker 1, broker 2, broker 3, ZooKeeper)"),
+        (["down", "--delete-data"], "repeat with --yes"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_remedy(
+    arguments: list[str], said: str, minibroker: Shell, numbers: str
+) -> None:
+    assert said in minibroker.refused(1, *arguments)
+
+
+def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "large", "--partitions", "1")
+    said = minibroker.refused(1, "produce", "large", stdin=b"small\n" + b"x" * 2_000_000 + b"\n")
+    assert "line 2: MESSAGE_TOO_LARGE" in said
+    assert "Send smaller records" in said
+    assert minibroker.ok("consume", "large", "--exit-at-end") == "small\n"
+
+
+def broker(minibroker: Shell, log_dir: Path, broker_id: int, port: int) -> list[str]:
+    connect = minibroker.cluster.file().zookeeper.connect
+    settings = {
+        "broker.id": str(broker_id),
+        "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "log.dirs": str(log_dir),
+        "zookeeper.connect": connect,
+    }
+    return ["-m", "broker", *(text for pair in settings.items() for text in ("--override", "=".join(pair)))]
+
+
+def refused_broker(arguments: list[str]) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-P", *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert ended.stderr.endswith(error + "\n")
+    return error
+
+
+def test_a_broker_that_would_harm_the_cluster_does_not_start(minibroker: Shell, tmp_path: Path) -> None:
+    (free,) = free_ports(1)
+    taken_port = minibroker.cluster.file().broker(1).port
+    own_data = minibroker.cluster.directory / "broker-2"
+    assert "broker id 1 is taken" in refused_broker(broker(minibroker, tmp_path / "a", 1, free))
+    assert "is in use by another broker process" in refused_broker(broker(minibroker, own_data, 4, free))
+    in_use = refused_broker(broker(minibroker, tmp_path / "b", 4, taken_port))
+    assert f"cannot listen on 127.0.0.1:{taken_port}" in in_use
+    assert [each["id"] for each in minibroker.status()["brokers"] if each["alive"]] == [1, 2, 3]
+
+
+# --- Breaking and mending ---
+
+
+def test_status_of_a_whole_cluster_is_healthy(minibroker: Shell, numbers: str) -> None:
+    printed = minibroker.ok("status")
+    assert "under-replicated partitions: none" in printed
+    status = minibroker("status", "--format", "json").json()
+    assert [(each["id"], each["alive"], each["pid"] > 0) for each in status["brokers"]] == [
+        (1, True, True),
+        (2, True, True),
+        (3, True, True),
+    ]
+    assert status["controller"]["id"] in (1, 2, 3)
+    assert status["controller"]["epoch"] >= 1
+    assert status["zookeeper"]["alive"]
+    assert (status["offline_partitions"], status["under_replicated_partitions"]) == ([], [])
+    elsewhere = minibroker("status", "--bootstrap", minibroker.cluster.bootstrap(), "--format", "json").json()
+    assert elsewhere["controller"] == status["controller"]
+
+
+def unhealthy(minibroker: Shell) -> Any:
+    ended = minibroker("status", "--format", "json")
+    assert (ended.code, ended.err) == (4, ""), ended
+    return json.loads(ended.out)
+
+
+def test_a_killed_leader_is_replaced_and_everything_goes_on(minibroker: Shell, numbers: str) -> None:
+    def leader() -> int:
+        leader: int = minibroker("topics", "describe", numbers, "--format", "json").json()["partitions"][0]["leader"]
+        return leader
+
+    before = leader()
+    assert minibroker("kill", f"leader:{numbers}-0", "--format", "json").json() == {"action": "kill", "ids": [before]}
+    minibroker.ok("produce", numbers, stdin=b"10\n")
+    assert leader() != before
+    status = unhealthy(minibroker)
+    assert status["brokers"][before - 1] == {**status["brokers"][before - 1], "alive": False, "pid": None}
+    assert f"{numbers}-0" in status["under_replicated_partitions"]
+    assert minibroker.ok("start", str(before)) == f"start: broker {before}\n"
+    assert minibroker.ok("consume", numbers, "--from", "9", "--count", "2") == "9\n10\n"
+
+
+def test_a_paused_controller_is_replaced_once_its_session_is_over(minibroker: Shell) -> None:
+    before = minibroker.status()["controller"]
+    (paused,) = minibroker("pause", "controller", "--format", "json").json()["ids"]
+    assert paused == before["id"]
+    assert unhealthy(minibroker)["brokers"][paused - 1]["paused"]
+    assert wait_until(lambda: minibroker.status()["controller"]["epoch"] > before["epoch"], PATIENCE_S)
+    assert minibroker.ok("resume", str(paused)) == f"resume: broker {paused}\n"
+    assert minibroker.status()["controller"]["id"] != paused
+
+
+def test_a_stopped_broker_ends_cleanly_and_comes_back(minibroker: Shell) -> None:
+    assert minibroker("stop", "controller", "--format", "json").json()["action"] == "stop"
+    (gone,) = [each["id"] for each in unhealthy(minibroker)["brokers"] if not each["alive"]]
+    assert f"broker {gone} is not running: `minibroker start {gone}`" in minibroker.refused(1, "kill", str(gone))
+    assert minibroker("start", "all", "--format", "json").json() == {"action": "start", "ids": [gone]}
+    assert minibroker.ok("start", "all") == "start: nothing was to be done\n"
+
+
+def test_zookeeper_may_die_and_come_back(minibroker: Shell, numbers: str) -> None:
+    assert minibroker("kill", "zookeeper", "--format", "json").json() == {"action": "kill", "ids": ["zookeeper"]}
+    assert not unhealthy(minibroker)["zookeeper"]["alive"]
+    minibroker.ok("produce", numbers, stdin=b"without ZooKeeper\n")
+    assert minibroker.ok("start", "zookeeper") == "start: ZooKeeper\n"
+
+
+def test_logs_are_printed_and_followed(minibroker: Shell) -> None:
+    assert "ready broker.id=2 port=" in minibroker.ok("logs", "2")
+    assert "broker 3: ready broker.id=3" in minibroker.ok("logs", "all")
+    assert "binding to port" in minibroker.ok("logs", "zookeeper")
+    lines = minibroker.ok("logs", "1", "--format", "json").splitlines()
+    assert all(json.loads(line)["who"] == 1 for line in lines)
+    following = start(["logs", "1", "--follow"], minibroker.directory)
+    try:
+        assert following.stdout is not None
+        for _ in lines:
+            following.stdout.readline()
+        minibroker.ok("stop", "1")
+        minibroker.ok("start", "1")
+        # Deadline: the test's own.
+        while b"ready broker.id=1" not in following.stdout.readline():
+            assert following.poll() is None
+        following.send_signal(signal.SIGINT)
+        following.communicate(timeout=PATIENCE_S)
+    finally:
+        following.kill()
+        following.wait()
+    assert following.returncode == 130
+
+
+def test_a_cluster_that_is_down_says_so_and_comes_up_again_with_its_records(running: Shell, numbers: str) -> None:
+    before = running.ok("consume", numbers, "--exit-at-end")
+    assert running("down", "--format", "json").json() == {"action": "down", "ids": [1, 2, 3, "zookeeper"]}
+    for command in (["topics", "list"], ["consume", numbers], ["produce", numbers]):
+        assert "is down: run `minibroker up`" in running.refused(1, *command)
+    assert not unhealthy(running)["brokers"][0]["alive"]
+    running.ok("up", "--detach")
+    assert running.ok("consume", numbers, "--exit-at-end") == before
+    assert "produced 1 records" in running.ok("produce", numbers, stdin=b"after\n")
+
+
+def test_a_cluster_that_is_dead_is_told_within_seconds(running: Shell, numbers: str) -> None:
+    running.ok("kill", "all")
+    said = running.refused(1, "consume", numbers)
+    assert "Connection refused" in said
+    assert "minibroker up" in said
+    assert running.ok("start", "all") == "start: broker 1, broker 2, broker 3\n"
+
+
+# --- Clusters of their own ---
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """One without a cluster yet; what a test starts is killed after it."""
+    shell = Shell(tmp_path)
+    yield shell
+    if shell.cluster.file_or_none() is not None:
+        shell.cluster.down(kill=True)
+
+
+@pytest.fixture
+def foreground(shell: Shell) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def up(*arguments: str) -> subprocess.Popen[bytes]:
+        process = start(["up", "--brokers", "1", *arguments], shell.directory, start_new_session=True)
+        started.append(process)
+        return process
+
+    yield up
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_up_stops_the_cluster_cleanly(
+    number: signal.Signals, shell: Shell, foreground: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    (port,) = free_ports(1)
+    up = foreground("--base-port", str(port))
+    assert up.stdout is not None
+    assert up.stdout.readline() == b"127.0.0.1:%d\n" % port
+    shell.ok("topics", "create", "kept", "--replication-factor", "1", "--partitions", "1")
+    shell.ok("produce", "kept", stdin=b"one\n")
+    up.send_signal(number)
+    out, err = up.communicate(timeout=PATIENCE_S)
+    assert (up.returncode, out, err) == (0, b"", b"")
+    assert is_free(port)
+    assert "status: clean" in shell.ok("logs", "1") or (shell.cluster.directory / "broker-1").exists()
+    shell.ok("up", "--detach")
+    assert shell.ok("consume", "kept", "--exit-at-end") == "one\n"
+
+
+def test_an_up_that_is_interrupted_while_it_starts_leaves_nothing_running(
+    shell: Shell, foreground: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    (port,) = free_ports(1)
+    up = foreground("--base-port", str(port))
+    found = shell.cluster.file_or_none
+    assert wait_until(lambda: (known := found()) is not None and known.zookeeper.process is not None, PATIENCE_S)
+    up.send_signal(signal.SIGINT)
+    out, err = up.communicate(timeout=PATIENCE_S)
+    assert (up.returncode, out, err) == (130, b"", b"")
+    status = shell.status()
+    assert not status["brokers"][0]["alive"]
+    assert not status["zookeeper"]["alive"]
+
+
+def test_up_names_a_port_in_use_and_a_zookeeper_that_is_none(shell: Shell) -> None:
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        said = shell.refused(1, "up", "--brokers", "1", "--base-port", str(port))
+    assert f"port {port} (broker 1) is in use" in said
+    assert "--base-port" in said
+    said = shell.refused(1, "up", "--base-port", str(port), "--zookeeper", "127.0.0.1:1")
+    assert "no ZooKeeper answers at 127.0.0.1:1" in said
+    assert "127.0.0.1:2181" in shell.refused(1, "up", "--zookeeper", "localhost")
+
+
+def test_data_of_one_cluster_is_refused_by_another_and_lives_on_in_its_own(shell: Shell, zookeeper: str) -> None:
+    arguments = ("up", "--detach", "--brokers", "1", "--base-port", str(free_ports(1)[0]))
+    shell.ok(*arguments, "--zookeeper", f"{zookeeper}/one")
+    shell.ok("topics", "create", "kept", "--replication-factor", "1", "--partitions", "1")
+    shell.ok("produce", "kept", stdin=b"one\n")
+    shell.ok("down")
+    said = shell.refused(1, *arguments, "--zookeeper", f"{zookeeper}/two")
+    assert "belongs to cluster" in said
+    assert "connect to that cluster's ZooKeeper" in said
+    # The ZooKeeper of the last time is the one that worked.
+    shell.ok("up", "--detach")
+    assert shell.ok("consume", "kept", "--exit-at-end") == "one\n"
+    assert shell.ok("down", "--delete-data", "--yes") == "down: broker 1\n"
+    assert not shell.cluster.directory.exists()
+
+
+def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    temporary = {**os.environ, "TMPDIR": str(tmp_path)}
+    demo = start(["demo", "--records", "30000", "--format", "json"], tmp_path, env=temporary)
+    try:
+        out, err = demo.communicate(timeout=PATIENCE_S * 2)
+    finally:
+        demo.send_signal(signal.SIGINT)
+        demo.wait(PATIENCE_S)
+    assert (demo.returncode, err) == (0, b"")
+    verdict = json.loads(out)
+    assert verdict["sent"] == verdict["acknowledged"] == verdict["read_back"] >= 30_000
+    assert [verdict[name] for name in ("lost", "duplicated", "out_of_order", "altered")] == [0, 0, 0, 0]
+    assert [kill["role"] for kill in verdict["kills"]] == ["leader of demo-0", "controller"]
+    assert all(kill["successor"] != kill["broker"] for kill in verdict["kills"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
+    demo = start(["demo"], tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
+    try:
+        assert demo.stdout is not None
+        while b"acks=all" not in (line := demo.stdout.readline()):
+            assert line, "the demo ended before it sent anything"
+        (directory,) = tmp_path.glob("minibroker-demo-*")
+        processes = LocalCluster(directory).file().processes()
+        demo.send_signal(signal.SIGTERM)
+        _, err = demo.communicate(timeout=PATIENCE_S)
+    finally:
+        demo.send_signal(signal.SIGINT)
+        demo.wait(PATIENCE_S)
+    assert (demo.returncode, err) == (130, b"")
+    assert list(tmp_path.iterdir()) == []
+    assert len(processes) == 4
+    assert not any(Path(f"/proc/{process.pid}").exists() for process in processes)
