@@ -78,11 +78,13 @@ class MetadataCache:
             and all(p.leader in self._brokers for p in cached.partitions.values())
         )
 
-    def describe(self, topics: Iterable[str] | None) -> MetadataResponse:
-        """The answer to a Metadata request; None: all topics. Unknown ones get their error code."""
+    def describe(self, topics: Iterable[str] | None, listener: str = DEFAULT_LISTENER) -> MetadataResponse:
+        """The answer to a Metadata request that came in by that listener; None: all topics. Unknown ones get their
+        error code. Brokers are given with their endpoint of the same listener, since who asks there can reach no other
+        (a host outside of the containers' network, say); brokers that lack it are left out."""
         brokers = []
         for broker in self._brokers.values():
-            endpoint = next((e for e in broker.endpoints if e.listener == DEFAULT_LISTENER), None)
+            endpoint = next((e for e in broker.endpoints if e.listener == listener), None)
             if endpoint is not None:
                 brokers.append(MetadataBroker(broker.id, endpoint.host, endpoint.port, broker.rack))
         names = sorted(self._topics) if topics is None else list(dict.fromkeys(topics))

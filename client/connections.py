@@ -8,7 +8,7 @@ back-off has passed (exponential from `backoff_s` to 1 s, with jitter).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from random import Random
 
@@ -59,6 +59,8 @@ class Connections:
         self._client_id = client_id
         self._backoff_s = backoff_s
         self._slots: dict[tuple[Address, Purpose], _Slot] = {}
+        self._advertised: dict[Address, int] = {}
+        self._reached: set[Address] = set()
         self.listeners: list[Callable[[], None]] = []
 
     def get(self, address: Address, purpose: Purpose) -> Connection | None:
@@ -96,6 +98,16 @@ class Connections:
         if slot.connection is None:
             raise (slot.error or NetworkError(f"connecting to {address}: the client is closing")).with_traceback(None)
         return slot.connection
+
+    def advertised(self, brokers: Mapping[int, Address]) -> None:
+        """These addresses were not given by the user but learned from a broker, which may name what only its network
+        can reach: until it has been reached once, an error about such an address says so."""
+        self._advertised = {address: node_id for node_id, address in brokers.items()}
+
+    def error(self, address: Address, purpose: Purpose) -> NetworkError | None:
+        """Why the last attempt to connect failed; None where it succeeded, or where there was none."""
+        slot = self._slots.get((address, purpose))
+        return None if slot is None else slot.error
 
     def in_flight(self, address: Address) -> int:
         """Requests to the broker that wait for an answer, over all purposes."""
@@ -135,13 +147,16 @@ class Connections:
         except (NetworkError, ValueError, OverflowError) as error:
             # ValueError, OverflowError: a host or port out of metadata that can be no address
             slot.failures += 1
-            slot.error = error if isinstance(error, NetworkError) else NetworkError(f"connecting to {address}: {error}")
+            if not isinstance(error, NetworkError):
+                error = NetworkError(f"connecting to {address}: {error}")
+            slot.error = self._explained(address, error)
             pause_s = exponential_backoff_s(slot.failures, self._backoff_s, self._world.random)
             slot.retry_at = self._world.clock.monotonic() + pause_s
         else:
             slot.failures = 0
             slot.error = None
             slot.connection = connection
+            self._reached.add(address)
 
             def lost(lost_connection: Connection) -> None:
                 if slot.connection is lost_connection:
@@ -154,6 +169,15 @@ class Connections:
         finally:
             slot.attempt = None
         self._notify()
+
+    def _explained(self, address: Address, error: NetworkError) -> NetworkError:
+        node_id = self._advertised.get(address)
+        if node_id is None or address in self._reached:
+            return error
+        return NetworkError(
+            f"{error}. That is the address which broker {node_id} advertises, and it was never reached from here: "
+            "if the broker runs, connect by the listener that is meant for this network, or mend advertised.listeners"
+        )
 
     def _notify(self) -> None:
         for listener in self.listeners:

@@ -236,6 +236,9 @@ class Metadata:
 
     def _learn(self, response: m.MetadataResponse) -> None:
         self.picture = merged(self.picture, response)
+        self._connections.advertised(
+            {node_id: address for node_id, address in self.picture.brokers.items() if address not in self._bootstrap}
+        )
         now = self._clock.monotonic()
         for topic in response.topics:
             if topic.name in self.picture.errors:

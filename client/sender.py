@@ -169,7 +169,10 @@ class Sender:
 
     def _timed_out(self, batch: Batch, now: float) -> DeliveryTimedOut:
         cause = (
-            self._last_errors.get((batch.topic, batch.partition)) or self._metadata.last_error or self._identity_error
+            self._last_errors.get((batch.topic, batch.partition))
+            or self._metadata.last_error
+            or self._identity_error
+            or self._unreachable(batch)
         )
         where = batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
         if cause is None and self._metadata.picture.leader(batch.topic, batch.partition) is None:
@@ -181,6 +184,12 @@ class Sender:
         error = DeliveryTimedOut(f"{where}: not acknowledged within {now - batch.created_at:.1f} s; {reason}")
         error.__cause__ = cause
         return error
+
+    def _unreachable(self, batch: Batch) -> NetworkError | None:
+        """Why there is no connection to the leader."""
+        leader = self._metadata.picture.leader(batch.topic, batch.partition)
+        address = None if leader is None else self._metadata.address(leader.node_id)
+        return None if address is None else self._cluster.connections.error(address, Purpose.PRODUCE)
 
     # -- sending --
 

@@ -112,7 +112,7 @@ def running_cluster(directory: Path, tell: Tell) -> Iterator[LocalCluster]:
 async def play(cluster: LocalCluster, records: int, tell: Tell) -> Outcome:
     """The story. At least `records` lines are sent, more where the story takes longer. Raises MinibrokerError."""
     topic = await _new_topic(cluster)
-    view = await _whole(cluster)
+    view = await _whole(cluster, topic)
     leaders = [str(view.partitions[TopicPartition(topic, partition)].leader_id) for partition in range(PARTITIONS)]
     tell(f"topic {topic} has {PARTITIONS} partitions of {BROKERS} replicas, led by brokers {', '.join(leaders)}")
     tell(f"the controller is broker {view.controller_id}")
@@ -168,7 +168,7 @@ async def _kill(
 ) -> Kill:
     """Kill who has the role. Once another has it and writes go on, start the broker again; wait until all is whole."""
     await _acknowledged(trial, _WARM_UP_RECORDS)
-    victim = holder_in(await _whole(cluster))
+    victim = holder_in(await _whole(cluster, trial.topic))
     assert victim is not None  # in a whole cluster every role has its holder
     tell(f"kill -9 broker {victim}, the {role}, after {trial.acknowledged_count:,} acknowledgements")
     killed_s = time.monotonic()
@@ -186,7 +186,7 @@ async def _kill(
     tell(f"writes go on; they stalled for {gap.seconds * 1_000:.0f} ms, on {stalled} the longest")
 
     await asyncio.to_thread(cluster.start, BrokerId(victim))
-    await _whole(cluster)
+    await _whole(cluster, trial.topic)
     whole_after_s = time.monotonic() - killed_s
     tell(f"broker {victim} is back, and every replica in its ISR again, {whole_after_s:.1f} s after the kill")
     return Kill(
@@ -204,12 +204,14 @@ async def _view(cluster: LocalCluster) -> ClusterView:
     return await asyncio.to_thread(cluster.view)
 
 
-async def _whole(cluster: LocalCluster) -> ClusterView:
-    """The cluster once every broker is in it, it has a controller, and every replica is in its ISR."""
-    async with _patience("a broker is missing, or a replica is not in its ISR,"):
+async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
+    """The cluster once every broker is in it, it has a controller, and every replica of the topic is in its ISR."""
+    async with _patience(f"a broker is missing, or a replica of {topic} is not in its ISR,"):
         while True:
             view = await _view(cluster)
-            if len(view.brokers) == BROKERS and view.controller_id and not view.under_replicated_partitions():
+            states = [state for partition, state in view.partitions.items() if partition.topic == topic]
+            in_sync = sum(len(state.isr_nodes) for state in states)
+            if in_sync == PARTITIONS * BROKERS and len(view.brokers) == BROKERS and view.controller_id is not None:
                 return view
             await asyncio.sleep(_POLL_INTERVAL_S)
 

@@ -213,4 +213,4 @@ def check_indexes(log: Log) -> None:
             assert positions[key] == entry[1], (segment.path, entry, positions)
             if key == 0:
                 break
-        assert segment.max_timestamp == max(largest, default=-1), (segment.max_timestamp, largest, segment._time_index.floor(2**62), segment.sealed, segment.base_offset)
+        assert segment.max_timestamp == max(largest, default=-1)

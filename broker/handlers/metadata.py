@@ -10,7 +10,7 @@ from protocol.messages import ApiVersion, ApiVersionsResponse, MetadataRequest
 async def handle_metadata(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, MetadataRequest)
-    request.respond(services.metadata.describe(body.topics))
+    request.respond(services.metadata.describe(body.topics, request.listener))
 
 
 async def handle_api_versions(services: Services, request: Request) -> None:

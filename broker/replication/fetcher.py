@@ -93,6 +93,10 @@ class Fetcher:
         return topic_partition in self._follows
 
     @property
+    def partitions(self) -> list[Partition]:
+        return [follow.partition for follow in self._follows.values()]
+
+    @property
     def idle(self) -> bool:
         return not self._follows
 

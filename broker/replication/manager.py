@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker.config import BrokerConfig, TopicConfig, topic_config
+from broker.config import BrokerConfig, InvalidConfig, TopicConfig, topic_config
 from broker.metadata_cache import MetadataCache
 from broker.purgatory.purgatory import Purgatory, Timer
 from broker.replication.delayed import DelayedFetch, DelayedProduce, ProduceStatus
@@ -38,7 +38,16 @@ from protocol.messages import (
     StopReplicaRequest,
 )
 from protocol.model import NO_EPOCH, LeaderAndIsr, TopicPartition
-from protocol.world import BadVersion, ConnectionLoss, NoNode, SessionExpired, World, ZooKeeperSession
+from protocol.world import (
+    BadVersion,
+    ConnectionLoss,
+    NoNode,
+    SessionExpired,
+    World,
+    ZooKeeperError,
+    ZooKeeperSession,
+)
+from protocol.znodes import MalformedZnode
 
 logger = logging.getLogger("minibroker.replication")
 
@@ -46,7 +55,14 @@ EPOCH_DURING_DELETE = -2
 """The leader epoch of a StopReplica that deletes whatever there is (Kafka's LeaderAndIsr.EpochDuringDelete)."""
 
 ZOOKEEPER_RETRY_S = 0.1
+ZOOKEEPER_TROUBLE_S = 1.0
+"""Before the next attempt, where ZooKeeper refused something or a znode is malformed."""
 ISR_NOTIFICATION_DELAY_S = 0.05
+ISR_CHANGES_PER_NODE = 1_000
+"""With the longest topic names still well below what a znode may hold."""
+
+PARTITIONS_PER_SLICE = 200
+BREATH_S = 0.001
 
 SessionSource = Callable[[], Awaitable[ZooKeeperSession]]
 """Waits until there is a session, and returns it."""
@@ -124,7 +140,8 @@ class ReplicaManager:
         self._produces.close()
         self._fetches.close()
         self._timer.close()
-        self._write_high_watermarks()
+        if self._logs.failure is None:
+            self._logs.write_high_watermarks(self._current_high_watermarks())
 
     # -- for handlers --
 
@@ -287,11 +304,22 @@ class ReplicaManager:
 
     async def apply_leader_and_isr(self, request: LeaderAndIsrRequest) -> list[PartitionError]:
         """Lead or follow as told, where the leader epoch is newer than what is held. The caller has checked the
-        controller's and the broker's epoch, and lets no other control request in between."""
+        controller's and the broker's epoch, and lets no other control request in between.
+
+        What keeps one partition from it costs no other. Raises BrokerError(STALE_BROKER_EPOCH), with no role changed,
+        where this broker has registered again meanwhile: the controller tells it everything anew (KAFKA-9307).
+        """
         errors: list[PartitionError] = []
         assigned: list[_Assigned] = []
         for topic in request.topic_states:
-            config = await self._topic_config(topic.topic_name, topic.partition_states)
+            try:
+                config = await self._topic_config(topic.topic_name, topic.partition_states)
+            except BrokerError as error:
+                logger.error("LeaderAndIsr for topic %s refused: %s", topic.topic_name, error)
+                errors += [
+                    PartitionError(topic.topic_name, s.partition_index, error.code) for s in topic.partition_states
+                ]
+                continue
             for state in topic.partition_states:
                 topic_partition = TopicPartition(topic.topic_name, state.partition_index)
                 try:
@@ -307,13 +335,24 @@ class ReplicaManager:
                     continue
                 assigned.append(_Assigned(topic_partition, state, partition))
         addresses = {leader.broker_id: (leader.host_name, leader.port) for leader in request.live_leaders}
+        if self._broker_epoch() > request.broker_epoch:
+            raise BrokerError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"the request is for broker epoch {request.broker_epoch}, this one is {self._broker_epoch()} by now",
+            )
         for entry in assigned:
-            self._apply_state(entry, addresses)
+            try:
+                self._apply_state(entry, addresses)
+            except BrokerError as error:
+                topic_partition = entry.topic_partition
+                logger.error("%s cannot take on its role: %s", topic_partition, error)
+                errors.append(PartitionError(topic_partition.topic, topic_partition.partition, error.code))
         self._close_idle_fetchers()
         return errors
 
     async def _topic_config(self, topic: str, states: list[LeaderAndIsrPartition]) -> TopicConfig:
-        """The topic's own settings, read from ZooKeeper where a partition is new here."""
+        """The topic's own settings, read from ZooKeeper where a partition is new here. Raises BrokerError(INVALID_CONFIG)
+        where they make no sense: with others in their place, acks=all might promise less than the topic's owner set."""
         if all(TopicPartition(topic, s.partition_index) in self._partitions for s in states):
             return TopicConfig()
         path = znodes.topic_config_path(topic)
@@ -324,6 +363,8 @@ class ReplicaManager:
                 return topic_config(znodes.decode_config(path, data))
             except NoNode:
                 return TopicConfig()
+            except (InvalidConfig, MalformedZnode) as error:
+                raise BrokerError(ErrorCode.INVALID_CONFIG, f"{error}; mend the znode {path}") from error
             except (ConnectionLoss, SessionExpired):
                 await asyncio.sleep(ZOOKEEPER_RETRY_S)
 
@@ -368,7 +409,7 @@ class ReplicaManager:
             address = addresses.get(state.leader)
             if address is None:
                 self._stop_following(topic_partition)
-            elif state.leader_epoch > known_epoch or not self._follows(state.leader, topic_partition):
+            elif state.leader_epoch > known_epoch or not self._follows(state.leader, address, topic_partition):
                 self._follow(partition, state.leader, address)
         logger.info(
             "%s: %s in epoch %d, leader %d, ISR %s",
@@ -414,13 +455,15 @@ class ReplicaManager:
 
     # -- following --
 
-    def _follows(self, leader_id: int, topic_partition: TopicPartition) -> bool:
+    def _follows(self, leader_id: int, address: tuple[str, int], topic_partition: TopicPartition) -> bool:
         fetcher = self._fetchers.get(leader_id)
-        return fetcher is not None and fetcher.follows(topic_partition)
+        return fetcher is not None and fetcher.address == address and fetcher.follows(topic_partition)
 
     def _follow(self, partition: Partition, leader_id: int, address: tuple[str, int]) -> None:
         fetcher = self._fetchers.get(leader_id)
+        moved: list[Partition] = []
         if fetcher is not None and fetcher.address != address:
+            moved = fetcher.partitions
             self._retire(self._fetchers.pop(leader_id))
             fetcher = None
         self._stop_following(partition.topic_partition, but=leader_id)
@@ -430,6 +473,8 @@ class ReplicaManager:
                 self._world, leader_id, host, port, self._fetcher_settings, self._broker_epoch
             )
             self._supervisor.watch(fetcher.task)
+            for other in moved:
+                fetcher.add(other)
         fetcher.add(partition)
 
     def _stop_following(self, topic_partition: TopicPartition, *, but: int | None = None) -> None:
@@ -450,8 +495,13 @@ class ReplicaManager:
         """Twice per allowed lag, as Kafka: a follower leaves after 1 to 1.5 times `replica.lag.time.max.ms`."""
         while True:
             await asyncio.sleep(self._config.replica_lag_time_max_ms / 2_000)
-            for partition in list(self._partitions.values()):
+            for number, partition in enumerate(list(self._partitions.values()), 1):
                 self._propose_isr(partition)
+                # It may have waited for a follower outside of the ISR that is given up only by the passing of time.
+                if partition.advance_high_watermark():
+                    self._high_watermark_moved(partition)
+                if number % PARTITIONS_PER_SLICE == 0:
+                    await asyncio.sleep(BREATH_S)
 
     def _propose_isr(self, partition: Partition) -> None:
         isr = partition.isr_to_propose()
@@ -466,12 +516,16 @@ class ReplicaManager:
         self._supervisor.start(self._write_isr(partition, proposal), f"ISR of {partition.topic_partition}")
 
     async def _write_isr(self, partition: Partition, proposal: LeaderAndIsr) -> None:
-        """Until it is known whether the proposal holds, or somebody else's state does, or the topic is gone."""
+        """Until it is known whether the proposal holds, or somebody else's state does, or nobody wants to know any more:
+        a topic of the same name may have a state of the same version by then, which is not this leader's to change."""
         path = znodes.state_path(partition.topic_partition)
         outcome_unknown = False
         while True:
             try:
                 session = await self._sessions()
+                here = self._partitions.get(partition.topic_partition) is partition
+                if not (here and partition.is_pending(proposal)):
+                    return
                 if outcome_unknown:
                     data, stat = await session.get(path)
                     actual = znodes.decode_state(partition.topic_partition, data, stat.version)
@@ -492,6 +546,10 @@ class ReplicaManager:
             except (ConnectionLoss, SessionExpired):
                 outcome_unknown = True
                 await asyncio.sleep(ZOOKEEPER_RETRY_S)
+            except (ZooKeeperError, MalformedZnode) as error:
+                outcome_unknown = True
+                logger.error("%s: its ISR cannot be changed: %s", partition.topic_partition, error)
+                await asyncio.sleep(ZOOKEEPER_TROUBLE_S)
         if moved:
             self._high_watermark_moved(partition)
         self._changed_isrs[partition.topic_partition] = None
@@ -505,15 +563,18 @@ class ReplicaManager:
             self._isr_changed.clear()
             changed = list(self._changed_isrs)
             self._changed_isrs.clear()
-            while True:
-                try:
-                    session = await self._sessions()
-                    data = znodes.encode_isr_change(changed)
-                    await session.create(znodes.ISR_CHANGE_PREFIX, data, sequence=True)
-                    break
-                except (ConnectionLoss, SessionExpired):
-                    # Announced twice at worst: the controller reads the znodes, not the announcement.
-                    await asyncio.sleep(ZOOKEEPER_RETRY_S)
+            for start in range(0, len(changed), ISR_CHANGES_PER_NODE):
+                await self._announce(changed[start : start + ISR_CHANGES_PER_NODE])
+
+    async def _announce(self, changed: list[TopicPartition]) -> None:
+        while True:
+            try:
+                session = await self._sessions()
+                await session.create(znodes.ISR_CHANGE_PREFIX, znodes.encode_isr_change(changed), sequence=True)
+                return
+            except (ConnectionLoss, SessionExpired):
+                # Announced twice at worst: the controller reads the znodes, not the announcement.
+                await asyncio.sleep(ZOOKEEPER_RETRY_S)
 
     # -- high watermarks --
 
@@ -527,6 +588,3 @@ class ReplicaManager:
         marks = dict(self._high_watermarks)
         marks.update({tp: partition.high_watermark for tp, partition in self._partitions.items()})
         return marks
-
-    def _write_high_watermarks(self) -> None:
-        self._logs.write_high_watermarks(self._current_high_watermarks())

@@ -220,7 +220,7 @@ class Partition:
 
     def isr_written(self, written: LeaderAndIsr, version: int) -> bool:
         """ZooKeeper holds the proposed ISR at this version. True if the high watermark moved."""
-        if not self._is_current(written):
+        if not self.is_pending(written):
             return False
         self.isr = written.isr
         self.proposed_isr = None
@@ -230,7 +230,7 @@ class Partition:
     def isr_conflict(self, proposed: LeaderAndIsr, actual: LeaderAndIsr) -> bool:
         """ZooKeeper refused: it holds `actual`. Adopted where it is of this leadership; otherwise somebody else leads
         and the controller is about to say so. True if the high watermark moved."""
-        if not self._is_current(proposed):
+        if not self.is_pending(proposed):
             return False
         if (actual.leader, actual.leader_epoch) != (self.leader_id, self.leader_epoch):
             return False
@@ -239,7 +239,8 @@ class Partition:
         self.partition_epoch = actual.partition_epoch
         return self.advance_high_watermark()
 
-    def _is_current(self, proposal: LeaderAndIsr) -> bool:
+    def is_pending(self, proposal: LeaderAndIsr) -> bool:
+        """The proposal's outcome still matters: nothing newer was told since."""
         return (
             self.is_leader
             and self.leader_epoch == proposal.leader_epoch
@@ -405,5 +406,6 @@ class Partition:
         else:
             offset = min(leader.end_offset, own_end, self.log.log_end_offset)
         self.log.truncate_to(offset)
-        self.high_watermark = min(self.high_watermark, offset)
-        return offset
+        # A batch that reaches over the offset goes as a whole, so the log may end before it.
+        self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
+        return self.log.log_end_offset

@@ -54,7 +54,7 @@ class SparseIndex:
         self.stored = 0
         """How many entries, from the first on, are in the file."""
         self.in_step = False
-        """Those are all that the file holds: a cut, or a write under way, may have left it longer."""
+        """The file, if there is one, holds nothing else: a cut or a write under way may have left it longer."""
         self._keys = array(layout.key_code)
         self._values = array("i")
 

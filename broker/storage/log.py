@@ -28,8 +28,6 @@ as signals); flushing each append (as Kafka, the replicas are the first line; th
 wants more).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import struct
@@ -179,8 +177,8 @@ class _Flush:
         for offset in self.old_snapshots:
             remove_if_there(disk, self.snapshot_path(offset))
         if self.epochs is not None:
-            disk.write_atomically(f"{self.directory}/{LEADER_EPOCH_FILE}", self.epochs)
-        if self.sync_directory:
+            disk.write_atomically(f"{self.directory}/{LEADER_EPOCH_FILE}", self.epochs)  # syncs the directory
+        elif self.sync_directory:
             disk.sync_directory(self.directory)
 
     def snapshot_path(self, offset: int) -> str:
@@ -429,7 +427,7 @@ class Log:
         if not self._active.size:
             return
         try:
-            segment = Segment.create(self._disk, self.path, self._log_end_offset, self.config.index_interval_bytes)
+            segment = self._create_segment(self._log_end_offset)
         except OSError as error:
             self._directory.fail_and_raise(error, f"rolling {self.path}")
         self._active.seal()
@@ -438,6 +436,10 @@ class Log:
         self._changes += 1
         self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
         self._flush_in_background()
+
+    def _create_segment(self, base_offset: int) -> Segment:
+        interval = self.config.index_interval_bytes
+        return Segment.create(self._disk, self.path, base_offset, interval, undisturbed=self._flushing is None)
 
     # -- reading --
 
@@ -583,7 +585,7 @@ class Log:
             self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, -1)
             for segment in reversed(self._segments):
                 self._drop(segment)
-            self._active = Segment.create(self._disk, self.path, offset, self.config.index_interval_bytes)
+            self._active = self._create_segment(offset)
             self._segments = [self._active]
             self._changes += 1
             self._log_start_offset = self._log_end_offset = offset

@@ -86,6 +86,8 @@ class LogManager:
     ) -> None:
         """`log_dir` is an absolute path. `default_config` is for logs that nobody has asked for yet;
         `checkpoint_interval_ms` is log.flush.offset.checkpoint.interval.ms."""
+        if not log_dir.startswith("/"):
+            raise ValueError(f"the log directory {log_dir!r} must be an absolute path")
         self.log_dir = log_dir
         self.was_clean = False
         """The broker before us stopped in order: nothing can be missing."""
@@ -384,8 +386,11 @@ class LogManager:
 
     async def checkpoint_recovery_points(self) -> None:
         """Flush every log and write down that it is. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        for log in self.logs():
+        for log in self.logs():  # one by one: other work needs worker threads too
             await log.checkpoint()
+        await self._checkpoint_recovery_points()
+
+    async def _checkpoint_recovery_points(self) -> None:
         try:
             await self._write_recovery_points()
         except OSError as error:
@@ -461,7 +466,11 @@ class LogManager:
         clean = clean and opened and self._directory.failure is None
         if clean:
             try:
-                await self.checkpoint_recovery_points()
+                outcomes = await asyncio.gather(*(log.checkpoint() for log in self.logs()), return_exceptions=True)
+                for outcome in outcomes:
+                    if outcome is not None:
+                        raise outcome
+                await self._checkpoint_recovery_points()
                 await self.checkpoint_log_start_offsets()
             except BrokerError:
                 clean = False  # the directory went offline, and everybody has been told

@@ -47,7 +47,6 @@ class Segment:
         self.file = disk.open(self.path, create=True)
         self.size = self.file.size()
         """The end of the last whole batch: where the next append goes."""
-        self.sealed = False
         self.max_timestamp = _NO_TIMESTAMP
         self._max_timestamp_offset = base_offset
         self._bytes_since_entry = 0
@@ -59,12 +58,18 @@ class Segment:
         self._known: dict[int, int] = {base_offset: 0}
 
     @classmethod
-    def create(cls, disk: Disk, directory: str, base_offset: int, index_interval_bytes: int) -> Segment:
-        """An empty one, whatever was there under its name."""
+    def create(
+        cls, disk: Disk, directory: str, base_offset: int, index_interval_bytes: int, *, undisturbed: bool = True
+    ) -> Segment:
+        """An empty one, whatever was there under its name. `undisturbed`: no other thread may be writing files of an
+        earlier segment with that base offset, so what is not there now need not be emptied later."""
         segment = cls(disk, directory, base_offset, index_interval_bytes)
         if segment.size:
             segment.file.truncate(0)
             segment.size = 0
+        for index in (segment._offset_index, segment._time_index):
+            assert isinstance(index, SparseIndex)
+            index.in_step = undisturbed and not disk.exists(segment._index_path(index.layout))
         return segment
 
     # -- writing --
@@ -102,13 +107,14 @@ class Segment:
     def seal(self) -> None:
         """Nothing is appended any more. The time index then ends with the segment's largest timestamp."""
         self._add_time_entry()
-        self.sealed = True
+        for index in (self._offset_index, self._time_index):
+            assert isinstance(index, SparseIndex)
+            index.in_step = False  # written even if it is empty
 
     def truncate(self, offset: int, position: int) -> None:
         """Cut the batches from `offset` on, which begin at `position`, and be ready to append again."""
         self.file.truncate(position)
         self.size = position
-        self.sealed = False
         self._known = {self.base_offset: 0}
         try:
             self._load_indexes()
@@ -197,7 +203,6 @@ class Segment:
         self._offset_index, self._time_index = offsets, times
         self.max_timestamp = times.last[0]
         self._max_timestamp_offset = self.base_offset + times.last[1]
-        self.sealed = True
         self.indexes_stored()
         return True
 

@@ -133,9 +133,15 @@ def confirm(question: str, yes: bool) -> None:
 
 def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code. Whatever goes wrong for a user is one line on stderr."""
+    # Not `app(...)`, which has exit codes of its own for a broken pipe and for Ctrl-C.
+    command = typer.main.get_command(app)
+    code = 0
     try:
-        code = app(args=arguments, prog_name="minibroker", standalone_mode=False)
+        with command.make_context("minibroker", sys.argv[1:] if arguments is None else list(arguments)) as context:
+            command.invoke(context)
         sys.stdout.flush()
+    except typer.Exit as end:
+        code = end.exit_code
     except BrokenPipeError:
         # Whoever read our output has had enough (`minibroker consume ... | head`). What is still buffered goes
         # nowhere, or the interpreter would complain at exit.
@@ -149,7 +155,7 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
         code, text = explain(error)
         if text:
             sys.stderr.write(text + "\n")
-    return code if isinstance(code, int) else 0
+    return code
 
 
 def explain(error: Exception) -> tuple[int, str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import tempfile
 import time
@@ -102,7 +101,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         for batch_bytes, batches_per_set in ((65_536, 1), (16_384, 1), (16_384, 8), (1_024, 1), (1_024, 64)):
             measure(directory, batch_bytes, arguments.megabytes * 1_000_000, batches_per_set)
-    os.sync()
 
 
 if __name__ == "__main__":

@@ -81,12 +81,13 @@ class ObedientBroker:
         """Ids and epochs of the last UpdateMetadata."""
         self.deleted: list[TopicPartition] = []
         self.answer: Callable[[Told], m.Message | None] = self.obey
-        self._registering = False
+        self._registration = asyncio.Lock()
 
     async def start(self) -> None:
         """A new process: listen, then register."""
         self.world = self.cluster.simulation.host(f"broker-{self.id}").start_process()
         self.controller_epoch = 0
+        self._registration = asyncio.Lock()  # the former one may be held by a killed process
         self.roles.clear()
         self.topics.clear()
         await self.world.process.run(self._start(self.world))
@@ -103,20 +104,19 @@ class ObedientBroker:
         host = f"broker-{self.id}"
         endpoints = [Endpoint(CONTROL_LISTENER, host, CONTROL_PORT), Endpoint(DEFAULT_LISTENER, host, DATA_PORT)]
         path = znodes.broker_path(self.id)
-        self._registering = True
-        while True:
-            with suppress(NoNode):
-                await self.session.delete(path)  # what an earlier run left behind
-            with suppress(NodeExists):
-                await self.session.create(path, znodes.encode_broker(endpoints, None, 0), ephemeral=True)
-            with suppress(NoNode):
-                _, stat = await self.session.get(path, self._registration_changed)
-                self.epoch = stat.czxid
-                self._registering = False
-                return
+        async with self._registration:
+            while True:
+                with suppress(NoNode):
+                    await self.session.delete(path)  # what an earlier run left behind
+                with suppress(NodeExists):
+                    await self.session.create(path, znodes.encode_broker(endpoints, None, 0), ephemeral=True)
+                with suppress(NoNode):
+                    _, stat = await self.session.get(path, self._registration_changed)
+                    self.epoch = stat.czxid
+                    return
 
     def _registration_changed(self, _: WatchEvent) -> None:
-        if not self._registering:
+        if not self._registration.locked():
             assert self.world is not None
             self.world.process.start(self._register(), name=f"registration of broker {self.id}")
 

@@ -79,10 +79,15 @@ def test_a_program_that_does_not_exist_cannot_be_spawned(tmp_path: Path) -> None
 
 
 def test_an_interruption_waits_for_the_end_and_is_not_kept_from_the_child(tmp_path: Path) -> None:
-    reached: list[Process] = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        signal.raise_signal(signal.SIGINT)
-        reached.append(spawn(SLEEPER, tmp_path / "log"))
-    (child,) = reached
+    children: list[Process] = []
+
+    def interrupted_spawn() -> None:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            children.append(spawn(SLEEPER, tmp_path / "log"))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_spawn()
+    (child,) = children
     assert send_signal(child, signal.SIGTERM)
     assert wait_until_gone([child], 10) == []

@@ -1,0 +1,286 @@
+"""What tests of replication share: partitions on real logs, and one broker's ReplicaManager on virtual time.
+
+Its ZooKeeper is the simulated one, its disk the real one. The other brokers are the test: it fetches as they would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.config import BrokerConfig, broker_config
+from broker.metadata_cache import MetadataCache
+from broker.replication.delayed import ProduceStatus
+from broker.replication.manager import FetchAnswer, ReplicaManager
+from broker.replication.partition import Partition, Settings
+from broker.storage.log import Log
+from broker.storage.manager import LogManager
+from broker.supervisor import Supervisor
+from protocol import znodes
+from protocol.messages import (
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchTopic,
+    LeaderAndIsrPartition,
+    LeaderAndIsrRequest,
+    LeaderAndIsrTopic,
+    LiveLeader,
+    PartitionError,
+    ProducePartitionResponse,
+    StopReplicaPartition,
+    StopReplicaRequest,
+    StopReplicaTopic,
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataRequest,
+)
+from protocol.model import DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
+from protocol.real_world import RealDisk
+from protocol.world import ZooKeeperSession
+from tests.simulation.loop import run
+from tests.simulation.world import Simulation, VirtualWorld
+from tests.storage_support import Clock, open_log
+
+ME = 1
+"""The broker under test. 2 and 3 are the others."""
+LAG_S = 10.0
+TOPIC = "orders"
+TOPIC_ID = "id-of-orders"
+ORDERS = TopicPartition(TOPIC, 0)
+
+
+def state(
+    leader: int = ME,
+    epoch: int = 0,
+    isr: tuple[int, ...] = (1, 2, 3),
+    *,
+    version: int | None = None,
+    replicas: tuple[int, ...] = (1, 2, 3),
+    index: int = 0,
+) -> LeaderAndIsrPartition:
+    """One partition of a LeaderAndIsr. The znode's version is the leader epoch unless given."""
+    return LeaderAndIsrPartition(
+        index, 1, leader, epoch, list(isr), epoch if version is None else version, list(replicas)
+    )
+
+
+def open_partition(
+    path: Path,
+    *,
+    high_watermark: int = 0,
+    min_insync_replicas: int | None = None,
+    alive: Mapping[int, int] | None = None,
+) -> tuple[Partition, Clock]:
+    """A replica of this broker, over a log that may have been there before. All brokers live in epoch 1."""
+    log, _, world = open_log(str(path / "orders-0"))
+    return partition_over(log, world.clock, high_watermark, min_insync_replicas, alive), world.clock
+
+
+def partition_over(
+    log: Log,
+    clock: Clock,
+    high_watermark: int = 0,
+    min_insync_replicas: int | None = None,
+    alive: Mapping[int, int] | None = None,
+) -> Partition:
+    epochs = {1: 1, 2: 1, 3: 1} if alive is None else alive
+    return Partition(
+        ORDERS,
+        log,
+        Settings(ME, LAG_S, None),
+        clock,
+        epochs.get,
+        high_watermark=high_watermark,
+        min_insync_replicas=min_insync_replicas,
+    )
+
+
+def fetch_of(
+    offset: int, *, epoch: int = -1, last_epoch: int = -1, index: int = 0, max_bytes: int = 1 << 20
+) -> FetchPartition:
+    return FetchPartition(index, epoch, offset, last_epoch, 0, max_bytes)
+
+
+class OneBroker:
+    """A ReplicaManager as the broker composes it. `zookeeper` is the server, for tests to look into and to harm."""
+
+    def __init__(self, simulation: Simulation, world: VirtualWorld, config: BrokerConfig, logs: LogManager) -> None:
+        self.zookeeper = simulation.zookeeper
+        self.config = config
+        self.logs = logs
+        self.world = world
+        self.metadata = MetadataCache()
+        self.supervisor = Supervisor()
+        self.broker_epoch = 1
+        self.session: ZooKeeperSession | None = None
+        self.replicas = ReplicaManager(
+            world, config, logs, self.metadata, self.supervisor, self._session, lambda: self.broker_epoch
+        )
+
+    async def _session(self) -> ZooKeeperSession:
+        while self.session is None:
+            await asyncio.sleep(0.05)
+        return self.session
+
+    async def connect(self) -> None:
+        self.session = await self.world.zookeeper.connect("zookeeper:2181", 6_000, 1_000)
+
+    def announce_brokers(self, epochs: Mapping[int, int]) -> None:
+        self.metadata.update(
+            UpdateMetadataRequest(
+                1,
+                1,
+                self.broker_epoch,
+                [],
+                [
+                    UpdateMetadataBroker(
+                        b, [UpdateMetadataEndpoint(9092, f"broker-{b}", DEFAULT_LISTENER)], None, epoch
+                    )
+                    for b, epoch in epochs.items()
+                ],
+            )
+        )
+        self.replicas.reconsider_isrs()
+
+    async def told(
+        self,
+        *states: LeaderAndIsrPartition,
+        topic: str = TOPIC,
+        topic_id: str = TOPIC_ID,
+        leader_ports: Mapping[int, int] | None = None,
+    ) -> list[PartitionError]:
+        """LeaderAndIsr, and the znodes as the controller would have written them."""
+        for s in states:
+            self.znode(TopicPartition(topic, s.partition_index), s)
+        return await self.replicas.apply_leader_and_isr(
+            LeaderAndIsrRequest(
+                1,
+                1,
+                self.broker_epoch,
+                [LeaderAndIsrTopic(topic, topic_id, list(states))],
+                [LiveLeader(b, f"broker-{b}", port) for b, port in (leader_ports or {2: 9092, 3: 9092}).items()],
+            )
+        )
+
+    def znode(self, partition: TopicPartition, told: LeaderAndIsrPartition) -> None:
+        path = znodes.state_path(partition)
+        data = znodes.encode_state(
+            LeaderAndIsr(told.leader, told.leader_epoch, tuple(told.isr), told.controller_epoch, -1)
+        )
+        while not self.zookeeper.has(path) or self.zookeeper.stat(path).version < told.partition_epoch:
+            self.zookeeper.make(path, data)
+
+    def in_zookeeper(self, partition: TopicPartition = ORDERS) -> LeaderAndIsr:
+        path = znodes.state_path(partition)
+        return znodes.decode_state(partition, self.zookeeper.data(path), self.zookeeper.stat(path).version)
+
+    async def stop_replica(self, *, epoch: int, delete: bool, index: int = 0) -> list[PartitionError]:
+        return await self.replicas.stop_replicas(
+            StopReplicaRequest(
+                1,
+                1,
+                self.broker_epoch,
+                [StopReplicaTopic(TOPIC, TOPIC_ID, [StopReplicaPartition(index, epoch, delete)])],
+            )
+        )
+
+    def partition(self, partition: TopicPartition = ORDERS) -> Partition:
+        found = self.replicas.partition(partition)
+        assert found is not None
+        return found
+
+    def produce(
+        self, records: bytes, *, acks: int = -1, timeout_ms: int = 1_000, partition: TopicPartition = ORDERS
+    ) -> asyncio.Future[ProducePartitionResponse]:
+        answer: asyncio.Future[ProducePartitionResponse] = asyncio.get_running_loop().create_future()
+
+        def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
+            answer.set_result(statuses[partition].response)
+
+        self.replicas.produce([(partition, records)], acks=acks, timeout_ms=timeout_ms, respond=respond)
+        return answer
+
+    def fetch(
+        self,
+        *fetches: FetchPartition,
+        replica: int = -1,
+        broker_epoch: int = 1,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 20,
+        topic_id: str = TOPIC_ID,
+    ) -> asyncio.Future[list[FetchPartitionResponse]]:
+        answer: asyncio.Future[list[FetchPartitionResponse]] = asyncio.get_running_loop().create_future()
+
+        def respond(found: FetchAnswer) -> None:
+            answer.set_result([response for _, response in found])
+
+        request = FetchRequest(
+            replica, max_wait_ms, min_bytes, max_bytes, 0, [FetchTopic(TOPIC, topic_id, list(fetches))], broker_epoch
+        )
+        self.replicas.fetch(request, respond)
+        return answer
+
+    def follower_has(self, offset: int, *followers: int, broker_epoch: int = 1) -> None:
+        """The followers fetch from there on."""
+        partition = self.partition()
+        for follower in followers:
+            asked = fetch_of(
+                offset, epoch=partition.leader_epoch, last_epoch=partition.log.epoch_at(offset - 1) if offset else -1
+            )
+            assert self.fetch(asked, replica=follower, broker_epoch=broker_epoch).result()[0].error_code == 0
+
+
+def with_one_broker(
+    tmp_path: Path,
+    scenario: Callable[[OneBroker], Awaitable[None]],
+    settings: Mapping[str, str] | None = None,
+) -> None:
+    """Run the scenario with a started manager that has a ZooKeeper session. Fails with whatever task of it fails."""
+
+    async def main() -> None:
+        simulation = Simulation()
+        world = simulation.host("broker-1").start_process()
+        config = broker_config(
+            {
+                "broker.id": str(ME),
+                "log.dirs": str(tmp_path / "data"),
+                "zookeeper.connect": "zookeeper:2181",
+                "replica.lag.time.max.ms": str(int(LAG_S * 1_000)),
+            }
+            | dict(settings or {})
+        )
+        for path in (*znodes.PERSISTENT_PATHS, znodes.CLUSTER_ID):
+            simulation.zookeeper.make(path)
+
+        async def inside() -> None:
+            # The same interface; only the simulation's own disk is bound to its process.
+            world.disk = RealDisk()  # type: ignore[assignment]
+            logs = LogManager(world, config.log_dirs, ME)
+            await logs.open("cluster")
+            broker = OneBroker(simulation, world, config, logs)
+            await broker.connect()
+            broker.replicas.start()
+            broker.announce_brokers({1: 1, 2: 1, 3: 1})
+            try:
+                await scenario(broker)
+                if broker.supervisor.failure.done():
+                    broker.supervisor.failure.result()
+            finally:
+                await broker.supervisor.close()
+                await broker.replicas.close()
+                await logs.close(clean=False)
+
+        await world.process.run(inside())
+
+    run(main())
+
+
+async def until(condition: Callable[[], Any], within_s: float = 60.0) -> None:
+    """Wait in virtual time."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+
+from broker.storage.log import Log
+from protocol import znodes
+from protocol.errors import BrokerError, ErrorCode
+from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from tests.replication_support import (
+    LAG_S,
+    ORDERS,
+    TOPIC,
+    OneBroker,
+    fetch_of,
+    state,
+    until,
+    with_one_broker,
+)
+from tests.storage_support import batch, headers
+
+RECORDS = batch(3)
+
+
+# -- produce --
+
+
+def test_acks_1_and_acks_0_are_answered_at_once(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        for acks, offset in ((1, 0), (0, 3)):
+            answer = broker.produce(RECORDS, acks=acks).result()
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, offset)
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_acks_all_is_answered_once_every_in_sync_replica_has_it(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        answer = broker.produce(RECORDS)
+        broker.follower_has(3, 2)
+        await asyncio.sleep(0.1)
+        assert not answer.done()
+        broker.follower_has(3, 3)
+        await asyncio.sleep(0.01)
+        assert (answer.result().error_code, answer.result().base_offset) == (ErrorCode.NONE, 0)
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_acks_all_below_min_insync_replicas_appends_nothing(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1,)))
+        assert broker.produce(RECORDS).result().error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert broker.partition().log.log_end_offset == 0
+        assert broker.produce(RECORDS, acks=1).result().error_code == ErrorCode.NONE
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_acks_all_ends_with_an_error_when_the_isr_has_become_too_small_meanwhile(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        answer = broker.produce(RECORDS)
+        await broker.told(state(epoch=1, isr=(1,)))
+        await asyncio.sleep(0.01)
+        assert answer.result().error_code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_acks_all_survives_a_new_epoch_of_the_same_leader(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        answer = broker.produce(RECORDS)
+        await broker.told(state(epoch=1, isr=(1, 2)))
+        broker.follower_has(3, 2)
+        await asyncio.sleep(0.01)
+        assert answer.result().error_code == ErrorCode.NONE
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_acks_all_ends_with_an_error_when_the_leader_has_moved(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        answer = broker.produce(RECORDS)
+        await broker.told(state(leader=2, epoch=1))
+        await asyncio.sleep(0.01)
+        found = answer.result()
+        assert (found.error_code, found.current_leader_id, found.current_leader_epoch, found.base_offset) == (
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            2,
+            1,
+            -1,
+        )
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_acks_all_times_out(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        answer = broker.produce(RECORDS, timeout_ms=200)
+        await asyncio.sleep(0.199)
+        assert not answer.done()
+        await asyncio.sleep(0.01)
+        assert answer.result().error_code == ErrorCode.REQUEST_TIMED_OUT
+        assert broker.replicas.expired_produces == 1
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_acks_all_ends_with_an_error_when_the_partition_is_deleted(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        answer = broker.produce(RECORDS)
+        reading = broker.fetch(fetch_of(0), max_wait_ms=500)
+        assert await broker.stop_replica(epoch=1, delete=True) == []
+        await asyncio.sleep(0.01)
+        assert answer.result().error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert reading.result()[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert broker.logs.get(ORDERS) is None
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_finished_produce_does_not_keep_its_request_in_memory(tmp_path: Path) -> None:
+    class Frame:
+        """What the answer's callback holds on to: the request with its records."""
+
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(), state(index=1))
+        frame = Frame()
+        gone = weakref.ref(frame)
+        entries = [(ORDERS, RECORDS), (TopicPartition(TOPIC, 1), RECORDS)]
+        broker.replicas.produce(entries, acks=-1, timeout_ms=10, respond=lambda _, held=frame: None)  # type: ignore[misc]
+        del frame
+        await asyncio.sleep(0.1)
+        gc.collect()
+        assert broker.replicas.expired_produces == 1
+        assert gone() is None
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_the_high_watermark_moves_when_a_follower_outside_of_the_isr_that_it_waited_for_is_given_up(
+    tmp_path: Path,
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        broker.announce_brokers({1: 1, 3: 1})  # 2 is caught up, but nobody has announced it: it cannot join
+        await broker.told(state(isr=(1, 3)))
+        broker.follower_has(0, 2, 3)
+        answer = broker.produce(RECORDS, timeout_ms=60_000)
+        broker.follower_has(3, 3)
+        await asyncio.sleep(0.01)
+        assert not answer.done()
+        for _ in range(int(2 * LAG_S)):  # 3 has all there is, and goes on asking; 2 is never heard of again
+            await asyncio.sleep(1)
+            if answer.done():
+                break
+        assert answer.done() and answer.result().error_code == ErrorCode.NONE
+
+    with_one_broker(tmp_path, scenario)
+
+
+# -- fetch --
+
+
+def test_a_fetch_waits_for_min_bytes_of_committed_records(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1,)))
+        reading = broker.fetch(fetch_of(0), max_wait_ms=10_000, min_bytes=2 * len(RECORDS))
+        broker.produce(RECORDS, acks=1)
+        await asyncio.sleep(0.1)
+        assert not reading.done()
+        broker.produce(RECORDS, acks=1)
+        await asyncio.sleep(0.01)
+        [found] = reading.result()
+        assert [h.base_offset for h in headers(bytes(found.records))] == [0, 3]
+        assert found.high_watermark == 6
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_fetch_that_waited_in_vain_is_answered_with_what_there_is(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1,)))
+        broker.produce(RECORDS, acks=1)
+        reading = broker.fetch(fetch_of(0), max_wait_ms=300, min_bytes=1_000_000)
+        await asyncio.sleep(0.299)
+        assert not reading.done()
+        await asyncio.sleep(0.01)
+        assert len(reading.result()[0].records) == len(RECORDS)
+        assert broker.replicas.expired_fetches == 1
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_consumers_are_not_shown_what_is_not_committed(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        broker.produce(RECORDS, acks=1)
+        reading = broker.fetch(fetch_of(0), max_wait_ms=10_000)
+        follower = broker.fetch(fetch_of(0, epoch=0), replica=2)
+        assert len(follower.result()[0].records) == len(RECORDS)
+        await asyncio.sleep(0.1)
+        assert not reading.done()
+        broker.follower_has(3, 2, 3)
+        await asyncio.sleep(0.01)
+        assert len(reading.result()[0].records) == len(RECORDS)
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_waiting_fetch_is_answered_when_the_leader_moves(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        readings = [
+            broker.fetch(fetch_of(0), max_wait_ms=10_000, min_bytes=min_bytes, replica=replica)
+            for min_bytes, replica in ((1, -1), (100, -1), (1, 2))
+        ]
+        await broker.told(state(leader=2, epoch=1))
+        await asyncio.sleep(0.01)
+        for reading in readings:
+            [found] = reading.result()
+            assert (found.error_code, found.current_leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 2)
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_waiting_fetch_is_answered_when_its_log_has_been_closed(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1,)))
+        broker.produce(RECORDS, acks=1)
+        reading = broker.fetch(fetch_of(0), max_wait_ms=10_000, min_bytes=1_000_000)
+        await broker.partition().log.close()
+        broker.replicas._fetches.check_and_complete(ORDERS)
+        assert reading.done() and reading.result()[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    with_one_broker(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("fetch", "code"),
+    [
+        (fetch_of(0, epoch=1), ErrorCode.FENCED_LEADER_EPOCH),
+        (fetch_of(0, epoch=3), ErrorCode.UNKNOWN_LEADER_EPOCH),
+        (fetch_of(4), ErrorCode.OFFSET_OUT_OF_RANGE),
+        (fetch_of(-1), ErrorCode.OFFSET_OUT_OF_RANGE),
+        (fetch_of(0, index=7), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ],
+)
+@pytest.mark.parametrize("replica", [-1, 2])
+def test_a_fetch_that_cannot_be_served_is_refused_at_once(
+    tmp_path: Path, fetch: object, code: ErrorCode, replica: int
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=2))
+        broker.produce(RECORDS, acks=1)
+        [found] = broker.fetch(fetch, replica=replica, max_wait_ms=10_000).result()  # type: ignore[arg-type]
+        if fetch == fetch_of(4) and replica != -1:
+            assert found.diverging_epoch is not None  # a follower that is ahead truncates
+        else:
+            assert found.error_code == code
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_fetch_for_another_topic_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        [found] = broker.fetch(fetch_of(0), topic_id="another").result()
+        assert found.error_code == ErrorCode.INCONSISTENT_TOPIC_ID
+
+    with_one_broker(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("max_bytes", [-1, 0, 1])
+def test_a_fetch_with_an_absurd_limit_gets_one_batch(tmp_path: Path, max_bytes: int) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1,)))
+        for _ in range(2):
+            broker.produce(RECORDS, acks=1)
+        for limits in ({"max_bytes": max_bytes}, {}):
+            asked = fetch_of(0) if limits else fetch_of(0, max_bytes=max_bytes)
+            [found] = broker.fetch(asked, **limits).result()
+            assert len(found.records) == len(RECORDS)
+
+    with_one_broker(tmp_path, scenario)
+
+
+# -- the ISR --
+
+
+def test_a_lagging_follower_leaves_the_isr_and_comes_back_when_it_has_caught_up(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        broker.produce(RECORDS, acks=1)
+        for _ in range(20):
+            broker.follower_has(3, 2)
+            await asyncio.sleep(1)
+        assert broker.in_zookeeper().isr == broker.partition().isr == (1, 2)
+        broker.follower_has(3, 3)
+        await until(lambda: broker.in_zookeeper().isr == (1, 2, 3))
+        assert len(broker.zookeeper.names(znodes.ISR_CHANGE_NOTIFICATION)) == 2
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_follower_of_another_run_than_the_one_announced_does_not_join(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+        broker.follower_has(0, 3, broker_epoch=7)
+        await asyncio.sleep(1)
+        assert broker.in_zookeeper().isr == (1, 2)
+        broker.announce_brokers({1: 1, 2: 1, 3: 7})
+        await until(lambda: broker.in_zookeeper().isr == (1, 2, 3))
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_an_isr_write_whose_answer_was_lost_is_recognised(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+
+        def cut(session: object, operations: object) -> None:
+            broker.zookeeper.after = None
+            session.cut()  # type: ignore[attr-defined]
+
+        broker.zookeeper.after = cut
+        broker.follower_has(0, 3)
+        await until(lambda: broker.partition().isr == (1, 2, 3))
+        assert broker.partition().partition_epoch == broker.in_zookeeper().partition_epoch == 1
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_an_isr_proposal_of_a_deleted_topic_does_not_hit_the_next_topic_of_its_name(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+        session, broker.session = broker.session, None  # no session for a while: the proposal has to wait
+        broker.follower_has(0, 3)
+        await asyncio.sleep(0.1)
+        assert await broker.stop_replica(epoch=1, delete=True) == []
+        new = LeaderAndIsr(2, 0, (2, 3), 1, -1)
+        broker.zookeeper.remove(znodes.state_path(ORDERS))
+        broker.zookeeper.make(znodes.state_path(ORDERS), znodes.encode_state(new))
+        broker.session = session
+        await asyncio.sleep(1)
+        assert (broker.in_zookeeper().leader, broker.in_zookeeper().isr) == (2, (2, 3))
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_state_znode_that_cannot_be_read_does_not_stop_the_broker(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+        broker.zookeeper.make(znodes.state_path(ORDERS), b"not JSON")
+        broker.follower_has(0, 3)
+        await asyncio.sleep(1)
+        assert not broker.supervisor.failure.done()
+        assert broker.partition().isr == (1, 2)
+        good = znodes.encode_state(LeaderAndIsr(1, 0, (1, 2), 1, -1))
+        broker.zookeeper.make(znodes.state_path(ORDERS), good)  # mended by hand
+        await until(lambda: broker.in_zookeeper().isr == (1, 2, 3))
+
+    with_one_broker(tmp_path, scenario)
+
+
+# -- control requests --
+
+
+def test_an_older_leader_epoch_changes_nothing(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=5))
+        [error] = await broker.told(state(leader=2, epoch=4))
+        assert error.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+        assert broker.partition().is_leader and broker.partition().leader_epoch == 5
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_another_topic_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        [error] = await broker.told(state(epoch=1), topic_id="another")
+        assert error.error_code == ErrorCode.INCONSISTENT_TOPIC_ID
+        assert broker.partition().leader_epoch == 0
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_stop_replica_of_an_older_leader_epoch_is_refused(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=5))
+        [error] = await broker.stop_replica(epoch=4, delete=True)
+        assert error.error_code == ErrorCode.FENCED_LEADER_EPOCH
+        assert broker.partition().is_leader
+        assert await broker.stop_replica(epoch=6, delete=False) == []
+        assert broker.logs.get(ORDERS) is not None
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_topic_whose_settings_cannot_be_read_costs_no_other_partition(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        for data in (b'{"version":1,"config":{"made.up.setting":"1"}}', b"not JSON"):
+            broker.zookeeper.make(znodes.topic_config_path("broken"), data)
+            [error] = await told_two_topics(broker, "broken")
+            assert (error.topic_name, error.error_code) == ("broken", ErrorCode.INVALID_CONFIG)
+            assert broker.partition().is_leader
+            assert await broker.stop_replica(epoch=1, delete=True) == []
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_replica_that_cannot_change_its_role_costs_no_other_partition(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(), state(index=1))
+        await log_of(broker, ORDERS).close()  # as after damage that was met in the middle of a truncation
+        [error] = await broker.told(state(epoch=1), state(epoch=1, index=1))
+        assert (error.partition_index, error.error_code) == (0, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert broker.partition(TopicPartition(TOPIC, 1)).leader_epoch == 1
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_leader_at_a_new_address_is_followed_there_with_all_its_partitions(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(leader=2), state(leader=2, index=1), leader_ports={2: 9092})
+        await broker.told(state(leader=2), leader_ports={2: 9999})  # the same epoch
+        [fetcher] = broker.replicas._fetchers.values()
+        assert fetcher.address == ("broker-2", 9999)
+        assert fetcher.follows(ORDERS) and fetcher.follows(TopicPartition(TOPIC, 1))
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_partition_without_a_leader_is_not_fetched(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(leader=2))
+        assert len(broker.replicas._fetchers) == 1
+        await broker.told(state(leader=NO_LEADER, epoch=1))
+        assert not broker.replicas._fetchers
+        with pytest.raises(BrokerError):
+            broker.partition().append(RECORDS, required_acks=1, now_ms=0)
+
+    with_one_broker(tmp_path, scenario)
+
+
+# -- the end --
+
+
+def test_closing_after_the_disk_has_failed_raises_nothing(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        broker.logs._directory.fail(OSError("the disk is gone"), "a test")
+        await broker.supervisor.close()
+        await broker.replicas.close()
+
+    with_one_broker(tmp_path, scenario)
+
+
+def log_of(broker: OneBroker, partition: TopicPartition) -> Log:
+    log = broker.logs.get(partition)
+    assert log is not None
+    return log
+
+
+async def told_two_topics(broker: OneBroker, other: str) -> list[object]:
+    from protocol.messages import LeaderAndIsrRequest, LeaderAndIsrTopic
+
+    request = LeaderAndIsrRequest(
+        1, 1, 1, [LeaderAndIsrTopic(other, "x", [state()]), LeaderAndIsrTopic(TOPIC, "id-of-orders", [state()])], []
+    )
+    return list(await broker.replicas.apply_leader_and_isr(request))
