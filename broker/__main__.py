@@ -24,6 +24,8 @@ from broker.config import BrokerConfig, InvalidConfig, broker_config, read_prope
 from broker.handlers.dispatch import dispatcher
 from broker.handlers.services import ControlEpoch, Services
 from broker.metadata_cache import MetadataCache
+from broker.metrics import BrokerMetrics, LoopLag, exposition
+from broker.metrics_listener import MetricsListener
 from broker.network.server import Request, SocketServer
 from broker.network.settings import NetworkSettings
 from broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
@@ -45,6 +47,7 @@ from protocol.model import DEFAULT_LISTENER, NO_EPOCH
 from protocol.model import Broker as RegisteredBroker
 from protocol.real_world import RealWorld
 from protocol.world import ConnectionLoss, NoNode, SessionExpired, World, ZooKeeperError, ZooKeeperSession
+from protocol.znodes import MalformedZnode
 
 logger = logging.getLogger("minibroker.broker")
 
@@ -63,7 +66,7 @@ class Broker:
         self._supervisor = Supervisor()
         self._metadata = MetadataCache()
         self._timer = Timer()
-        self._topic_purgatory: Purgatory[DelayedOperation] = Purgatory("topics", self._timer)
+        self._topic_purgatory: Purgatory[DelayedOperation] = Purgatory("topic", self._timer)
         self._logs = LogManager(
             world,
             os.path.abspath(config.log_dirs),
@@ -76,6 +79,8 @@ class Broker:
             checkpoint_interval_ms=config.log_flush_offset_checkpoint_interval_ms,
         )
         self._server = SocketServer(world, _network_settings(config), self._dispatch)
+        self._metrics_listener = MetricsListener(world.network, self._render_metrics)
+        self._metrics: BrokerMetrics | None = None
         self._services: Services | None = None
         self._replicas: ReplicaManager | None = None
         self._registration: Registration | None = None
@@ -91,6 +96,11 @@ class Broker:
     def port(self) -> int:
         """Of the listener that clients use."""
         return self.ports[DEFAULT_LISTENER]
+
+    @property
+    def metrics_port(self) -> int | None:
+        """None: no metrics are served."""
+        return self._metrics_listener.port
 
     @property
     def broker_epoch(self) -> int:
@@ -122,6 +132,9 @@ class Broker:
             ]
         )
         endpoints = config.advertised_endpoints(self.ports)
+        metrics_address = config.metrics_address()
+        if metrics_address is not None:
+            await self._metrics_listener.bind(*metrics_address)
         registration = self._registration = Registration(
             world,
             zookeeper_connect=config.zookeeper_connect,
@@ -151,9 +164,12 @@ class Broker:
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
             registered_epoch=self._registered_epoch,
+            background=self._supervisor.start,
         )
         self._handle = dispatcher(self._services)
         self._server.start()
+        if metrics_address is not None:
+            self._start_metrics(self._replicas, self._controller)
         registration.on_failure(self._supervisor.fail)
         await registration.start(endpoints)
         logger.info("broker %d serves on port %d", config.broker_id, self.port)
@@ -170,7 +186,7 @@ class Broker:
         config, world = self.config, self._world
         assert self._timeline is not None
         detector = self._detector = CrashDetector(
-            world.network, world.clock, config.broker_crash_detection_ms, self._suspect
+            world.network, world.clock, config.broker_crash_detection_ms, self._suspect, self._in_touch
         )
         controller = self._controller = Controller(
             world,
@@ -196,30 +212,59 @@ class Broker:
         leadership.start()
         registration.on_session(self._registered)
 
+    def _start_metrics(self, replicas: ReplicaManager, controller: Controller) -> None:
+        clock, loop_lag = self._world.clock.monotonic, LoopLag()
+        purgatories = [*replicas.purgatories(), self._topic_purgatory]
+        self._metrics = BrokerMetrics(self._server, replicas, self._logs, purgatories, controller, loop_lag)
+        self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
+        self._metrics_listener.start()
+        logger.info("broker %d serves /metrics on port %d", self.config.broker_id, self.metrics_port)
+
+    async def _render_metrics(self) -> bytes:
+        assert self._metrics is not None
+        return await exposition(self._metrics.collect(), self._world.clock.monotonic)
+
     async def serve(self) -> None:
         """Until something breaks: raises its error."""
-        await self._supervisor.failure
+        # Shielded: who stops waiting must not take away the place where failures are noted.
+        await asyncio.shield(self._supervisor.failure)
 
     async def stop(self, *, clean: bool = True) -> None:
         """Give up office, serve no more, end the session, and leave the data directory marked as clean. In that order:
-        who marks it clean must not append any more, and a session that ends last would keep others waiting."""
+        who marks it clean must not append any more, and a session that ends last would keep others waiting.
+
+        Whatever fails on the way is raised in the end, and keeps the mark from being set; so does a task that failed
+        before or meanwhile. The session ends, and the files are closed, all the same."""
+        try:
+            await self._stop_serving()
+            if not self._supervisor.failure.cancelled():  # as it is once all tasks have ended without a failure
+                clean = False
+        except BaseException:
+            clean = False
+            raise
+        finally:
+            broker_epoch = self.broker_epoch
+            try:
+                if self._registration is not None:
+                    await self._registration.close()
+            finally:
+                await self._logs.close(clean=clean, broker_epoch=broker_epoch)
+                if self._timeline is not None:
+                    self._timeline.close()
+
+    async def _stop_serving(self) -> None:
         if self._leadership is not None:
             await self._leadership.close()
         if self._controller is not None:
             await self._controller.close()
             await self._detector.close()
         await self._server.close()
+        await self._metrics_listener.close()
         await self._supervisor.close()
         if self._replicas is not None:
             await self._replicas.close()
         self._topic_purgatory.close()
         self._timer.close()
-        broker_epoch = self.broker_epoch
-        if self._registration is not None:
-            await self._registration.close()
-        await self._logs.close(clean=clean, broker_epoch=broker_epoch)
-        if self._timeline is not None:
-            self._timeline.close()
 
     # -- between the parts --
 
@@ -233,6 +278,15 @@ class Broker:
             try:
                 return self._registration.session
             except SessionExpired:
+                await asyncio.sleep(SESSION_RETRY_S)
+
+    async def _in_touch(self) -> None:
+        """Returns once ZooKeeper has answered."""
+        while True:
+            try:
+                await (await self._session()).exists(znodes.CONTROLLER_EPOCH)
+                return
+            except (ConnectionLoss, SessionExpired):
                 await asyncio.sleep(SESSION_RETRY_S)
 
     async def _registered_epoch(self, at_least: int) -> int:
@@ -287,8 +341,9 @@ class Broker:
             try:
                 data, stat = await (await self._session()).get(path)
                 broker = znodes.decode_broker(controller_id, data, stat.czxid)
-            except (ConnectionLoss, SessionExpired, NoNode):
-                # Not registered: about to be again, or a dead controller whose session, and office, end soon.
+            except (ConnectionLoss, SessionExpired, NoNode, MalformedZnode):
+                # Not registered: about to be again, or a dead controller whose session, and office, end soon. Or
+                # somebody has scribbled on it, which this broker can do without.
                 await asyncio.sleep(CONTROLLER_RETRY_S)
                 continue
             if self._controller_epoch == epoch:

@@ -87,6 +87,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     broker_crash_detection_ms: Milliseconds = 500
     """How long a broker whose connection closed may be unreachable before it is taken for dead (not in Kafka)."""
 
+    metrics_listener: Annotated[str, Meta(pattern=r"^(|(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5})$")] = ""
+    """`HOST:PORT` where metrics are served at `/metrics` (not in Kafka); port 0 takes a free one. Empty: nowhere."""
+
     def __post_init__(self) -> None:
         if "," in self.log_dirs:
             raise ValueError(f"log.dirs {self.log_dirs!r} names several directories; one is supported")
@@ -95,6 +98,14 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
                 f"replica.fetch.wait.max.ms {self.replica_fetch_wait_max_ms} exceeds replica.lag.time.max.ms "
                 f"{self.replica_lag_time_max_ms}: idle followers would leave the ISR"
             )
+        address = self.metrics_address()
+        if address is not None and address[1] > 65_535:
+            raise ValueError(f"metrics.listener {self.metrics_listener!r}: there is no port {address[1]}")
+
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where to serve metrics; None: nowhere."""
+        host, _, port = self.metrics_listener.rpartition(":")
+        return (host.strip("[]"), int(port)) if host else None
 
     def listener_endpoints(self) -> list[Endpoint]:
         """Where to bind. The control listener is always there; its port defaults to a free one."""

@@ -39,9 +39,17 @@ class MetadataCache:
         self.cluster_id: str | None = None
         self._brokers: dict[int, UpdateMetadataBroker] = {}
         self._topics: dict[str, CachedTopic] = {}
+        self._told_in_broker_epoch = NO_EPOCH
 
     def update(self, request: UpdateMetadataRequest) -> list[str]:
-        """Take over a request that was found to be of the present controller. Returns the topics it spoke of."""
+        """Take over a request that was found to be of the present controller. Returns the topics it spoke of.
+
+        A broker that has registered again is told of every topic there is, but not of those that were deleted while it
+        was away: so the first request in a new broker epoch begins a new picture.
+        """
+        if request.broker_epoch != self._told_in_broker_epoch:
+            self._told_in_broker_epoch = request.broker_epoch
+            self._topics.clear()
         self.controller_id = request.controller_id
         self.controller_epoch = request.controller_epoch
         self._brokers = {broker.id: broker for broker in request.live_brokers}
@@ -114,7 +122,9 @@ class MetadataCache:
                     leader_epoch=state.leader_epoch,
                     replica_nodes=state.replicas,
                     isr_nodes=state.isr,
-                    offline_replicas=[b for b in state.replicas if b not in self._brokers],
+                    offline_replicas=[
+                        b for b in state.replicas if b not in self._brokers or b in state.offline_replicas
+                    ],
                 )
             )
         return MetadataTopic(ErrorCode.NONE, name, cached.topic_id, False, partitions)

@@ -257,7 +257,7 @@ class Admin:
                 last_error = BrokerError(ErrorCode.NOT_CONTROLLER, api.name)
                 for name in pending:
                     code, message = answers.get(name, (ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out"))
-                    problem = BrokerError(error_of(code), message or name)
+                    problem = BrokerError(error_of(code), message or name, is_complete=bool(message))
                     if code == ErrorCode.NONE or (is_in_doubt and code == done_already):
                         continue
                     # A change that timed out has begun: to ask for it again would be answered with "it exists".

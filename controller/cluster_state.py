@@ -85,6 +85,24 @@ class DeletionIneligible(NamedTuple):
         return f"the deletion of topic {self.topic} waits: {self.reason}"
 
 
+class DeletionAnnounced(NamedTuple):
+    """The brokers are about to be told that the topic is gone."""
+
+    topic: str
+    broker_ids: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"the deletion of topic {self.topic} waits until {' '.join(map(str, self.broker_ids))} know of it"
+
+
+class DeletionHeard(NamedTuple):
+    topic: str
+    broker_id: int
+
+    def __str__(self) -> str:
+        return f"broker {self.broker_id} knows that topic {self.topic} is gone"
+
+
 class DeletionResumed(NamedTuple):
     topic: str
 
@@ -101,6 +119,8 @@ Change = (
     | ReplicaRecovered
     | DeletionQueued
     | DeletionIneligible
+    | DeletionAnnounced
+    | DeletionHeard
     | DeletionResumed
 )
 
@@ -142,6 +162,8 @@ class ClusterState:
         """Queued or under way, in the order of their arrival."""
         self.ineligible_topics: dict[str, str] = {}
         """Those among them that wait, and for what."""
+        self.unaware_brokers: dict[str, frozenset[int]] = {}
+        """For topics whose deletion has begun: who has not yet answered that they know of it."""
         self._partitions_of: dict[str, tuple[TopicPartition, ...]] = {}
         self._partitions_on: dict[int, dict[TopicPartition, None]] = {}
 
@@ -242,6 +264,8 @@ class ClusterState:
                 self.live_brokers.pop(broker_id, None)
                 # A new run of the broker starts with the directories that it has then.
                 self.failed_replicas = {r for r in self.failed_replicas if r.broker_id != broker_id}
+                for topic in self.unaware_brokers:
+                    self.unaware_brokers[topic] -= {broker_id}
             case TopicAdded(topic, znode):
                 self._add_topic(topic, znode)
             case TopicRemoved(topic):
@@ -254,6 +278,10 @@ class ClusterState:
                 self.topics_to_delete[topic] = None
             case DeletionIneligible(topic, reason):
                 self.ineligible_topics[topic] = reason
+            case DeletionAnnounced(topic, broker_ids):
+                self.unaware_brokers[topic] = frozenset(broker_ids)
+            case DeletionHeard(topic, broker_id):
+                self.unaware_brokers[topic] -= {broker_id}
             case DeletionResumed(topic):
                 self.ineligible_topics.pop(topic, None)
             case _:
@@ -281,6 +309,7 @@ class ClusterState:
         self.topic_ids.pop(topic, None)
         self.topics_to_delete.pop(topic, None)
         self.ineligible_topics.pop(topic, None)
+        self.unaware_brokers.pop(topic, None)
 
 
 def in_order(partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:

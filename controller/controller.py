@@ -15,7 +15,7 @@ from controller.cluster_state import ClusterState
 from controller.decisions.topics import ConfigCheck
 from controller.events import BrokerSuspected, CreateTopicsRequest, DeleteTopicsRequest
 from controller.tenure import ControllerSettings, Hooks, Probe, Tenure
-from controller.timeline import Sink, Timeline
+from controller.timeline import EventTimes, Sink, Timeline
 from protocol.errors import BrokerError, ErrorCode
 from protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
 from protocol.model import Broker
@@ -70,6 +70,16 @@ class Controller:
     def state(self) -> ClusterState | None:
         """The picture of the cluster while active. To be read, in one go: it changes at every await."""
         return self._tenure.state if self._tenure is not None and self.is_active else None
+
+    @property
+    def queued_events(self) -> int:
+        """Events that wait to be handled."""
+        return self._tenure.queued_events if self._tenure is not None else 0
+
+    @property
+    def event_times(self) -> dict[str, EventTimes]:
+        """By the name of the event, of all tenures in this broker."""
+        return self.timeline.times
 
     # -- for Leadership --
 

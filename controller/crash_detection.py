@@ -6,21 +6,33 @@ and a wrong guess costs a leader change.
 
 The choice: one idle connection to each watched broker's control listener. When it ends, connect again. **Refused**,
 twice, means that the host is there and no process listens on the port: the process is gone, as surely as anything
-can be known from outside, so suspect it at once. Everything else (no answer, no route, the name is gone, accepted and
-closed again, as a container's port proxy does) may be the network, so it must last for
-`broker.crash.detection.ms`. A suspicion is only that: it deletes a znode, which the suspect, if it lives, creates
-again under a new broker epoch. Each broker epoch is suspected once. A process that was stopped (SIGSTOP) keeps its
-connections: that is the session's to find.
+can be known from outside, so suspect it at once. So does a name that is gone where a connection stood before: that is
+how containers end. (Where none stood, the name may be misspelt.) Everything else (no answer, no route, accepted and
+closed again, as a container's port proxy does) may be the network, so it must last for `broker.crash.detection.ms`.
 
-Rejected: heartbeats on the connection (they only repeat, at a cost, what the session does for the cases where no
-connection closes, and a busy event loop would miss them).
+A host or a container whose address vanishes resets nothing: the connection to it would stay open for ever. So the
+kernels ask each other every second whether it still stands (TCP keepalive), and after two probes without an answer it
+has ended, long before the session.
+
+Who finds others unreachable may be the one that is cut off. So nobody is suspected before ZooKeeper has answered, and
+at once: a broker whose network came back during that wait would otherwise act on what it saw while it was alone, and
+depose a healthy controller. It looks again instead.
+
+A suspicion is only that: it deletes a znode, which the suspect, if it lives, creates again under a new broker epoch.
+Each broker epoch is suspected once. A process that was stopped (SIGSTOP) keeps its connections, and its kernel answers
+for it: that is the session's to find.
+
+Rejected: heartbeats on the connection (they only repeat, at a cost, what the session does for a process that hangs, and
+a busy event loop would miss them; keepalive probes are answered by the kernel, however busy the process is).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from controller.background import start_in_background, stop_in_background
 from controller.requests import control_endpoint
@@ -33,6 +45,14 @@ REFUSALS_NEEDED = 2
 RETRY_PAUSE_S = 0.02
 PROVEN_S = 0.1
 """A connection that lived so long was one to the broker, not to something that accepts in its place."""
+
+KEEPALIVE_S = 1
+KEEPALIVE_PROBES = 2
+"""A connection ends where nothing came for KEEPALIVE_S, and then no answer to so many probes, one every KEEPALIVE_S.
+Whole seconds are the kernel's unit."""
+
+PROMPT_S = 0.1
+"""Who waits so long for ZooKeeper's answer was cut off from it, perhaps."""
 
 Suspect = Callable[[int, int, str], None]
 """Broker id, broker epoch, reason."""
@@ -47,6 +67,13 @@ class _Watcher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        connection = transport.get_extra_info("socket")
+        if connection is not None:  # a simulated network has none
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+            if hasattr(socket, "TCP_KEEPIDLE"):  # macOS has another name for it
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
@@ -57,14 +84,35 @@ class _Watcher(asyncio.Protocol):
             self._transport.close()
 
 
-class CrashDetector:
-    """Watches the brokers given to `follow`, and calls `suspect` for those that it takes for crashed."""
+class _Trouble(NamedTuple):
+    """A broker that could not be reached when it was looked at last."""
 
-    def __init__(self, network: Network, clock: Clock, detection_ms: int, suspect: Suspect) -> None:
+    epoch: int
+    since_s: float
+    seen_s: float
+    has_stood: bool
+    """A connection to it stood for a while, before."""
+    is_suspected: bool = False
+
+
+class CrashDetector:
+    """Watches the brokers given to `follow`, and calls `suspect` for those that it takes for crashed. `in_touch` is to
+    return when ZooKeeper has answered something."""
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Clock,
+        detection_ms: int,
+        suspect: Suspect,
+        in_touch: Callable[[], Awaitable[None]],
+    ) -> None:
         self._network = network
         self._clock = clock
         self._detection_s = detection_ms / 1_000
         self._suspect = suspect
+        self._in_touch = in_touch
+        self._troubles: dict[int, _Trouble] = {}
         self._watches: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -83,21 +131,28 @@ class CrashDetector:
                 self._watches[key] = start_in_background(self._watch(broker, endpoint), name)
 
     async def probe(self, brokers: Sequence[Broker]) -> list[int]:
-        """The ids of those that are certainly not running: their control listener refuses. Takes at most
-        `broker.crash.detection.ms`; who cannot be reached at all within that time is left to the watch."""
-        gone = await asyncio.gather(*(self._refuses(broker) for broker in brokers))
-        return [broker.id for broker, refuses in zip(brokers, gone, strict=True) if refuses]
+        """The ids of those that are not running: their control listener refuses, or they were found to be unreachable
+        for `broker.crash.detection.ms` by now. Takes no longer than that; who was not known to be in trouble and cannot
+        be reached within that time is left to the watch."""
+        gone = await asyncio.gather(*(self._is_gone(broker) for broker in brokers))
+        return [broker.id for broker, is_gone in zip(brokers, gone, strict=True) if is_gone]
 
     async def close(self) -> None:
         self.follow(())
         await stop_in_background(list(self._ending))
 
-    async def _refuses(self, broker: Broker) -> bool:
+    async def _is_gone(self, broker: Broker) -> bool:
         endpoint = control_endpoint(broker)
         if endpoint is None:
             return False
+        trouble = self._remembered(broker)
+        if trouble is not None and trouble.is_suspected:
+            return True
+        patience_s = self._detection_s
+        if trouble is not None:
+            patience_s = max(trouble.since_s + self._detection_s - self._clock.monotonic(), RETRY_PAUSE_S)
         try:
-            async with asyncio.timeout(self._detection_s):
+            async with asyncio.timeout(patience_s):
                 for attempt in range(REFUSALS_NEEDED):
                     if attempt:
                         await asyncio.sleep(RETRY_PAUSE_S)
@@ -107,12 +162,16 @@ class CrashDetector:
                         continue
                     watcher.close()
                     return False
-        except (TimeoutError, OSError, UnicodeError):
+        except TimeoutError:
+            return trouble is not None
+        except OSError:
             return False
         return True
 
     async def _watch(self, broker: Broker, endpoint: Endpoint) -> None:
-        failing_since_s: float | None = None
+        trouble = self._remembered(broker)
+        failing_since_s = None if trouble is None else trouble.since_s
+        has_stood = trouble is not None and trouble.has_stood
         refusals = 0
         while True:
             now_s = self._clock.monotonic()
@@ -123,11 +182,13 @@ class CrashDetector:
             except ConnectionRefusedError:
                 refusals += 1
                 reason = "it refuses connections"
-            except (TimeoutError, OSError, UnicodeError) as error:
-                refusals = 0
-                reason = f"it cannot be reached ({error or 'no answer'})"
+            except (TimeoutError, OSError) as error:
+                is_name_gone = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+                refusals = refusals + 1 if is_name_gone and has_stood else 0
+                reason = f"it cannot be reached ({error.strerror or 'no answer'})"
             else:
                 refusals = 0
+                self._troubles.pop(broker.id, None)
                 connected_s = self._clock.monotonic()
                 try:
                     await watcher.lost
@@ -136,14 +197,31 @@ class CrashDetector:
                 reason = "it accepts connections and closes them"
                 if self._clock.monotonic() - connected_s >= PROVEN_S:
                     failing_since_s = None
+                    has_stood = True
                     # label C1: see ARCHITECTURE.md, "A broker crash"
                     _log.info("the connection to broker %d was lost; connecting again", broker.id)
             now_s = self._clock.monotonic()
             if failing_since_s is None:
                 failing_since_s = now_s
+            self._troubles[broker.id] = _Trouble(broker.epoch, failing_since_s, now_s, has_stood)
             if refusals >= REFUSALS_NEEDED or now_s - failing_since_s >= self._detection_s:
+                await self._in_touch()
+                if self._clock.monotonic() - now_s >= PROMPT_S:
+                    _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
+                    failing_since_s, refusals = None, 0
+                    del self._troubles[broker.id]
+                    continue
                 lasted_ms = (now_s - failing_since_s) * 1_000
                 _log.warning("broker %d is suspected to have crashed: %s, for %.0f ms", broker.id, reason, lasted_ms)
+                self._troubles[broker.id] = self._troubles[broker.id]._replace(is_suspected=True)
                 self._suspect(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
                 return
             await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _remembered(self, broker: Broker) -> _Trouble | None:
+        """What the last watch of this epoch saw, if that was just now: who has removed a crashed controller, and then
+        takes its office, need not find out again that it has crashed."""
+        trouble = self._troubles.get(broker.id)
+        if trouble is None or trouble.epoch != broker.epoch:
+            return None
+        return trouble if self._clock.monotonic() - trouble.seen_s < self._detection_s else None

@@ -56,6 +56,10 @@ class EventLoop:
         self._filled = asyncio.Event()
         self._closed = False
 
+    def __len__(self) -> int:
+        """Events that wait."""
+        return len(self._queue)
+
     def post(self, event: Event) -> None:
         """Queue an event. An administrator's request that comes too late is refused with NOT_CONTROLLER."""
         if self._closed or event.epoch != self._epoch:

@@ -121,6 +121,19 @@ class StopReplicaAnswered(Event):
 
 
 @dataclass(frozen=True)
+class TopicDeletionsHeard(Event):
+    """Raised by the outbox: a broker's answer to an UpdateMetadata that says of topics that they are gone."""
+
+    broker_id: int
+    broker_epoch: int
+    topics: tuple[str, ...]
+
+    @property
+    def cause(self) -> str:
+        return f"broker {self.broker_id} knows that {', '.join(self.topics[:10])} is deleted"
+
+
+@dataclass(frozen=True)
 class Deposed(Event):
     """Raised by the outbox: a broker knows of a controller with a higher epoch."""
 

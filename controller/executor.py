@@ -325,7 +325,9 @@ class Executor:
             for made_out in requests.update_metadata(state, settled):
                 for broker_id in update.broker_ids:
                     broker = state.live_brokers[broker_id]
-                    self._outbox.put(broker_id, Outgoing(UPDATE_METADATA, made_out(broker)))
+                    body = made_out(broker)
+                    gone = tuple(topic.topic_name for topic in body.topic_states if topic.deleted)
+                    self._outbox.put(broker_id, Outgoing(UPDATE_METADATA, body, deleted_topics=gone))
             self._timeline.add("requests", [_shown_update(settled)])
         stops_of: dict[int, list[StopReplica]] = {}
         for stop in plan.stop_replicas:

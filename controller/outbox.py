@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.background import stop_in_background
-from controller.events import Deposed, Event, LeaderAndIsrAnswered, StopReplicaAnswered
+from controller.events import Deposed, Event, LeaderAndIsrAnswered, StopReplicaAnswered, TopicDeletionsHeard
 from controller.requests import control_endpoint
 from protocol import messages as m
 from protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
@@ -40,11 +40,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A request in a queue. `partitions` are those that an answer must account for."""
+    """A request in a queue. `partitions` are those that an answer must account for, `deleted_topics` those that an
+    UpdateMetadata says are gone."""
 
     api: Api[Any, Any]
     body: m.Message
     partitions: tuple[TopicPartition, ...] = ()
+    deleted_topics: tuple[str, ...] = ()
 
 
 class Outbox:
@@ -154,6 +156,8 @@ class Outbox:
         elif request.api is UPDATE_METADATA:
             if error is not ErrorCode.NONE:
                 _log.error("broker %d answered UpdateMetadata with %s", broker.id, error.name)
+            if request.deleted_topics:
+                self._post(TopicDeletionsHeard(self._epoch, broker.id, broker.epoch, request.deleted_topics))
         else:
             errors = {p: error or partition_errors.get(p, ErrorCode.NONE) for p in request.partitions}
             answered = LeaderAndIsrAnswered if request.api is LEADER_AND_ISR else StopReplicaAnswered

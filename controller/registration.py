@@ -333,9 +333,11 @@ class Registration:
     # -- one step each; all may be repeated --
 
     async def _prepare(self, session: ZooKeeperSession) -> None:
-        for path in PERSISTENT_PATHS:
-            with suppress(NodeExists):
-                await session.create(path, b"")
+        # Pipelined: ZooKeeper keeps the order, so parents are there before their children.
+        created = await asyncio.gather(*(session.create(p, b"") for p in PERSISTENT_PATHS), return_exceptions=True)
+        for outcome in created:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, NodeExists):
+                raise outcome
         cluster_id = self._cluster_id or new_uuid(self._world.random)
         try:
             await session.create(CLUSTER_ID, encode_cluster_id(cluster_id))

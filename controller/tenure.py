@@ -125,6 +125,10 @@ class Tenure:
     def running(self) -> bool:
         return self._task is not None and not self._task.done() and self.ended_because is None
 
+    @property
+    def queued_events(self) -> int:
+        return len(self._loop)
+
     def post(self, event: events.Event) -> None:
         self._loop.post(event)
 
@@ -236,6 +240,9 @@ class Tenure:
             case events.StopReplicaAnswered():
                 if self._is_alive(event.broker_id, event.broker_epoch):
                     await self._execute(deletion.replicas_answered(self.state, event.broker_id, event.errors))
+            case events.TopicDeletionsHeard():
+                if self._is_alive(event.broker_id, event.broker_epoch):
+                    await self._execute(deletion.heard(self.state, event.broker_id, event.topics))
             case events.ResumeDeletions():
                 await self._resume_deletions()
             case events.CreateTopicsRequest():

@@ -24,6 +24,17 @@ MAX_LINES = 200
 _LISTS = ("notes", "changes", "moves", "illegal_moves", "writes", "conflicts", "requests")
 
 
+class EventTimes:
+    """How often there was an event of one name, and how long it waited and was handled, in seconds."""
+
+    __slots__ = ("count", "queued_s", "total_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.queued_s = 0.0
+        self.total_s = 0.0
+
+
 class Timeline:
     """There is one event at a time, so what is recorded belongs to the event begun last."""
 
@@ -35,6 +46,9 @@ class Timeline:
         self._current: Entry = {}
         self._omitted: dict[str, int] = {}
         self._begun = 0.0
+        self._queued_s = 0.0
+        self.times: dict[str, EventTimes] = {}
+        """By the name of the event, since the start of the broker."""
 
     def entries(self) -> list[Entry]:
         """The last ones, oldest first."""
@@ -43,6 +57,7 @@ class Timeline:
     def begin(self, event: Event, queued_s: float) -> None:
         self._begin(event.name, event.cause, event.epoch)
         self._current["queued_ms"] = _milliseconds(queued_s)
+        self._queued_s = queued_s
 
     def record(self, name: str, cause: str, epoch: int) -> None:
         """An entry of its own, for what is no event: a tenure's end."""
@@ -51,6 +66,7 @@ class Timeline:
 
     def _begin(self, name: str, cause: str, epoch: int) -> None:
         self._begun = self._clock.monotonic()
+        self._queued_s = 0.0
         self._current = {
             "time_ms": self._clock.wall_ms(),
             "controller": self._controller_id,
@@ -81,7 +97,12 @@ class Timeline:
             entry["reading_ms"] = _milliseconds(reading_s)
         if writing_s:
             entry["writing_ms"] = _milliseconds(writing_s)
-        entry["total_ms"] = _milliseconds(self._clock.monotonic() - self._begun)
+        total_s = self._clock.monotonic() - self._begun
+        entry["total_ms"] = _milliseconds(total_s)
+        times = self.times.setdefault(entry["event"], EventTimes())
+        times.count += 1
+        times.queued_s += self._queued_s
+        times.total_s += total_s
         if failure is not None:
             entry["failure"] = failure
         self._entries.append(entry)

@@ -80,7 +80,7 @@ _ANSWER_TIMEOUT_S = 1.0
 session timeout, and a ZooKeeper that is just starting up now and then takes a connection and never answers on it."""
 
 _RECONNECT_DELAY_S = 0.02
-_RECONNECT_MAX_DELAY_S = 0.25
+_RECONNECT_MAX_DELAY_S = 0.1
 
 _WATCH_KINDS = {
     EventType.CREATED: WatchKind.CREATED,

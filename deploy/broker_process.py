@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploy.errors import LaunchError, LaunchTimedOut
-from deploy.ports import LOOPBACK, free_ports
+from deploy.ports import LOOPBACK
 from deploy.processes import Process, is_alive, spawn_python, wait_until
 
 READY_TIMEOUT_S = 30.0
@@ -27,18 +27,25 @@ class StartingBroker(NamedTuple):
 
 
 def start(
-    broker_id: int, port: int, data: Path, log: Path, zookeeper_connect: str, settings: Mapping[str, str]
+    broker_id: int,
+    port: int,
+    metrics_port: int | None,
+    data: Path,
+    log: Path,
+    zookeeper_connect: str,
+    settings: Mapping[str, str],
 ) -> StartingBroker:
     """Spawn it; it does not serve yet. `settings` win over what is set here."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log_offset = log.stat().st_size if log.exists() else 0
-    (control_port,) = free_ports(1, avoid=[port])
     properties = {
         "broker.id": str(broker_id),
-        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{control_port}",
+        # Only brokers need to know the control listener's port, and they read it from ZooKeeper: any free one will do.
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:0",
         "control.plane.listener.name": "CONTROLLER",
         "log.dirs": str(data),
         "zookeeper.connect": zookeeper_connect,
+        "metrics.listener": "" if metrics_port is None else f"{LOOPBACK}:{metrics_port}",
         **settings,
     }
     overrides = [text for name, value in properties.items() for text in ("--override", f"{name}={value}")]

@@ -25,12 +25,13 @@ from client.cli.output import (
     confirm,
     note,
     print_json,
-    print_table,
+    print_lines,
     run,
 )
 from client.settings import parse_bootstrap
 from deploy import demo as demo_story
-from deploy.cluster_view import ask_cluster
+from deploy import status_screen
+from deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets
 from deploy.errors import LaunchError
 from deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
 from deploy.status import Status, status_of_view
@@ -122,14 +123,20 @@ def down(
 
 
 def status(
-    bootstrap: BootstrapOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it every second, until Ctrl-C.")] = False,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Show brokers, controller, and partitions in trouble. Exit code 4 where something is unhealthy."""
+    if watch:
+        status_screen.watch(lambda: _glance(bootstrap, data), format)
+        return
     found = LocalCluster(data).status() if bootstrap is None else _status_of(bootstrap)
     if format is Format.JSON:
         print_json(found)
     else:
-        _print_status(found)
+        print_lines(status_screen.status_lines(found))
     problems = found.problems()
     for problem in problems:
         note(problem)
@@ -262,32 +269,27 @@ def _print_acted(action: str, members: list[Member], format: Format) -> None:
         sys.stdout.write(f"{action}: {', '.join(name_of(member) for member in members) or 'nothing was to be done'}\n")
 
 
-def _print_status(found: Status) -> None:
-    print_table(
-        ("broker", "port", "pid", "state", "controller"),
-        [
-            (
-                broker.id,
-                broker.port,
-                broker.pid,
-                "paused" if broker.paused else "running" if broker.alive else "not running",
-                f"epoch {found.controller.epoch}" if broker.id == found.controller.id else "",
-            )
-            for broker in found.brokers
-        ],
-    )
-    if found.zookeeper is not None:
-        state = "paused" if found.zookeeper.paused else "running" if found.zookeeper.alive else "not running"
-        sys.stdout.write(f"ZooKeeper at {found.zookeeper.connect}: {state}\n")
-    sys.stdout.write(f"offline partitions: {', '.join(found.offline_partitions) or 'none'}\n")
-    sys.stdout.write(f"under-replicated partitions: {', '.join(found.under_replicated_partitions) or 'none'}\n")
-
-
 def _status_of(bootstrap: str) -> Status:
+    return status_of_view(_view_of(bootstrap))
+
+
+def _view_of(bootstrap: str) -> ClusterView:
     view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap)))
     if not view.brokers:
         raise MinibrokerError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
-    return status_of_view(view)
+    return view
+
+
+def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
+    if bootstrap is None:
+        cluster = LocalCluster(data)
+        cluster.file()
+        view = cluster.view()
+        found = cluster.status(view)
+    else:
+        view = _view_of(bootstrap)
+        found = status_of_view(view)
+    return status_screen.Glance(found, asyncio.run(ask_end_offsets(view)), time.monotonic())
 
 
 def _lines_from(path: Path, member: Member, positions: dict[Member, int]) -> list[str]:

@@ -28,6 +28,8 @@ class BrokerEntry(msgspec.Struct, frozen=True):
     port: int
     process: Process | None = None
     """The last one started for this broker; it may be gone."""
+    metrics_port: int | None = None
+    """Where Prometheus finds `/metrics`."""
 
 
 class ZooKeeperEntry(msgspec.Struct, frozen=True):

@@ -9,16 +9,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from protocol.apis import METADATA
-from protocol.errors import MinibrokerError
-from protocol.messages import MetadataPartition, MetadataRequest, MetadataResponse
-from protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition
+from protocol.apis import LIST_OFFSETS, METADATA, Api
+from protocol.errors import ErrorCode, MinibrokerError
+from protocol.messages import (
+    LATEST_TIMESTAMP,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+    Message,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataResponse,
+)
+from protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, TopicPartition
 from protocol.real_world import RealNetwork
 from protocol.rpc import open_connection
 
 ASK_TIMEOUT_S = 2.0
+ASK_END_OFFSETS_TIMEOUT_S = 0.5
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
 
 Address = tuple[str, int]
 
@@ -36,6 +49,10 @@ class ClusterView(NamedTuple):
     def offline_partitions(self) -> list[TopicPartition]:
         """Those that have no leader."""
         return [name for name, state in self.partitions.items() if state.leader_id == NO_LEADER]
+
+    def leader_count(self, broker_id: int) -> int:
+        """How many partitions the broker leads."""
+        return sum(1 for state in self.partitions.values() if state.leader_id == broker_id)
 
     def under_replicated_partitions(self) -> list[TopicPartition]:
         """Those with fewer replicas in sync than assigned."""
@@ -68,15 +85,44 @@ def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
 
 async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:
     """Ask all the addresses at once. Brokers that do not answer are left out; nothing is raised for them."""
-    results = await asyncio.gather(*(_ask(host, port, timeout_s) for host, port in addresses))
+    results = await asyncio.gather(
+        *(_ask(host, port, METADATA, MetadataRequest(None), timeout_s) for host, port in addresses)
+    )
     return merge([result for result in results if result is not None])
 
 
-async def _ask(host: str, port: int, timeout_s: float) -> MetadataResponse | None:
+async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_TIMEOUT_S) -> dict[TopicPartition, int]:
+    """Where consumers' reading ends, as every partition's leader says. Those whose leader does not answer, or does not
+    know, are left out."""
+    led: dict[int, dict[str, ListOffsetsTopic]] = {}
+    for name, state in view.partitions.items():
+        if state.leader_id in view.brokers:
+            topics = led.setdefault(state.leader_id, {})
+            asked = ListOffsetsPartition(name.partition, NO_EPOCH, LATEST_TIMESTAMP)
+            topics.setdefault(name.topic, ListOffsetsTopic(name.topic, [])).partitions.append(asked)
+    answers = await asyncio.gather(
+        *(
+            _ask(*view.brokers[broker], LIST_OFFSETS, ListOffsetsRequest(-1, 0, list(topics.values())), timeout_s)
+            for broker, topics in led.items()
+        )
+    )
+    return {
+        TopicPartition(topic.name, partition.partition_index): partition.offset
+        for answer in answers
+        if answer is not None
+        for topic in answer.topics
+        for partition in topic.partitions
+        if partition.error_code == ErrorCode.NONE
+    }
+
+
+async def _ask(
+    host: str, port: int, api: Api[Request, Response], request: Request, timeout_s: float
+) -> Response | None:
     try:
         connection = await open_connection(RealNetwork(), host, port, client_id="minibroker-cli", timeout_s=timeout_s)
         try:
-            return await connection.request(METADATA, MetadataRequest(None), timeout_s=timeout_s)
+            return await connection.request(api, request, timeout_s=timeout_s)
         finally:
             connection.close()
             await connection.wait_closed()

@@ -125,7 +125,7 @@ async def play(cluster: LocalCluster, records: int, tell: Tell) -> Outcome:
             yield line
 
     trial = Trial(cluster.bootstrap(), topic, PARTITIONS, lines(), records_per_second=RECORDS_PER_SECOND)
-    tell(f"sending the lines of Python's standard library, acks=all, {RECORDS_PER_SECOND:,} a second")
+    tell(f"sending lines of Python's standard library, acks=all, {RECORDS_PER_SECOND:,} a second")
     async with trial.sending():
         kills = [await _kill_leader(cluster, trial, tell), await _kill_controller(cluster, trial, tell)]
         trial.records_per_second = _UNPACED
@@ -188,7 +188,7 @@ async def _kill(
     await asyncio.to_thread(cluster.start, BrokerId(victim))
     await _whole(cluster, trial.topic)
     whole_after_s = time.monotonic() - killed_s
-    tell(f"broker {victim} is back, and every replica in its ISR again, {whole_after_s:.1f} s after the kill")
+    tell(f"broker {victim} is back, all replicas in the ISR again, {whole_after_s:.1f} s after the kill")
     return Kill(
         role=role,
         broker=victim,

@@ -23,7 +23,7 @@ from deploy.broker_process import StartingBroker
 from deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from deploy.cluster_view import ClusterView, ask_cluster
 from deploy.errors import LaunchError, LaunchTimedOut
-from deploy.ports import LOOPBACK, free_ports, is_free
+from deploy.ports import LOOPBACK, free_ports, is_free, lowest_source_port
 from deploy.processes import (
     Process,
     ProcessState,
@@ -41,6 +41,7 @@ from protocol.model import NO_LEADER
 DEFAULT_BROKERS = 3
 DEFAULT_BASE_PORT = 9092
 MAX_BROKERS = 100
+METRICS_PORT_DISTANCE = 1_000
 STOP_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 10.0
 
@@ -85,7 +86,8 @@ class LocalCluster:
         """What the brokers that are able to answer say; waits at most 2 s for one that hangs."""
         return asyncio.run(ask_cluster(self._answering_addresses(self.file())))
 
-    def status(self) -> Status:
+    def status(self, view: ClusterView | None = None) -> Status:
+        """`view`: what the brokers said just now, if they have been asked."""
         cluster = self.file()
         states = {
             entry.id: ProcessState.GONE if entry.process is None else state_of(entry.process)
@@ -96,7 +98,7 @@ class LocalCluster:
             server = ProcessState.RUNNING if answers else ProcessState.GONE
         else:
             server = self.state_of(ZOOKEEPER)
-        return status_of_processes(cluster, states, server, self.view())
+        return status_of_processes(cluster, states, server, self.view() if view is None else view)
 
     def resolve(self, who: Who) -> list[Member]:
         """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller."""
@@ -333,10 +335,12 @@ class LocalCluster:
             started = broker_process.start(
                 entry.id,
                 entry.port,
+                entry.metrics_port,
                 self.directory / f"broker-{entry.id}",
                 self.log_of(entry.id),
                 cluster.zookeeper.connect,
-                cluster.settings,
+                # A topic created without a word about replicas must be possible on a small cluster too.
+                {"default.replication.factor": str(min(3, len(cluster.brokers))), **cluster.settings},
             )
             cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
             cluster = msgspec.structs.replace(cluster, running=True)
@@ -385,9 +389,20 @@ def _planned(
         entry = ZooKeeperEntry(f"{LOOPBACK}:{port}", port)
     return ClusterFile(
         zookeeper=entry,
-        brokers=tuple(BrokerEntry(number + 1, first_port + number) for number in range(count)),
+        brokers=tuple(
+            BrokerEntry(number + 1, first_port + number, metrics_port=metrics_port)
+            for number, metrics_port in enumerate(_metrics_ports(first_port, count))
+        ),
         settings=dict(settings or {}),
     )
+
+
+def _metrics_ports(first_port: int, count: int) -> list[int]:
+    """1000 above the brokers' own, where Prometheus's configuration can name them; elsewhere if those are not free."""
+    ports = range(first_port + METRICS_PORT_DISTANCE, first_port + METRICS_PORT_DISTANCE + count)
+    if ports.stop <= lowest_source_port() and all(is_free(port) for port in ports):
+        return list(ports)
+    return free_ports(count, avoid=range(first_port, first_port + count))
 
 
 def _check_ports(brokers: list[BrokerEntry] | tuple[BrokerEntry, ...]) -> None:

@@ -33,7 +33,7 @@ def is_free(port: int) -> bool:
 
 def free_ports(count: int, avoid: Sequence[int] = ()) -> list[int]:
     """`count` consecutive ports where nobody listens, none of them in `avoid`. Raises LaunchError."""
-    highest = min(_lowest_source_port(), 65_536) - count
+    highest = min(lowest_source_port(), 65_536) - count
     for _ in range(1_000):
         first = _random.randint(_LOWEST, max(_LOWEST, highest))
         ports = list(range(first, first + count))
@@ -42,6 +42,7 @@ def free_ports(count: int, avoid: Sequence[int] = ()) -> list[int]:
     raise LaunchError(f"no {count} consecutive free ports between {_LOWEST} and {highest + count}: stop what uses them")
 
 
-def _lowest_source_port() -> int:
+def lowest_source_port() -> int:
+    """From here on the kernel gives ports to outgoing connections."""
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
     return int(text.split()[0])

@@ -6,7 +6,8 @@ the start time in /proc/PID/stat), and both are compared before every signal. Re
 killed), process groups (the same), a supervisor daemon (one more process that can die).
 
 A child that has ended stays a zombie until its parent asks for it, and the parent may be a foreground `up` or an
-`init` that never does. So a zombie counts as gone, and our own are reaped whenever someone looks.
+`init` that never does. So a zombie counts as gone, and our own are reaped whenever someone looks. Not before its last
+thread has ended, though: until then a killed Java, whose first thread is a zombie at once, still holds its port.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -59,7 +61,7 @@ def spawn(command: list[str], log: Path) -> Process:
         setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGTERM],
     )
     found = _look(pid)
-    return Process(pid, found[1] if found else "")
+    return Process(pid, found.birth if found else "")
 
 
 def spawn_python(module: str, arguments: Sequence[str], log: Path) -> Process:
@@ -83,11 +85,11 @@ def uninterrupted() -> Iterator[None]:
 def state_of(process: Process) -> ProcessState:
     _reap(process.pid)
     found = _look(process.pid)
-    if found is None or found[1] != process.birth:
+    if found is None or found.birth != process.birth:
         return ProcessState.GONE
-    if found[0] in "ZX":
+    if found.state in "ZX" and found.threads <= 1:
         return ProcessState.GONE
-    return ProcessState.PAUSED if found[0] in "Tt" else ProcessState.RUNNING
+    return ProcessState.PAUSED if found.state in "Tt" else ProcessState.RUNNING
 
 
 def is_alive(process: Process) -> bool:
@@ -133,8 +135,14 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def _look(pid: int) -> tuple[str, str] | None:
-    """The state letter and the birth of whoever has this process id now."""
+class _Found(NamedTuple):
+    state: str
+    threads: int
+    birth: str
+
+
+def _look(pid: int) -> _Found | None:
+    """Whoever has this process id now, as /proc/PID/stat has it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -142,4 +150,4 @@ def _look(pid: int) -> tuple[str, str] | None:
     # The second field is the program's name in parentheses, and may itself hold spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return fields[0], f"{boot_id}:{fields[19]}"
+    return _Found(fields[0], int(fields[17]), f"{boot_id}:{fields[19]}")

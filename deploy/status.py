@@ -20,6 +20,10 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     paused: bool
     registered: bool
     """The controller knows it as a live broker."""
+    leaders: int
+    """How many partitions it leads."""
+    metrics_port: int | None = None
+    """Where it serves Prometheus's `/metrics`, as far as is known here."""
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
@@ -91,6 +95,8 @@ def status_of_processes(
             port=entry.port,
             paused=states[entry.id] is ProcessState.PAUSED,
             registered=entry.id in view.brokers,
+            leaders=view.leader_count(entry.id),
+            metrics_port=entry.metrics_port,
         )
         for entry in cluster.brokers
     ]
@@ -111,7 +117,15 @@ def status_of_processes(
 def status_of_view(view: ClusterView) -> Status:
     """Of a cluster elsewhere, whose processes are out of sight: who is registered counts as alive."""
     brokers = [
-        BrokerStatus(id=broker, pid=None, alive=True, port=address[1], paused=False, registered=True)
+        BrokerStatus(
+            id=broker,
+            pid=None,
+            alive=True,
+            port=address[1],
+            paused=False,
+            registered=True,
+            leaders=view.leader_count(broker),
+        )
         for broker, address in sorted(view.brokers.items())
     ]
     return _status(brokers, None, view)

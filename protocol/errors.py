@@ -174,20 +174,23 @@ class MinibrokerError(Exception):
 
 
 class BrokerError(MinibrokerError):
-    """A broker answered with an error code. `code` is Kafka's; the text ends with the remedy."""
+    """A broker answered with an error code. `code` is Kafka's; the text ends with the remedy: the table's, unless
+    `detail` says itself what to do (`is_complete`)."""
 
-    def __init__(self, code: ErrorCode, detail: str = "") -> None:
+    def __init__(self, code: ErrorCode, detail: str = "", is_complete: bool = False) -> None:
         self.code = code
         self.detail = detail
+        self._is_complete = is_complete
         text = f"{code.name}: {detail}" if detail else code.name
-        super().__init__(f"{text}. {ERRORS[code].remedy}" if ERRORS[code].remedy else text)
+        remedy = "" if is_complete else ERRORS[code].remedy
+        super().__init__(f"{text}. {remedy}" if remedy else text)
 
     @property
     def retriable(self) -> bool:
         return ERRORS[self.code].retriable
 
-    def __reduce__(self) -> tuple[type["BrokerError"], tuple[ErrorCode, str]]:
-        return type(self), (self.code, self.detail)
+    def __reduce__(self) -> tuple[type["BrokerError"], tuple[ErrorCode, str, bool]]:
+        return type(self), (self.code, self.detail, self._is_complete)
 
 
 class NetworkError(MinibrokerError, OSError):

@@ -1,6 +1,7 @@
 """The World as the operating system has it. The only product module that opens sockets and files."""
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import os
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random, SystemRandom
+from threading import Thread
 from typing import NoReturn, TypeVar
 
 from protocol.messages import Buffer
@@ -19,6 +21,11 @@ T = TypeVar("T")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _BACKLOG = 1024
+
+LOOKUP_OVERDUE_S = 0.25
+
+_Addresses = list[tuple[int, str]]
+"""Family and numeric address, in the order in which to try them."""
 
 
 class RealClock:
@@ -85,7 +92,64 @@ class RealListener:
             self._socket.close()
 
 
+class _Lookup:
+    def __init__(self, answer: asyncio.Future[_Addresses | OSError]) -> None:
+        self.answer = answer
+        self.next_thread_s = 0.0
+
+
+class _Names:
+    """Host names to addresses. Lookups have threads of their own, which nobody waits for in the end.
+
+    A resolver that is out of reach keeps the caller for 5 s and more. The event loop's pool for lookups has so few
+    threads that a single dead name would then keep everybody from connecting to the living. So: a thread of our own for
+    each name; who asks for a name that is being looked up waits with the others, and every LOOKUP_OVERDUE_S that this
+    lasts one more thread asks (the network may be back, and who asks now is answered now). The first answer counts.
+    """
+
+    def __init__(self) -> None:
+        self._lookups: dict[str, _Lookup] = {}
+
+    async def resolve(self, host: str) -> _Addresses:
+        """At least one. Raises OSError."""
+        for family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError, ValueError):
+                socket.inet_pton(family, host)
+                return [(family, host)]
+        loop = asyncio.get_running_loop()
+        lookup = self._lookups.get(host)
+        if lookup is None or lookup.answer.done() or lookup.answer.get_loop() is not loop:
+            lookup = self._lookups[host] = _Lookup(loop.create_future())
+        while not lookup.answer.done():
+            if loop.time() >= lookup.next_thread_s:
+                lookup.next_thread_s = loop.time() + LOOKUP_OVERDUE_S
+                arguments = (host, loop, lookup.answer)
+                Thread(target=_look_up, args=arguments, name=f"lookup of {host}", daemon=True).start()
+            await asyncio.wait([lookup.answer], timeout=lookup.next_thread_s - loop.time())
+        found = lookup.answer.result()
+        if isinstance(found, OSError):
+            raise found.with_traceback(None)
+        return found
+
+
+def _look_up(host: str, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[_Addresses | OSError]) -> None:
+    """On a thread. `answer` gets its ending in the loop; a loop that is closed by then wants none."""
+    found: _Addresses | OSError
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = [(family, str(address[0])) for family, _, _, _, address in infos]
+    except OSError as error:
+        found = error
+    except (UnicodeError, ValueError) as error:
+        found = OSError(f"{host!r} cannot be a host name: {error}")
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(found))
+
+
 class RealNetwork:
+    def __init__(self) -> None:
+        self._names = _Names()
+
     async def listen(self, host: str, port: int) -> RealListener:
         infos = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -103,16 +167,21 @@ class RealNetwork:
         return RealListener(listening)
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
-        transport, protocol = await asyncio.get_running_loop().create_connection(factory, host, port)
-        if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
-            # TCP lets a socket connect to itself where nobody listens on a port that it was given for its own end. To
-            # whoever wants to know whether a process is there, that is a refusal.
-            transport.abort()
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself: nobody listens there")
-        connection = transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return protocol
+        loop = asyncio.get_running_loop()
+        failures: list[OSError] = []
+        for family, address in await self._names.resolve(host):
+            try:
+                transport, protocol = await loop.create_connection(factory, address, port, family=family)
+            except OSError as error:
+                failures.append(error)
+                continue
+            connection = transport.get_extra_info("socket")
+            if connection is not None:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return protocol
+        if all(type(failure) is type(failures[0]) for failure in failures):
+            raise failures[0]
+        raise OSError("; ".join(str(failure) for failure in failures))
 
 
 # --- Disk ----------------------------------------------------------------------------------------------------

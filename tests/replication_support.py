@@ -267,8 +267,9 @@ def with_one_broker(
             broker.announce_brokers({1: 1, 2: 1, 3: 1})
             try:
                 await scenario(broker)
-                if broker.supervisor.failure.done():
-                    broker.supervisor.failure.result()
+                failure = broker.supervisor.failure
+                if failure.done() and not failure.cancelled():
+                    failure.result()
             finally:
                 await broker.supervisor.close()
                 await broker.replicas.close()

@@ -32,7 +32,7 @@ async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaR
             ErrorCode.STALE_BROKER_EPOCH,
             f"the request is for broker epoch {request.broker_epoch}, this one is {own_epoch}",
         )
-    services.control_epoch.highest = request.controller_epoch
+    services.control_epoch.highest = max(services.control_epoch.highest, request.controller_epoch)
 
 
 async def handle_leader_and_isr(services: Services, request: Request) -> None:
@@ -40,10 +40,10 @@ async def handle_leader_and_isr(services: Services, request: Request) -> None:
     assert isinstance(body, LeaderAndIsrRequest)
     try:
         await _fence(services, body)
+        errors = await services.replicas.apply_leader_and_isr(body)  # C6
     except BrokerError as error:
         request.respond(LeaderAndIsrResponse(error.code, []))
         return
-    errors = await services.replicas.apply_leader_and_isr(body)  # C6
     request.respond(LeaderAndIsrResponse(ErrorCode.NONE, errors))
 
 

@@ -45,3 +45,4 @@ async def handle_produce(services: Services, request: Request) -> None:
         request.respond(ProduceResponse([ProduceTopicResponse(name, parts) for name, parts in topics.items()]))
 
     services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
+    body.topic_data.clear()  # it is in the log, so the frame need not stay in memory for as long as replicas take

@@ -1,15 +1,21 @@
 """What handlers work with. The composition root fills it in."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from broker.metadata_cache import MetadataCache
+from broker.network.request_channel import Request
 from broker.purgatory.purgatory import DelayedOperation, Purgatory
 from broker.replication.manager import ReplicaManager
 from broker.transactions.producer_ids import ProducerIds
+from protocol.errors import BrokerError, ErrorCode
 from protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
+
+logger = logging.getLogger("minibroker.handlers")
 
 
 class Administration(Protocol):
@@ -38,3 +44,27 @@ class Services(msgspec.Struct):
     control_epoch: ControlEpoch
     registered_epoch: Callable[[int], Awaitable[int]]
     """This broker's epoch, once it is known to be at least the given one."""
+    background: Callable[[Coroutine[Any, Any, None], str], object]
+    """Starts a task that the broker owns; the second argument is its name."""
+
+
+def answer_later(services: Services, request: Request, timeout_ms: int, answer: Callable[[], Awaitable[None]]) -> None:
+    """Let `answer` answer the request in a task of its own, or report REQUEST_TIMED_OUT.
+
+    For what waits for ZooKeeper. There are few request handlers: were they to wait themselves, a ZooKeeper that is away
+    would keep everybody from producing and fetching, which need none.
+    """
+    services.background(_answer(request, timeout_ms, answer), f"answer to {request!r}")
+
+
+async def _answer(request: Request, timeout_ms: int, answer: Callable[[], Awaitable[None]]) -> None:
+    try:
+        async with asyncio.timeout(timeout_ms / 1_000):
+            await answer()
+    except TimeoutError:
+        request.fail(ErrorCode.REQUEST_TIMED_OUT, f"not done within {timeout_ms} ms; is ZooKeeper away?")
+    except BrokerError as error:
+        request.fail(error.code, error.detail)
+    except Exception as error:
+        logger.exception("%r failed in its handler", request)
+        request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__} in the handler")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from broker.handlers.services import Services
+from broker.handlers.services import Services, answer_later
 from broker.network.request_channel import Request
 from broker.purgatory.purgatory import DelayedOperation
 from protocol.errors import ErrorCode
@@ -13,6 +13,9 @@ from protocol.messages import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
+
+LEAST_TIMEOUT_MS = 1_000
+"""For the controller's part: a request that does not want to wait for leaders still wants to know the outcome."""
 
 
 class DelayedCreateTopics(DelayedOperation):
@@ -52,6 +55,10 @@ async def handle_create_topics(services: Services, request: Request) -> None:
     """Raises BrokerError(NOT_CONTROLLER) on any other broker."""
     body = request.body
     assert isinstance(body, CreateTopicsRequest)
+    answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), lambda: _create(services, request, body))
+
+
+async def _create(services: Services, request: Request, body: CreateTopicsRequest) -> None:
     results = await services.administration.create_topics(body.topics, validate_only=body.validate_only)
 
     def respond(results: list[CreatableTopicResult]) -> None:
@@ -70,4 +77,8 @@ async def handle_delete_topics(services: Services, request: Request) -> None:
     brokers are down. Raises BrokerError(NOT_CONTROLLER) on any other broker."""
     body = request.body
     assert isinstance(body, DeleteTopicsRequest)
+    answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), lambda: _delete(services, request, body))
+
+
+async def _delete(services: Services, request: Request, body: DeleteTopicsRequest) -> None:
     request.respond(DeleteTopicsResponse(0, await services.administration.delete_topics(body.topics)))

@@ -6,9 +6,21 @@ from protocol.apis import APIS
 
 
 class ApiMetrics:
-    """Sums over the requests of one API, in seconds (Kafka's RequestQueueTimeMs, LocalTimeMs, TotalTimeMs)."""
+    """Sums over the requests of one API, in seconds (Kafka's RequestQueueTimeMs, LocalTimeMs, RemoteTimeMs,
+    ResponseSendTimeMs, TotalTimeMs)."""
 
-    __slots__ = ("answered", "errors", "handled", "local_s", "name", "request_bytes", "request_queue_s", "total_s")
+    __slots__ = (
+        "answered",
+        "errors",
+        "handled",
+        "local_s",
+        "name",
+        "remote_s",
+        "request_bytes",
+        "request_queue_s",
+        "send_s",
+        "total_s",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -23,8 +35,13 @@ class ApiMetrics:
         """From the arrival of the last byte until a handler took it."""
         self.local_s = 0.0
         """In the handler."""
+        self.remote_s = 0.0
+        """After the handler had returned, until somebody answered."""
         self.total_s = 0.0
-        """From the arrival of the last byte until the answer was given to the transport."""
+        """From the arrival of the last byte until the request was answered."""
+        self.send_s = 0.0
+        """From the answer until the transport had been given it. What the peer is too slow to take waits there
+        unmeasured."""
 
 
 class NetworkMetrics:

@@ -39,7 +39,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from broker.network.metrics import NetworkMetrics
+from broker.network.metrics import ApiMetrics, NetworkMetrics
 from broker.network.request_channel import Request, RequestChannel
 from broker.network.settings import NetworkSettings
 from protocol import apis
@@ -171,6 +171,7 @@ class Connection(asyncio.BufferedProtocol):
         "_transport",
         "_unanswered",
         "_unanswered_bytes",
+        "_unwritten",
         "_write_paused_since",
         "closed",
         "listener",
@@ -189,6 +190,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog: deque[tuple[bytes | memoryview, float]] = deque()
         self._backlog_bytes = 0
         self._outgoing: list[bytearray] = []
+        self._unwritten: list[tuple[ApiMetrics, float]] = []  # of those answers: when they were given
         self._muted = False
         self._in_line = False
         self._closed_here = False
@@ -252,6 +254,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end()
         self._transport = None
         self._outgoing.clear()
+        self._unwritten.clear()
         self._write_paused_since = None
         self._processor.left(self)
         self._on_lost()
@@ -265,9 +268,12 @@ class Connection(asyncio.BufferedProtocol):
         of_api = self._processor.metrics.per_api[request.api.key]
         of_api.answered += 1
         of_api.total_s += request.sent_at - request.received_at
+        if request.handled_at:
+            of_api.remote_s += request.sent_at - request.handled_at
         if frame is not None and not self.closed:
             self._last_active = request.sent_at
             self._outgoing.append(frame)
+            self._unwritten.append((of_api, request.sent_at))
             if (self._muted and not self._backlog) or len(frame) >= LARGE_RESPONSE_BYTES:
                 self.flush()
             elif len(self._outgoing) == 1:
@@ -303,6 +309,10 @@ class Connection(asyncio.BufferedProtocol):
             for frame in outgoing:
                 self._transport.write(frame)
         outgoing.clear()
+        now = self._processor.clock()
+        for of_api, answered_at in self._unwritten:
+            of_api.send_s += now - answered_at
+        self._unwritten.clear()
         if self._write_paused_since is not None:
             unsent = self._transport.get_write_buffer_size()
             if unsent > self._processor.settings.max_unsent_response_bytes:

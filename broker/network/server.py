@@ -120,6 +120,13 @@ class SocketServer:
     def handler_idle_ratio(self, plane: Plane) -> float:
         return self._planes[plane].pool.idle_ratio()
 
+    def handler_busy_s(self, plane: Plane) -> float:
+        """Seconds in handlers, added up over the plane's handler tasks."""
+        return self._planes[plane].pool.busy_s
+
+    def handler_count(self, plane: Plane) -> int:
+        return self._planes[plane].pool.size
+
     async def _bind(self, name: str, host: str, port: int, plane: Plane) -> None:
         try:
             listener = await self._network.listen(host or ALL_ADDRESSES, port)

@@ -20,7 +20,7 @@ from broker.metadata_cache import MetadataCache
 from broker.purgatory.purgatory import Purgatory, Timer
 from broker.replication.delayed import DelayedFetch, DelayedProduce, ProduceStatus
 from broker.replication.fetcher import Fetcher, FetcherSettings
-from broker.replication.partition import CONSUMER, Partition, Settings
+from broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from broker.storage.log import LogConfig
 from broker.storage.manager import LogManager
 from broker.supervisor import Supervisor
@@ -99,8 +99,8 @@ class ReplicaManager:
         self._partitions: dict[TopicPartition, Partition] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._timer = Timer()
-        self._produces: Purgatory[DelayedProduce] = Purgatory("produce", self._timer)
-        self._fetches: Purgatory[DelayedFetch] = Purgatory("fetch", self._timer)
+        self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
+        self._fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._changed_isrs: dict[TopicPartition, None] = {}
         self._isr_changed = asyncio.Event()
@@ -108,6 +108,8 @@ class ReplicaManager:
         self.expired_fetches = 0
         self.isr_shrinks = 0
         self.isr_expands = 0
+        self.traffic: dict[str, Traffic] = {}
+        """By topic, of those that have a partition here."""
         self._settings = Settings(
             broker_id=config.broker_id,
             lag_time_max_s=config.replica_lag_time_max_ms / 1_000,
@@ -150,6 +152,10 @@ class ReplicaManager:
 
     def partitions(self) -> list[Partition]:
         return list(self._partitions.values())
+
+    def purgatories(self) -> list[Purgatory[DelayedProduce] | Purgatory[DelayedFetch]]:
+        """To be looked at."""
+        return [self._produces, self._fetches]
 
     def leader(self, topic_partition: TopicPartition) -> Partition:
         """The partition, if it is here at all. Raises BrokerError: NOT_LEADER_OR_FOLLOWER where the cluster has it
@@ -228,16 +234,30 @@ class ReplicaManager:
         def read() -> FetchAnswer:
             return self._read(wanted, refused, request)
 
+        def deliver(answer: FetchAnswer) -> None:
+            self._count_fetched(answer, request.replica_id)
+            respond(answer)
+
         answer = read()
         size = sum(len(response.records) for _, response in answer)
         settled = any(r.error_code != 0 or r.diverging_epoch is not None for _, r in answer)
         if settled or size >= request.min_bytes or request.max_wait_ms <= 0 or not wanted:
-            respond(answer)
+            deliver(answer)
             return
         operation = DelayedFetch(
-            request.max_wait_ms, request.min_bytes, request.replica_id, wanted, self, read, respond
+            request.max_wait_ms, request.min_bytes, request.replica_id, wanted, self, read, deliver
         )
         self._fetches.try_complete_else_watch(operation, [tp for tp, _ in wanted])
+
+    def _count_fetched(self, answer: FetchAnswer, replica_id: int) -> None:
+        for topic_partition, response in answer:
+            partition = self._partitions.get(topic_partition) if response.records else None
+            if partition is None:
+                continue
+            if replica_id == CONSUMER:
+                partition.traffic.bytes_out += len(response.records)
+            else:
+                partition.traffic.replication_bytes_out += len(response.records)
 
     def _refusal(
         self, topic_partition: TopicPartition, fetch: FetchPartition, topic_id: str, request: FetchRequest
@@ -351,8 +371,11 @@ class ReplicaManager:
         return errors
 
     async def _topic_config(self, topic: str, states: list[LeaderAndIsrPartition]) -> TopicConfig:
-        """The topic's own settings, read from ZooKeeper where a partition is new here. Raises BrokerError(INVALID_CONFIG)
-        where they make no sense: with others in their place, acks=all might promise less than the topic's owner set."""
+        """The topic's own settings, read from ZooKeeper where a partition is new here.
+
+        Raises BrokerError(INVALID_CONFIG) where they make no sense: with others in their place, acks=all might promise
+        less than the topic's owner set.
+        """
         if all(TopicPartition(topic, s.partition_index) in self._partitions for s in states):
             return TopicConfig()
         path = znodes.topic_config_path(topic)
@@ -386,6 +409,7 @@ class ReplicaManager:
             self._metadata.alive_epoch,
             high_watermark=self._high_watermarks.get(topic_partition, 0),
             min_insync_replicas=config.min_insync_replicas,
+            traffic=self.traffic.setdefault(topic_partition.topic, Traffic()),
         )
         return partition
 
@@ -444,6 +468,9 @@ class ReplicaManager:
                     logger.info("%s: deleted", topic_partition)
                 self._produces.check_soon(topic_partition)
                 self._fetches.check_soon(topic_partition)
+            deleted = any(state.delete_partition for state in topic.partition_states)
+            if deleted and not any(partition.topic == topic.topic_name for partition in self._partitions):
+                self.traffic.pop(topic.topic_name, None)
         self._close_idle_fetchers()
         return errors
 
@@ -516,8 +543,10 @@ class ReplicaManager:
         self._supervisor.start(self._write_isr(partition, proposal), f"ISR of {partition.topic_partition}")
 
     async def _write_isr(self, partition: Partition, proposal: LeaderAndIsr) -> None:
-        """Until it is known whether the proposal holds, or somebody else's state does, or nobody wants to know any more:
-        a topic of the same name may have a state of the same version by then, which is not this leader's to change."""
+        """Until it is known whether the proposal holds, or somebody else's state does, or it does not matter any more.
+
+        Then it must not be written either: a new topic of that name may have a state of the same version.
+        """
         path = znodes.state_path(partition.topic_partition)
         outcome_unknown = False
         while True:

@@ -49,6 +49,21 @@ class Fetched(msgspec.Struct, frozen=True):
     appended: bool = False
 
 
+class Traffic:
+    """What went through the partitions of one topic on this broker (Kafka's BrokerTopicMetrics). Whoever exports it
+    reads it."""
+
+    __slots__ = ("bytes_in", "bytes_out", "messages_in", "replication_bytes_in", "replication_bytes_out")
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.messages_in = 0
+        self.bytes_out = 0
+        """To consumers."""
+        self.replication_bytes_in = 0
+        self.replication_bytes_out = 0
+
+
 class Partition:
     """Guarantees: the high watermark never goes back within a leader epoch but by truncation; a request of another
     leader epoch changes nothing; an acknowledged offset is below the high watermark of the maximal ISR.
@@ -64,9 +79,11 @@ class Partition:
         *,
         high_watermark: int = 0,
         min_insync_replicas: int | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.log = log
+        self.traffic = traffic or Traffic()
         self.role = Role.FOLLOWER
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
@@ -95,8 +112,8 @@ class Partition:
         return state.leader_epoch < self.leader_epoch
 
     def become_leader(self, state: LeaderAndIsrPartition) -> None:
-        """Lead in the state's epoch. The epoch is on disk with its start offset before anything can be appended
-        (KAFKA-7415). A second call for the same epoch changes nothing but the ISR, if the state's is newer."""
+        """Lead in the state's epoch. The log knows the epoch and its start offset before anything can be
+        appended (KAFKA-7415). A second call for the same epoch changes nothing but the ISR, if the state's is newer."""
         was_leading = self.role is Role.LEADER
         new_epoch = state.leader_epoch > self.leader_epoch
         if new_epoch:
@@ -152,6 +169,8 @@ class Partition:
                 f"min.insync.replicas is {self.min_insync_replicas}",
             )
         info = self.log.append_as_leader(records, self.leader_epoch, now_ms)  # P4
+        self.traffic.bytes_in += len(records)
+        self.traffic.messages_in += info.last_offset - info.first_offset + 1
         if len(self.isr) == 1:
             self.advance_high_watermark()
         return info
@@ -318,6 +337,7 @@ class Partition:
         return FetchPartitionResponse(
             partition_index=self.topic_partition.partition,
             error_code=code,
+            high_watermark=self.high_watermark,
             log_start_offset=self.log.log_start_offset,
             current_leader_id=self.leader_id,
             current_leader_epoch=self.leader_epoch,
@@ -389,6 +409,7 @@ class Partition:
         appended = len(response.records) > 0
         if appended:
             self.log.append_as_follower(response.records)
+            self.traffic.replication_bytes_in += len(response.records)
         self.high_watermark = max(self.high_watermark, min(response.high_watermark, self.log.log_end_offset))
         return Fetched(appended=appended)
 

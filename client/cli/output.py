@@ -95,12 +95,21 @@ def print_json(value: object) -> None:
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Aligned columns on stdout, never cut off: they may be read by a program after all."""
+    print_lines(table_lines(header, rows))
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """The first is a header, which is bold on a terminal."""
+    bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for number, line in enumerate(lines):
+        sys.stdout.write(f"\x1b[1m{line}\x1b[0m\n" if bold and number == 0 else f"{line}\n")
+
+
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Aligned columns under a header."""
     texts = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(header))]
-    bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    for number, row in enumerate(texts):
-        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        sys.stdout.write(f"\x1b[1m{line}\x1b[0m\n" if bold and number == 0 else f"{line}\n")
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in texts]
 
 
 def _cell(value: object) -> str:

@@ -10,14 +10,24 @@ to remember besides: `resume` looks at them and does what can be done now.
                DeletionIneligible (the broker is down, or could not)
 
 A topic with an ineligible replica waits until the broker is back. Nothing is forgotten before every replica is
-gone: else a broker that returns would bring old records into a new topic of the same name.
+gone: else a broker that returns would bring old records into a new topic of the same name. Nor before every live
+broker has answered that it knows of the deletion (Kafka does not wait for that): else one that was slow, under a
+controller that died, would go on showing the topic to its clients, and no later controller would know what to correct.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from controller.cluster_state import ClusterState, DeletionIneligible, DeletionQueued, TopicRemoved, in_order
+from controller.cluster_state import (
+    ClusterState,
+    DeletionAnnounced,
+    DeletionHeard,
+    DeletionIneligible,
+    DeletionQueued,
+    TopicRemoved,
+    in_order,
+)
 from controller.events import ResumeDeletions
 from controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
 from controller.states.partition import PartitionState
@@ -88,6 +98,7 @@ def resume(state: ClusterState) -> Plan:
         deleted = [DeletedTopic(topic, state.topic_ids[topic]) for topic in beginning]
         builder.announce(state.live_brokers, (), deleted)
     for topic in beginning:
+        builder.change(DeletionAnnounced(topic, state.live_broker_ids()))
         _begin(builder, state, topic)
     return builder.build()
 
@@ -140,9 +151,21 @@ def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[Topic
     return builder.build()
 
 
+def heard(state: ClusterState, broker_id: int, topics: Iterable[str]) -> Plan:
+    """A broker has answered an UpdateMetadata that said of the topics that they are gone."""
+    builder = PlanBuilder()
+    for topic in topics:
+        if broker_id in state.unaware_brokers.get(topic, ()):
+            builder.change(DeletionHeard(topic, broker_id))
+    builder.follow_up(ResumeDeletions(state.controller_epoch))
+    return builder.build()
+
+
 def finished(state: ClusterState) -> tuple[str, ...]:
-    """The topics of which no broker has a replica any more: `forget` them."""
-    return tuple(topic for topic in state.topics_to_delete if _is_finished(state, topic))
+    """The topics of which no broker has a replica any more, nor shows them to clients: `forget` them."""
+    return tuple(
+        topic for topic in state.topics_to_delete if _is_finished(state, topic) and not state.unaware_brokers.get(topic)
+    )
 
 
 def _is_finished(state: ClusterState, topic: str) -> bool:

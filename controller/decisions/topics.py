@@ -20,6 +20,8 @@ MAX_PARTITIONS_OF_A_TOPIC = 10_000
 MAX_TOPIC_BYTES = 900_000
 """What the znodes of a topic may take together: they are created at once, and ZooKeeper takes less than 1 MB."""
 
+MAX_MESSAGE_LENGTH = 1_000
+
 DEFAULT = -1
 """In a request: as the broker is configured."""
 
@@ -99,7 +101,8 @@ def validate(
 
 
 def refusal(topic: str, code: ErrorCode, message: str) -> CreatableTopicResult:
-    return CreatableTopicResult(topic, "", code, message)
+    # An illegal name may be as long as any string, and so would the message be that quotes it: too long to be read.
+    return CreatableTopicResult(topic, "", code, message[:MAX_MESSAGE_LENGTH])
 
 
 def already_exists(topic: str) -> CreatableTopicResult:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from broker.storage.log import Log
 from protocol import znodes
 from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import LeaderAndIsrRequest, LeaderAndIsrTopic, PartitionError
 from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from protocol.world import Operation
 from tests.replication_support import (
     LAG_S,
     ORDERS,
@@ -21,6 +24,7 @@ from tests.replication_support import (
     until,
     with_one_broker,
 )
+from tests.simulation.zookeeper import VirtualSession
 from tests.storage_support import batch, headers
 
 RECORDS = batch(3)
@@ -164,7 +168,8 @@ def test_the_high_watermark_moves_when_a_follower_outside_of_the_isr_that_it_wai
             await asyncio.sleep(1)
             if answer.done():
                 break
-        assert answer.done() and answer.result().error_code == ErrorCode.NONE
+        assert answer.done()
+        assert answer.result().error_code == ErrorCode.NONE
 
     with_one_broker(tmp_path, scenario)
 
@@ -241,7 +246,8 @@ def test_a_waiting_fetch_is_answered_when_its_log_has_been_closed(tmp_path: Path
         reading = broker.fetch(fetch_of(0), max_wait_ms=10_000, min_bytes=1_000_000)
         await broker.partition().log.close()
         broker.replicas._fetches.check_and_complete(ORDERS)
-        assert reading.done() and reading.result()[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert reading.done()
+        assert reading.result()[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     with_one_broker(tmp_path, scenario)
 
@@ -287,10 +293,8 @@ def test_a_fetch_with_an_absurd_limit_gets_one_batch(tmp_path: Path, max_bytes: 
         await broker.told(state(isr=(1,)))
         for _ in range(2):
             broker.produce(RECORDS, acks=1)
-        for limits in ({"max_bytes": max_bytes}, {}):
-            asked = fetch_of(0) if limits else fetch_of(0, max_bytes=max_bytes)
-            [found] = broker.fetch(asked, **limits).result()
-            assert len(found.records) == len(RECORDS)
+        for answer in (broker.fetch(fetch_of(0), max_bytes=max_bytes), broker.fetch(fetch_of(0, max_bytes=max_bytes))):
+            assert len(answer.result()[0].records) == len(RECORDS)
 
     with_one_broker(tmp_path, scenario)
 
@@ -308,7 +312,7 @@ def test_a_lagging_follower_leaves_the_isr_and_comes_back_when_it_has_caught_up(
         assert broker.in_zookeeper().isr == broker.partition().isr == (1, 2)
         broker.follower_has(3, 3)
         await until(lambda: broker.in_zookeeper().isr == (1, 2, 3))
-        assert len(broker.zookeeper.names(znodes.ISR_CHANGE_NOTIFICATION)) == 2
+        await until(lambda: len(broker.zookeeper.names(znodes.ISR_CHANGES)) == 2)
 
     with_one_broker(tmp_path, scenario)
 
@@ -329,9 +333,10 @@ def test_an_isr_write_whose_answer_was_lost_is_recognised(tmp_path: Path) -> Non
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(isr=(1, 2)))
 
-        def cut(session: object, operations: object) -> None:
+        def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
             broker.zookeeper.after = None
-            session.cut()  # type: ignore[attr-defined]
+            session.suspend()
+            asyncio.get_running_loop().call_later(1, session.resume)
 
         broker.zookeeper.after = cut
         broker.follower_has(0, 3)
@@ -381,7 +386,8 @@ def test_an_older_leader_epoch_changes_nothing(tmp_path: Path) -> None:
         await broker.told(state(epoch=5))
         [error] = await broker.told(state(leader=2, epoch=4))
         assert error.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
-        assert broker.partition().is_leader and broker.partition().leader_epoch == 5
+        assert broker.partition().is_leader
+        assert broker.partition().leader_epoch == 5
 
     with_one_broker(tmp_path, scenario)
 
@@ -437,7 +443,8 @@ def test_a_leader_at_a_new_address_is_followed_there_with_all_its_partitions(tmp
         await broker.told(state(leader=2), leader_ports={2: 9999})  # the same epoch
         [fetcher] = broker.replicas._fetchers.values()
         assert fetcher.address == ("broker-2", 9999)
-        assert fetcher.follows(ORDERS) and fetcher.follows(TopicPartition(TOPIC, 1))
+        assert fetcher.follows(ORDERS)
+        assert fetcher.follows(TopicPartition(TOPIC, 1))
 
     with_one_broker(tmp_path, scenario)
 
@@ -450,6 +457,36 @@ def test_a_partition_without_a_leader_is_not_fetched(tmp_path: Path) -> None:
         assert not broker.replicas._fetchers
         with pytest.raises(BrokerError):
             broker.partition().append(RECORDS, required_acks=1, now_ms=0)
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_an_order_for_a_former_registration_changes_no_role_however_long_it_took(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        session, broker.session = broker.session, None
+        told = asyncio.ensure_future(broker.told(state()))
+        await asyncio.sleep(1)
+        broker.session, broker.broker_epoch = session, 2  # it has registered again before the order was carried out
+        with pytest.raises(BrokerError) as raised:
+            await told
+        assert raised.value.code is ErrorCode.STALE_BROKER_EPOCH
+        assert not broker.partition().is_leader
+        assert await broker.told(state()) == []
+        assert broker.partition().is_leader
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_many_isr_changes_are_announced_in_nodes_that_zookeeper_takes(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        changed = [TopicPartition("t" * 249, number) for number in range(5_000)]
+        broker.replicas._changed_isrs.update(dict.fromkeys(changed))
+        broker.replicas._isr_changed.set()
+        await until(lambda: len(broker.zookeeper.names(znodes.ISR_CHANGES)) == 5)
+        announced: list[TopicPartition] = []
+        for name in broker.zookeeper.names(znodes.ISR_CHANGES):
+            announced += znodes.decode_isr_change(name, broker.zookeeper.data(f"{znodes.ISR_CHANGES}/{name}"))
+        assert announced == changed
 
     with_one_broker(tmp_path, scenario)
 
@@ -473,10 +510,8 @@ def log_of(broker: OneBroker, partition: TopicPartition) -> Log:
     return log
 
 
-async def told_two_topics(broker: OneBroker, other: str) -> list[object]:
-    from protocol.messages import LeaderAndIsrRequest, LeaderAndIsrTopic
-
+async def told_two_topics(broker: OneBroker, other: str) -> list[PartitionError]:
     request = LeaderAndIsrRequest(
         1, 1, 1, [LeaderAndIsrTopic(other, "x", [state()]), LeaderAndIsrTopic(TOPIC, "id-of-orders", [state()])], []
     )
-    return list(await broker.replicas.apply_leader_and_isr(request))
+    return await broker.replicas.apply_leader_and_isr(request)

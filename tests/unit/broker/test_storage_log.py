@@ -336,6 +336,19 @@ def test_the_first_record_at_or_after_a_time_is_found_even_if_times_go_back(path
     assert log.offset_for_timestamp(NOW, 80) == (NOW + 105, 15)
 
 
+def test_a_batch_that_its_producer_filled_with_nonsense_is_found_by_the_time_in_its_header(path: str) -> None:
+    log = open_log(path).log
+    log.append_as_leader(batch(3), 0, NOW)
+    nonsense = bytearray(batch(2, timestamp=NOW + 50))
+    nonsense[61] = 0xC1  # no MessagePack begins like this
+    nonsense[17:21] = crc32c(nonsense[21:]).to_bytes(4, "big")
+    log.append_as_leader(nonsense, 0, NOW)
+    log.append_as_leader(batch(1, timestamp=NOW + 90), 0, NOW)
+    assert log.offset_for_timestamp(NOW + 1, 6) == (NOW + 1, 1)
+    assert log.offset_for_timestamp(NOW + 10, 6) == (NOW + 51, 3)
+    assert log.offset_for_timestamp(NOW + 80, 6) == (NOW + 90, 5)
+
+
 # -- truncating --
 
 

@@ -77,6 +77,7 @@ class ObedientBroker:
         """What LeaderAndIsr told this run, and StopReplica did not take back."""
         self.topics: dict[str, dict[int, m.UpdateMetadataPartition]] = {}
         """What UpdateMetadata told this run."""
+        self._metadata_epoch = -1
         self.live_brokers: dict[int, int] = {}
         """Ids and epochs of the last UpdateMetadata."""
         self.deleted: list[TopicPartition] = []
@@ -158,7 +159,7 @@ class ObedientBroker:
         stale = ErrorCode.NONE
         if body.controller_epoch < self.controller_epoch:
             stale = ErrorCode.STALE_CONTROLLER_EPOCH
-        elif body.broker_epoch != self.epoch:
+        elif body.broker_epoch < self.epoch:
             stale = ErrorCode.STALE_BROKER_EPOCH
         else:
             self.controller_epoch = body.controller_epoch
@@ -201,6 +202,10 @@ class ObedientBroker:
         return errors
 
     def _take_metadata(self, body: m.UpdateMetadataRequest) -> None:
+        if body.broker_epoch != self._metadata_epoch:
+            # The first one of a registration tells everything: what it does not name was deleted meanwhile.
+            self.topics.clear()
+            self._metadata_epoch = body.broker_epoch
         self.live_brokers = {broker.id: broker.broker_epoch for broker in body.live_brokers}
         for topic in body.topic_states:
             if topic.deleted:

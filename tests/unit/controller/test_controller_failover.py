@@ -226,6 +226,27 @@ def test_a_deletion_goes_on_under_the_next_controller() -> None:
     simulate(scenario)
 
 
+def test_a_deletion_ends_only_when_every_live_broker_knows_of_it_whoever_is_controller() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1,))
+        await cluster.has(ORDERS_0, 1, [1])
+        slow = cluster.brokers[2]
+        slow.answer = lambda told: None  # it has no replica, but clients who ask it for metadata
+        await office.delete("orders")
+        await cluster.until(lambda: cluster.brokers[1].deleted)
+        await office.idle()
+        assert cluster.zookeeper.has("/admin/delete_topics/orders")
+        office.kill()
+        slow.answer = slow.obey
+        assert "orders" in slow.topics
+        await cluster.elect(101)
+        await cluster.until(lambda: not cluster.zookeeper.has("/admin/delete_topics/orders"))
+        assert slow.topics == {}
+
+    simulate(scenario)
+
+
 def test_deletion_copes_with_nodes_that_somebody_put_under_the_topic() -> None:
     async def scenario(cluster: Cluster) -> None:
         office = await cluster.start([1])

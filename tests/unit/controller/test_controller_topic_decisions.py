@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+import msgspec
 import pytest
 
 from controller.cluster_state import ClusterState
@@ -13,7 +14,13 @@ from controller.decisions.placement import assign_replicas
 from controller.decisions.topics import NewTopic, TopicDefaults
 from controller.states.replica import ReplicaState
 from protocol.errors import ErrorCode
-from protocol.messages import CreatableAssignment, CreatableConfig, CreatableTopic, CreatableTopicResult
+from protocol.messages import (
+    CreatableAssignment,
+    CreatableConfig,
+    CreatableTopic,
+    CreatableTopicResult,
+    CreateTopicsResponse,
+)
 from protocol.znodes import TopicZnode
 from tests.unit.controller.pictures import broker, carry_out, leads, lines, partition, picture, text
 
@@ -235,6 +242,7 @@ def two_replicas(live: Sequence[int] = (1, 2)) -> ClusterState:
 def test_a_deletion_first_tells_everybody_and_then_stops_the_replicas() -> None:
     state = two_replicas()
     assert lines(deletion.resume(state)) == text("""
+        the deletion of topic old waits until 1 2 know of it
         partition old-0 -> OfflinePartition
         partition old-0 -> NonExistentPartition
         replica old-0 on 1 -> OfflineReplica
@@ -258,6 +266,13 @@ def test_a_topic_is_forgotten_once_every_broker_has_deleted_its_replica() -> Non
         then ResumeDeletions
     """)
     carry_out(state, deletion.replicas_answered(state, 2, {partition("old-0"): ErrorCode.NONE}))
+    carry_out(state, deletion.heard(state, 1, ["old"]))
+    assert deletion.finished(state) == (), "broker 2 still shows it to its clients"
+    assert lines(deletion.heard(state, 2, ["old"])) == text("""
+        broker 2 knows that topic old is gone
+        then ResumeDeletions
+    """)
+    carry_out(state, deletion.heard(state, 2, ["old"]))
     assert deletion.finished(state) == ("old",)
     assert lines(deletion.resume(state)) == []
     plan = deletion.forget(state, "old", ["/brokers/topics/old/partitions", "/brokers/topics/old"])
@@ -272,10 +287,21 @@ def test_a_topic_is_forgotten_once_every_broker_has_deleted_its_replica() -> Non
     """)
 
 
+def test_a_broker_that_dies_need_not_know_of_a_deletion() -> None:
+    state = picture([1, 2], {"old-0": (1,)}, {"old-0": leads(1, 4, [1])}, to_delete=("old",))
+    carry_out(state, deletion.resume(state))
+    carry_out(state, deletion.replicas_answered(state, 1, {partition("old-0"): ErrorCode.NONE}))
+    carry_out(state, deletion.heard(state, 1, ["old"]))
+    assert deletion.finished(state) == ()
+    carry_out(state, brokers.lost(state, [2]))
+    assert deletion.finished(state) == ("old",)
+
+
 def test_a_replica_on_a_dead_broker_makes_the_topic_wait_until_the_broker_is_back() -> None:
     state = two_replicas(live=[1])
     plan = deletion.resume(state)
     assert lines(plan) == text("""
+        the deletion of topic old waits until 1 know of it
         the deletion of topic old waits: its replicas on broker 2 cannot be reached
         partition old-0 -> OfflinePartition
         partition old-0 -> NonExistentPartition
@@ -291,6 +317,7 @@ def test_a_replica_on_a_dead_broker_makes_the_topic_wait_until_the_broker_is_bac
 
     carry_out(state, brokers.added(state, [broker(2, epoch=21)]))
     assert lines(deletion.resume(state)) == text("""
+        the deletion of topic old waits until 1 2 know of it
         replica old-0 on 2 -> OfflineReplica
         replica old-0 on 2 -> ReplicaDeletionStarted
         UpdateMetadata to 1 2: old (deleted)
@@ -362,3 +389,12 @@ def test_a_replica_that_died_just_after_its_leader_took_it_in_is_taken_out_again
     read = {partition("a-0"): leads(1, 4, [1, 2], version=6)}
     carry_out(state, isr_changes.changed(state, read, []))
     assert "write a-0: leader 1, epoch 5, isr [1] (over version 6)" in lines(brokers.settle(state, read))
+
+
+def test_a_refusal_can_be_read_however_long_the_name_is_that_it_quotes() -> None:
+    name = "x" * 32_767
+    answers = validate(picture(THREE_BROKERS, {}), CreatableTopic(name), CreatableTopic(name))
+    results = [answer for answer in answers if isinstance(answer, CreatableTopicResult)]
+    assert [result.error_code for result in results] == [ErrorCode.INVALID_REQUEST] * 2
+    response = CreateTopicsResponse(0, results)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(response), type=CreateTopicsResponse) == response

@@ -1,15 +1,19 @@
 """Crash detection against real sockets on loopback."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
-from controller.crash_detection import CrashDetector
+from controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
 from protocol.model import CONTROL_LISTENER, Broker, Endpoint
 from protocol.real_world import RealClock, RealNetwork
-from protocol.world import Incoming
+from protocol.world import Incoming, Network
 
 DEADLINE_S = 10.0
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class Peer(asyncio.Protocol):
@@ -67,11 +71,21 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def at_once() -> None:
+    """ZooKeeper's answer."""
+
+
 @asynccontextmanager
-async def watching(detection_ms: int) -> AsyncIterator[tuple[CrashDetector, list[tuple[int, int, str]]]]:
+async def watching(
+    detection_ms: int, in_touch: Callable[[], Awaitable[None]] = at_once, network: Network | None = None
+) -> AsyncIterator[tuple[CrashDetector, list[tuple[int, int, str]]]]:
     suspected: list[tuple[int, int, str]] = []
     detector = CrashDetector(
-        RealNetwork(), RealClock(), detection_ms, lambda b, epoch, reason: suspected.append((b, epoch, reason))
+        network or RealNetwork(),
+        RealClock(),
+        detection_ms,
+        lambda b, epoch, reason: suspected.append((b, epoch, reason)),
+        in_touch,
     )
     try:
         yield detector, suspected
@@ -154,6 +168,61 @@ def test_each_epoch_is_suspected_once_and_the_next_one_anew() -> None:
             detector.follow([broker(port, epoch=2)])
             await until(lambda: len(suspected) == 2)
             assert [s[1] for s in suspected] == [1, 2]
+
+    run(test)
+
+
+def test_who_is_cut_off_from_zookeeper_suspects_nobody_and_looks_again_when_it_is_back() -> None:
+    async def test() -> None:
+        fake = FakeBroker()
+        port = await fake.listen()
+        back, asked = asyncio.Event(), asyncio.Event()
+
+        async def in_touch() -> None:
+            asked.set()
+            await back.wait()
+
+        async with watching(detection_ms=600_000, in_touch=in_touch) as (detector, suspected):
+            detector.follow([broker(port)])
+            await until(lambda: len(fake.peers) == 1)
+            await fake.die()
+            await asked.wait()
+            async with asyncio.timeout(DEADLINE_S):
+                await asyncio.sleep(PROMPT_S)  # longer than a prompt answer takes
+            await fake.listen(port)
+            back.set()
+            await until(lambda: len(fake.peers) == 1)
+            assert not suspected
+            await fake.die()
+            await until(lambda: bool(suspected))
+
+    run(test)
+
+
+def test_a_name_that_is_gone_counts_as_refused_where_a_connection_stood_also_for_who_looks_again() -> None:
+    class Names(RealNetwork):
+        is_gone = False
+
+        async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
+            if self.is_gone:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            return await super().connect(host, port, factory)
+
+    async def test() -> None:
+        fake, network = FakeBroker(), Names()
+        port = await fake.listen()
+        async with watching(detection_ms=600_000, network=network) as (detector, suspected):
+            detector.follow([broker(port)])
+            await until(lambda: len(fake.peers) == 1)
+            await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
+            network.is_gone = True
+            await fake.die()
+            await until(lambda: bool(suspected))
+            assert "Name or service not known" in suspected[0][2]
+            # As who removed a crashed controller and takes its office: it need not find out again.
+            detector.follow([])
+            detector.follow([broker(port)])
+            await until(lambda: len(suspected) == 2)
 
     run(test)
 

@@ -91,3 +91,21 @@ def test_an_interruption_waits_for_the_end_and_is_not_kept_from_the_child(tmp_pa
     (child,) = children
     assert send_signal(child, signal.SIGTERM)
     assert wait_until_gone([child], 10) == []
+
+
+def test_a_process_whose_first_thread_has_ended_is_not_gone_while_another_runs(tmp_path: Path) -> None:
+    code = (
+        "import ctypes, signal, threading\n"
+        "threading.Thread(target=signal.sigwait, args=[[signal.SIGUSR1]]).start()\n"
+        "print('asleep', flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    log = tmp_path / "log"
+    process = spawn([sys.executable, "-S", "-c", code], log)
+    try:
+        stat = Path(f"/proc/{process.pid}/stat")
+        assert wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", 20), log.read_text()
+        assert is_alive(process)
+    finally:
+        send_signal(process, signal.SIGKILL)
+        assert wait_until_gone([process], 10) == []

@@ -1,0 +1,466 @@
+"""What a broker tells Prometheus: Kafka's metrics, by the names that Prometheus users know them by.
+
+The problem. Metrics must cost the hot path nothing to speak of, and a scrape must not hold up the loop: a thousand
+partitions with a few values each take the library 30 ms to format.
+
+The choice. The broker's parts count in plain attributes (`ApiMetrics`, `Traffic`, `EventTimes`, ...). A scrape reads
+them, makes of them the metric families of prometheus_client, at most PART_SAMPLES samples at a time, has the library
+format each part, and sleeps whenever its slice is over. So the values of one scrape are not all of the same moment;
+neither are those of several brokers.
+
+Names. Kafka's `kafka.server:type=ReplicaManager,name=LeaderCount` is `kafka_server_replicamanager_leadercount`. A rate
+(`IsrShrinksPerSec`) is a counter (`..._isrshrinks_total`), of which `rate()` makes what Kafka shows. A time
+(`TotalTimeMs`) is a summary in milliseconds (`..._totaltimems_count`, `..._totaltimems_sum`): the quotient of their
+rates is the mean. There is no sum over all topics beside the values by topic, which `sum()` would count twice.
+What Kafka does not have begins with `minibroker_`.
+
+Rejected: prometheus_client's own Counter and Histogram objects, updated by requests (a lock and a dictionary look-up
+each); formatting in a thread (it races with the loop, and takes the interpreter lock from it for 5 ms at a time).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from broker.network.metrics import ApiMetrics
+from broker.network.server import SocketServer
+from broker.purgatory.purgatory import Purgatory
+from broker.replication.manager import ReplicaManager
+from broker.storage.log import Log
+from broker.storage.manager import LogManager
+from protocol.apis import Plane
+
+PART_SAMPLES = 100
+"""Formatted in one go: half a millisecond."""
+SLICE_S = 0.001
+PAUSE_S = 0.001
+
+PROBE_INTERVAL_S = 0.1
+PROBES_PER_WINDOW = 600
+
+
+# --- The controller, as far as it is measured (inside the broker only the composition root imports it) -------------
+
+
+class ClusterPicture(Protocol):
+    @property
+    def live_brokers(self) -> Sized: ...
+    @property
+    def topic_ids(self) -> Sized: ...
+    @property
+    def assignments(self) -> Sized: ...
+    @property
+    def topics_to_delete(self) -> Sized: ...
+    @property
+    def ineligible_topics(self) -> Sized: ...
+    def offline_partition_count(self) -> int: ...
+
+
+class EventTimes(Protocol):
+    @property
+    def count(self) -> int: ...
+    @property
+    def total_s(self) -> float: ...
+    @property
+    def queued_s(self) -> float: ...
+
+
+class MeasuredController(Protocol):
+    @property
+    def state(self) -> ClusterPicture | None:
+        """None while not in office."""
+        ...
+
+    @property
+    def queued_events(self) -> int: ...
+
+    @property
+    def event_times(self) -> Mapping[str, EventTimes]:
+        """By the name of the event."""
+        ...
+
+
+CONTROLLER_STATES = {
+    "Startup": "controllerchange",
+    "Resignation": "controllerchange",
+    "BrokerChange": "leaderelection",
+    "TopicChange": "topicchange",
+    "CreateTopicsRequest": "topicchange",
+    "DeleteTopics": "topicdeletion",
+    "DeleteTopicsRequest": "topicdeletion",
+    "ResumeDeletions": "topicdeletion",
+    "StopReplicaAnswered": "topicdeletion",
+    "TopicDeletionsHeard": "topicdeletion",
+    "IsrChange": "isrchange",
+    "LeaderAndIsrAnswered": "leaderandisrresponsereceived",
+    "BrokerSuspected": "brokersuspected",
+    "SessionReconnected": "sessionreconnected",
+    "Deposed": "controllershutdown",
+    "SenderBroke": "controllershutdown",
+}
+"""Event -> Kafka's ControllerState in which it is handled, or a name after Kafka's manner where there is none. The time
+in BrokerChange is Kafka's LeaderElectionRateAndTimeMs."""
+
+
+# --- The lag of the event loop -------------------------------------------------------------------------------------
+
+
+class LoopLag:
+    """How late the loop is for a timer, measured ten times a second while `probe` runs. uvloop's timers are whole
+    milliseconds, so less than one means nothing."""
+
+    BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(self.BOUNDS_S) + 1)
+        """Probes by the bound that they did not exceed; the last is for those beyond all bounds."""
+        self.sum_s = 0.0
+        self._max_s = 0.0
+        self._max_before_s = 0.0
+        self._probes = 0
+
+    @property
+    def max_s(self) -> float:
+        """The largest of the last one to two minutes."""
+        return max(self._max_s, self._max_before_s)
+
+    def observe(self, lag_s: float) -> None:
+        if self._probes == PROBES_PER_WINDOW:
+            self._max_before_s, self._max_s, self._probes = self._max_s, 0.0, 0
+        self._probes += 1
+        self._max_s = max(self._max_s, lag_s)
+        self.sum_s += lag_s
+        self.counts[bisect_left(self.BOUNDS_S, lag_s)] += 1
+
+    async def probe(self, clock: Callable[[], float]) -> None:
+        """Until it is cancelled."""
+        while True:
+            due = clock() + PROBE_INTERVAL_S
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            self.observe(max(0.0, clock() - due))
+
+
+# --- The families --------------------------------------------------------------------------------------------------
+
+
+class _Field(NamedTuple):
+    """A metric that every one of some objects has."""
+
+    name: str
+    documentation: str
+    value: Callable[[Any], float]
+
+
+REQUEST_TIMES: tuple[tuple[str, str, Callable[[ApiMetrics], tuple[int, float]]], ...] = (
+    (
+        "totaltimems",
+        "Milliseconds from a request's last byte to the writing of its answer",
+        lambda api: (api.answered, api.total_s + api.send_s),
+    ),
+    ("requestqueuetimems", "Milliseconds in the request queue", lambda api: (api.handled, api.request_queue_s)),
+    ("localtimems", "Milliseconds in the handler", lambda api: (api.handled, api.local_s)),
+    (
+        "remotetimems",
+        "Milliseconds of waiting after the handler had returned, for followers or for data",
+        lambda api: (api.answered, api.remote_s),
+    ),
+    (
+        "responsesendtimems",
+        "Milliseconds from an answer to when the operating system was given it",
+        lambda api: (api.answered, api.send_s),
+    ),
+)
+
+REQUEST_COUNTERS = (
+    _Field("requests", "Requests answered", lambda api: api.answered),
+    _Field("errors", "Requests whose handler failed", lambda api: api.errors),
+    _Field("requestbytes", "Bytes of the requests handled", lambda api: api.request_bytes),
+)
+
+TRAFFIC_COUNTERS = (
+    _Field("bytesin", "Bytes of batches appended for producers", lambda traffic: traffic.bytes_in),
+    _Field("messagesin", "Records appended for producers", lambda traffic: traffic.messages_in),
+    _Field("bytesout", "Bytes of batches fetched by consumers", lambda traffic: traffic.bytes_out),
+    _Field("replicationbytesin", "Bytes of batches fetched from leaders", lambda traffic: traffic.replication_bytes_in),
+    _Field(
+        "replicationbytesout", "Bytes of batches fetched by followers", lambda traffic: traffic.replication_bytes_out
+    ),
+)
+
+LOG_GAUGES = (
+    _Field("size", "Bytes of the log's batches", lambda log: log.size),
+    _Field("logstartoffset", "The first offset", lambda log: log.log_start_offset),
+    _Field("logendoffset", "The offset that the next record gets", lambda log: log.log_end_offset),
+)
+
+LED_PARTITION_GAUGES = (
+    _Field("replicascount", "Replicas assigned, of partitions led here", lambda partition: len(partition.assignment)),
+    _Field("insyncreplicascount", "Replicas in sync, of partitions led here", lambda partition: len(partition.isr)),
+)
+
+
+class BrokerMetrics(Collector):
+    """Reads the counters of a broker's parts. Belongs to the event loop, as they do."""
+
+    def __init__(
+        self,
+        server: SocketServer,
+        replicas: ReplicaManager,
+        logs: LogManager,
+        purgatories: Sequence[Purgatory[Any]],
+        controller: MeasuredController,
+        loop_lag: LoopLag,
+    ) -> None:
+        self._server = server
+        self._replicas = replicas
+        self._logs = logs
+        self._purgatories = purgatories
+        self._controller = controller
+        self._loop_lag = loop_lag
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, in parts: parts of the same name that follow each other are one family."""
+        yield from self._of_the_network()
+        yield from self._of_replication()
+        yield from self._of_the_controller()
+        yield from self._of_the_loop()
+        yield from self._of_the_logs()
+
+    def _of_the_network(self) -> Iterator[Metric]:
+        server = self._server
+        counts = server.metrics
+        apis = [([api.name], api) for api in counts.per_api.values()]
+        for field in REQUEST_COUNTERS:
+            yield from _counters("kafka_network_requestmetrics_", field, ["request"], apis)
+        for name, documentation, times in REQUEST_TIMES:
+            family = SummaryMetricFamily(f"kafka_network_requestmetrics_{name}", documentation, labels=["request"])
+            for labels, api in apis:
+                count, seconds = times(api)
+                family.add_metric(labels, count, seconds * 1_000)
+            yield family
+        for name, documentation, of_plane in (
+            ("network_requestchannel_requestqueuesize", "Requests that wait for a handler", server.request_queue_size),
+            (
+                "network_requestchannel_requestqueuebytes",
+                "Bytes of requests that wait for a handler or are in one",
+                server.request_queue_bytes,
+            ),
+            (
+                "network_requestchannel_connectionswaiting",
+                "Connections not read from because the request queue is full",
+                server.connections_waiting,
+            ),
+            ("server_socket_server_metrics_connection_count", "Open connections", server.connection_count),
+            (
+                "server_kafkarequesthandlerpool_requesthandleravgidlepercent",
+                "The part of its time since the start, 0 to 1, in which the average request handler was idle",
+                server.handler_idle_ratio,
+            ),
+            ("server_kafkarequesthandlerpool_size", "Request handlers", server.handler_count),
+        ):
+            gauge = GaugeMetricFamily(f"kafka_{name}", documentation, labels=["plane"])
+            for plane in Plane:
+                gauge.add_metric([plane.value], of_plane(plane))
+            yield gauge
+        busy = CounterMetricFamily(
+            "kafka_server_kafkarequesthandlerpool_busy_seconds",
+            "Seconds that all request handlers together have spent in requests",
+            labels=["plane"],
+        )
+        for plane in Plane:
+            busy.add_metric([plane.value], server.handler_busy_s(plane))
+        yield busy
+        for name, documentation, count in (
+            ("connections_opened", "Connections accepted", counts.connections_opened),
+            ("connections_refused", "Connections refused over a limit", counts.connections_refused),
+            ("connections_closed_for_bad_input", "Connections closed because of what they sent", counts.bad_input),
+            ("connections_closed_idle", "Connections closed because nothing came", counts.idle_closed),
+            ("connections_closed_slow", "Connections closed because their peer was too slow", counts.slow_closed),
+        ):
+            yield CounterMetricFamily(f"minibroker_network_{name}", documentation, count)
+
+    def _of_replication(self) -> Iterator[Metric]:
+        replicas = self._replicas
+        partitions = replicas.partitions()
+        led = [partition for partition in partitions if partition.is_leader]
+        for name, documentation, value in (
+            ("partitioncount", "Partitions with a replica here", len(partitions)),
+            ("leadercount", "Partitions led here", len(led)),
+            (
+                "underreplicatedpartitions",
+                "Partitions led here with fewer replicas in sync than assigned",
+                sum(len(partition.isr) < len(partition.assignment) for partition in led),
+            ),
+            (
+                "underminisrpartitioncount",
+                "Partitions led here with fewer replicas in sync than min.insync.replicas",
+                sum(len(partition.isr) < partition.min_insync_replicas for partition in led),
+            ),
+            (
+                "atminisrpartitioncount",
+                "Partitions led here with exactly min.insync.replicas in sync",
+                sum(len(partition.isr) == partition.min_insync_replicas for partition in led),
+            ),
+            ("offlinereplicacount", "Replicas that could not be opened", len(self._logs.damaged)),
+        ):
+            yield GaugeMetricFamily(f"kafka_server_replicamanager_{name}", documentation, value)
+        for name, documentation, count in (
+            ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_shrinks),
+            ("replicamanager_isrexpands", "Times that a replica joined an ISR", replicas.isr_expands),
+            ("delayedproducemetrics_expires", "Produce requests timed out", replicas.expired_produces),
+            ("delayedfetchmetrics_expires", "Fetch requests answered for their time was up", replicas.expired_fetches),
+        ):
+            yield CounterMetricFamily(f"kafka_server_{name}", documentation, count)
+        purgatory_size = GaugeMetricFamily(
+            "kafka_server_delayedoperationpurgatory_purgatorysize",
+            "Operations watched, once per key, completed ones not purged yet included",
+            labels=["delayedoperation"],
+        )
+        delayed = GaugeMetricFamily(
+            "kafka_server_delayedoperationpurgatory_numdelayedoperations",
+            "Operations that wait",
+            labels=["delayedoperation"],
+        )
+        for purgatory in self._purgatories:
+            purgatory_size.add_metric([purgatory.name], purgatory.watched())
+            delayed.add_metric([purgatory.name], purgatory.delayed())
+        yield from (purgatory_size, delayed)
+        topics = [([topic], traffic) for topic, traffic in replicas.traffic.items()]
+        for field in TRAFFIC_COUNTERS:
+            yield from _counters("kafka_server_brokertopicmetrics_", field, ["topic"], topics)
+        of_led = [(_labels(partition.log), partition) for partition in led]
+        for field in LED_PARTITION_GAUGES:
+            yield from _gauges("kafka_cluster_partition_", field, ["topic", "partition"], of_led)
+
+    def _of_the_controller(self) -> Iterator[Metric]:
+        controller = self._controller
+        state = controller.state
+        for name, documentation, value in (
+            ("activecontrollercount", "1 where this broker is the controller", int(state is not None)),
+            (
+                "offlinepartitionscount",
+                "Partitions without a live leader (0 where this broker is not the controller, like those that follow)",
+                0 if state is None else state.offline_partition_count(),
+            ),
+            ("activebrokercount", "Live brokers", 0 if state is None else len(state.live_brokers)),
+            ("globaltopiccount", "Topics", 0 if state is None else len(state.topic_ids)),
+            ("globalpartitioncount", "Partitions", 0 if state is None else len(state.assignments)),
+            ("topicstodeletecount", "Topics to be deleted", 0 if state is None else len(state.topics_to_delete)),
+            (
+                "topicsineligibletodeletecount",
+                "Those whose deletion waits",
+                0 if state is None else len(state.ineligible_topics),
+            ),
+        ):
+            yield GaugeMetricFamily(f"kafka_controller_kafkacontroller_{name}", documentation, value)
+        yield GaugeMetricFamily(
+            "kafka_controller_controllereventmanager_eventqueuesize",
+            "Events that wait for the controller",
+            controller.queued_events,
+        )
+        times = controller.event_times
+        yield SummaryMetricFamily(
+            "kafka_controller_controllereventmanager_eventqueuetimems",
+            "Milliseconds that the controller's events have waited",
+            sum(of_event.count for of_event in times.values()),
+            sum(of_event.queued_s for of_event in times.values()) * 1_000,
+        )
+        for controller_state in dict.fromkeys(CONTROLLER_STATES.values()):
+            of_state = [of for event, of in times.items() if CONTROLLER_STATES.get(event) == controller_state]
+            yield SummaryMetricFamily(
+                f"kafka_controller_controllerstats_{controller_state}rateandtimems",
+                "Milliseconds that the controller has spent in this state, and how often it was in it",
+                sum(of_event.count for of_event in of_state),
+                sum(of_event.total_s for of_event in of_state) * 1_000,
+            )
+
+    def _of_the_loop(self) -> Iterator[Metric]:
+        lag = self._loop_lag
+        bounds = [*(str(bound) for bound in lag.BOUNDS_S), "+Inf"]
+        yield HistogramMetricFamily(
+            "minibroker_eventloop_lag_seconds",
+            "How late the event loop is for a timer, ten times a second",
+            buckets=list(zip(bounds, accumulate(lag.counts), strict=True)),
+            sum_value=lag.sum_s,
+        )
+        yield GaugeMetricFamily(
+            "minibroker_eventloop_lag_max_seconds", "The largest lag of the last one to two minutes", lag.max_s
+        )
+
+    def _of_the_logs(self) -> Iterator[Metric]:
+        logs = [(_labels(log), log) for log in self._logs.logs()]
+        for field in LOG_GAUGES:
+            yield from _gauges("kafka_log_log_", field, ["topic", "partition"], logs)
+
+
+Rows = Sequence[tuple[list[str], Any]]
+"""Label values, and the object that has the value."""
+
+
+def _labels(log: Log) -> list[str]:
+    return [log.partition.topic, str(log.partition.partition)]
+
+
+def _counters(prefix: str, field: _Field, labels: Sequence[str], rows: Rows) -> Iterator[Metric]:
+    for part in _in_parts(rows):
+        family = CounterMetricFamily(prefix + field.name, field.documentation, labels=labels)
+        for values, measured in part:
+            family.add_metric(values, field.value(measured))
+        yield family
+
+
+def _gauges(prefix: str, field: _Field, labels: Sequence[str], rows: Rows) -> Iterator[Metric]:
+    for part in _in_parts(rows):
+        family = GaugeMetricFamily(prefix + field.name, field.documentation, labels=labels)
+        for values, measured in part:
+            family.add_metric(values, field.value(measured))
+        yield family
+
+
+def _in_parts(rows: Rows) -> Iterator[Rows]:
+    return (rows[start : start + PART_SAMPLES] for start in range(0, len(rows), PART_SAMPLES))
+
+
+# --- The text ------------------------------------------------------------------------------------------------------
+
+
+class _One(Collector):
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
+
+
+async def exposition(parts: Iterable[Metric], clock: Callable[[], float]) -> bytes:
+    """The metrics as Prometheus's text format, version 0.0.4. `clock` is in seconds.
+
+    Parts are taken one at a time, and between them the loop gets its turn as soon as SLICE_S have passed.
+    """
+    pieces: list[bytes] = []
+    name = ""
+    slice_ends_at = clock() + SLICE_S
+    for part in parts:
+        text = generate_latest(_One(part))
+        if part.name == name:
+            text = text.split(b"\n", 2)[2]  # without the HELP and TYPE lines, which stand above the first part
+        name = part.name
+        pieces.append(text)
+        if clock() >= slice_ends_at:
+            await asyncio.sleep(PAUSE_S)
+            slice_ends_at = clock() + SLICE_S
+    return b"".join(pieces)

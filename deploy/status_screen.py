@@ -1,0 +1,91 @@
+"""`minibroker status` as text, once or, with `--watch`, every second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from client.cli.output import Format, print_json, table_lines
+from deploy.status import Status
+from protocol.errors import MinibrokerError
+from protocol.model import TopicPartition
+
+INTERVAL_S = 1.0
+
+
+class Glance(NamedTuple):
+    """What there was to see at one moment."""
+
+    status: Status
+    end_offsets: dict[TopicPartition, int]
+    """Where consumers' reading ends, of the partitions whose leader said so."""
+    at_s: float
+
+
+def status_lines(found: Status) -> list[str]:
+    rows = [
+        (
+            broker.id,
+            broker.port,
+            broker.pid,
+            "paused" if broker.paused else "running" if broker.alive else "not running",
+            broker.leaders,
+            f"epoch {found.controller.epoch}" if broker.id == found.controller.id else "",
+        )
+        for broker in found.brokers
+    ]
+    lines = table_lines(("broker", "port", "pid", "state", "leaders", "controller"), rows)
+    if found.zookeeper is not None:
+        state = "paused" if found.zookeeper.paused else "running" if found.zookeeper.alive else "not running"
+        lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}")
+    lines.append(f"offline partitions: {', '.join(found.offline_partitions) or 'none'}")
+    lines.append(f"under-replicated partitions: {', '.join(found.under_replicated_partitions) or 'none'}")
+    return lines
+
+
+def watch(look: Callable[[], Glance], format: Format) -> None:
+    """Show what `look` sees until Ctrl-C: in place on a terminal, else a block (or a line of JSON) each time.
+
+    Raises what the first look raises. From then on a cluster that does not answer is something to show.
+    """
+    with suppress(KeyboardInterrupt):
+        before: Glance | None = None
+        now, problem = look(), ""
+        on_terminal = sys.stdout.isatty() and format is Format.TABLE
+        with Live(auto_refresh=False, console=Console(highlight=False)) if on_terminal else nullcontext() as live:
+            while True:
+                rate = 0.0 if before is None else records_per_second(before, now)
+                records = sum(now.end_offsets.values())
+                lines = [*status_lines(now.status), f"records: {records:,}, {rate:,.0f}/s", *now.status.problems()]
+                text = "\n".join([problem] if problem else lines)
+                if live is not None:
+                    live.update(Text(text), refresh=True)
+                elif format is Format.TABLE:
+                    sys.stdout.write(text + "\n\n")
+                elif not problem:
+                    print_json(msgspec.to_builtins(now.status) | {"records": records, "records_per_second": rate})
+                sys.stdout.flush()
+                time.sleep(INTERVAL_S)
+                try:
+                    before, now, problem = now, look(), ""
+                except MinibrokerError as error:
+                    problem = str(error)
+
+
+def records_per_second(before: Glance, now: Glance) -> float:
+    """Written between the two, counting partitions seen both times. None are unwritten: a new leader that knows less
+    of what may be read than the one before it is no negative rate."""
+    written = sum(
+        max(0, offset - before.end_offsets[partition])
+        for partition, offset in now.end_offsets.items()
+        if partition in before.end_offsets
+    )
+    return written / (now.at_s - before.at_s)

@@ -1,0 +1,158 @@
+"""The cluster of deploy/docker-compose.yml under a project name of its own, and the ways in which containers fail.
+
+Blocking. Whatever `docker` or `docker-compose` refuses is a RuntimeError with what it said. Everything that is started
+belongs to the project PROJECT, and is ended by that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.cluster_view import ClusterView, ask_cluster
+from deploy.ports import LOOPBACK, free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = "minibroker-compose-test"
+BROKERS = (1, 2, 3)
+SERVICES = ("zookeeper", *(f"broker-{broker}" for broker in BROKERS))
+COMMAND_TIMEOUT_S = 120.0
+
+
+def run(*command: str, environment: dict[str, str] | None = None) -> str:
+    """What it printed. Raises RuntimeError where it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise RuntimeError(f"{command[0]} is not installed; these tests need docker and docker-compose") from error
+    if done.returncode:
+        raise RuntimeError(
+            f"{' '.join(command)} failed ({done.returncode}): {done.stderr.strip() or done.stdout.strip()}"
+        )
+    return done.stdout
+
+
+def compose_command() -> list[str]:
+    """Compose 2 where docker has it, else docker-compose."""
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
+        return ["docker", "compose"]
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    raise RuntimeError("neither `docker compose` nor docker-compose is installed")
+
+
+class Containers:
+    """At most one at a time: PROJECT is a fixed name, so that remains of a run that was cut short are found."""
+
+    def __init__(self) -> None:
+        ports = free_ports(len(BROKERS))
+        self.addresses = [(LOOPBACK, port) for port in ports]
+        self.bootstrap = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        self._environment = {
+            **os.environ,
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            **{f"BROKER_{broker}_PORT": str(port) for broker, port in zip(BROKERS, ports, strict=True)},
+        }
+        self._compose = compose_command()
+
+    # -- life --
+
+    def compose(self, *arguments: str) -> str:
+        return run(*self._compose, *arguments, environment=self._environment)
+
+    def up(self) -> None:
+        """As a user starts it: by the .env at the root. The images must be there."""
+        self.compose("up", "--detach", "--no-build")
+
+    def down(self) -> None:
+        """End it, and remove its containers, networks and volumes, however they were left."""
+        for service in SERVICES:
+            if self.state(service).get("Paused"):
+                self.unpause(service)
+        self.compose("down", "--volumes", "--timeout", "30")
+
+    def logs(self) -> str:
+        return self.compose("logs", "--no-color")
+
+    # -- looking --
+
+    def container(self, service: str) -> str | None:
+        """Its id, running or not."""
+        filters = (f"label=com.docker.compose.project={PROJECT}", f"label=com.docker.compose.service={service}")
+        return run("docker", "ps", "--all", "--quiet", *(f"--filter={text}" for text in filters)).strip() or None
+
+    def state(self, service: str) -> dict[str, Any]:
+        """Docker's picture of it; empty where there is no such container."""
+        container = self.container(service)
+        if container is None:
+            return {}
+        state: dict[str, Any] = json.loads(run("docker", "inspect", "--format", "{{json .State}}", container))
+        return state
+
+    def is_healthy(self, service: str) -> bool:
+        return bool(self.state(service).get("Health", {}).get("Status") == "healthy")
+
+    def view(self) -> ClusterView:
+        """What the brokers say through their published ports."""
+        return asyncio.run(ask_cluster(self.addresses))
+
+    # -- breaking and mending: each pair by name --
+
+    def kill(self, service: str) -> None:
+        run("docker", "kill", self._existing(service))
+
+    def start(self, service: str) -> None:
+        run("docker", "start", self._existing(service))
+
+    def pause(self, service: str) -> None:
+        run("docker", "pause", self._existing(service))
+
+    def unpause(self, service: str) -> None:
+        run("docker", "unpause", self._existing(service))
+
+    def disconnect(self, service: str) -> None:
+        """Its address and its name are gone, and nobody gets a reset."""
+        run("docker", "network", "disconnect", f"{PROJECT}_default", self._existing(service))
+
+    def connect(self, service: str) -> None:
+        run("docker", "network", "connect", "--alias", service, f"{PROJECT}_default", self._existing(service))
+
+    def _existing(self, service: str) -> str:
+        container = self.container(service)
+        if container is None:
+            raise RuntimeError(f"there is no container of {service} in the project {PROJECT}")
+        return container
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+    """Raises TimeoutError naming what was waited for."""
+    ends_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= ends_s:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.05)
+
+
+def is_whole(view: ClusterView, brokers: Sequence[int] = BROKERS) -> bool:
+    """Every broker is known, there is a controller, and every replica is in its ISR."""
+    return (
+        view.controller_id is not None
+        and sorted(view.brokers) == sorted(brokers)
+        and all(sorted(p.isr_nodes) == sorted(p.replica_nodes) for p in view.partitions.values())
+    )

@@ -1,0 +1,17 @@
+"""Bad input in bulk, as much of it as every run of the tests can take. `make hostile` runs all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.hostile_frames import report, run
+
+FRAMES = 20_000
+LIVE_FRAMES = 5_000
+SEED = 2_024
+
+
+def test_frames_that_no_honest_peer_sends_harm_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
+    checks = run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
+    report("hostile_frames", checks)
+    assert [check for check in checks if not check.passed] == []

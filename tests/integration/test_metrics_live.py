@@ -1,0 +1,169 @@
+"""The metrics of real brokers, scraped before and after traffic; and `status --watch`, in a terminal and out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from http.client import HTTPConnection
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from client.admin import Admin
+from client.producer import Producer
+from deploy.local_cluster import LocalCluster
+from deploy.ports import LOOPBACK
+from deploy.processes import wait_until
+from deploy.who import BrokerId
+
+PATIENCE_S = 30.0
+RECORDS = 2_000
+MESSAGES_IN = "kafka_server_brokertopicmetrics_messagesin_total"
+UNDER_REPLICATED = "kafka_server_replicamanager_underreplicatedpartitions"
+Page = dict[str, float]
+
+
+def scrape(cluster: LocalCluster, broker_id: int) -> Page:
+    """Every metric, added up over its labels."""
+    port = cluster.file().broker(broker_id).metrics_port
+    with urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=PATIENCE_S) as response:
+        text = response.read().decode()
+    page: Page = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            page[sample.name] = page.get(sample.name, 0) + sample.value
+    return page
+
+
+def scrape_all(cluster: LocalCluster, *broker_ids: int) -> Page:
+    """Added up over the brokers."""
+    pages = [scrape(cluster, broker_id) for broker_id in broker_ids]
+    names = dict.fromkeys(name for page in pages for name in page)
+    return {name: sum(page.get(name, 0) for page in pages) for name in names}
+
+
+def is_healthy(cluster: LocalCluster) -> bool:
+    return not cluster.status().problems()
+
+
+async def produce(bootstrap: str) -> None:
+    async with Admin(bootstrap) as admin:
+        await admin.create_topic("orders", partitions=3, replication_factor=3)
+    async with Producer(bootstrap) as producer:
+        for number in range(RECORDS):
+            producer.send("orders", b"%d" % number)
+        await producer.flush()
+
+
+def test_brokers_tell_of_traffic_and_of_a_broker_that_is_killed(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(3)
+    assert wait_until(lambda: is_healthy(cluster), PATIENCE_S), cluster.status()
+    before = scrape_all(cluster, 1, 2, 3)
+    assert before.get(MESSAGES_IN, 0) == 0
+    assert before["kafka_controller_kafkacontroller_activecontrollercount"] == 1
+    assert before["kafka_controller_kafkacontroller_activebrokercount"] == 3
+
+    asyncio.run(produce(cluster.bootstrap()))
+    after = scrape_all(cluster, 1, 2, 3)
+    assert after[MESSAGES_IN] == RECORDS
+    assert after["kafka_log_log_logendoffset"] >= RECORDS
+    assert after["kafka_server_replicamanager_partitioncount"] == 9
+    assert after["kafka_server_replicamanager_leadercount"] == 3
+    assert (
+        after["kafka_network_requestmetrics_totaltimems_sum"] > before["kafka_network_requestmetrics_totaltimems_sum"]
+    )
+    assert after["minibroker_eventloop_lag_seconds_count"] > before["minibroker_eventloop_lag_seconds_count"]
+    # The last records are acknowledged when every follower of the ISR has them, so both have fetched them all.
+    replicated = after["kafka_server_brokertopicmetrics_replicationbytesin_total"]
+    assert replicated == 2 * after["kafka_server_brokertopicmetrics_bytesin_total"]
+
+    cluster.kill(BrokerId(3))
+    assert wait_until(lambda: scrape_all(cluster, 1, 2)[UNDER_REPLICATED] == 3, PATIENCE_S)
+    assert scrape_all(cluster, 1, 2)["kafka_controller_kafkacontroller_offlinepartitionscount"] == 0
+
+
+def test_a_broker_puts_up_with_bad_http_and_half_open_connections(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(1)
+    port = cluster.status().brokers[0].metrics_port
+    assert port is not None
+    idle = [HTTPConnection(LOOPBACK, port, timeout=PATIENCE_S) for _ in range(5)]
+    for connection in idle:
+        connection.connect()
+    for method, path, headers, status in (
+        ("GET", "/", {}, 404),
+        ("POST", "/metrics", {}, 405),
+        ("GET", "/metrics", {"Cookie": "x" * 100_000}, 431),
+        ("GET", "/metrics", {"X": "x" * 1_000}, 200),
+    ):
+        connection = HTTPConnection(LOOPBACK, port, timeout=PATIENCE_S)
+        connection.request(method, path, body=b"x" * 50_000 if method == "POST" else None, headers=headers)
+        assert connection.getresponse().status == status
+        connection.close()
+    for connection in idle:
+        connection.close()
+    assert scrape(cluster, 1)["kafka_server_kafkarequesthandlerpool_size"] == 9
+    assert cluster.down() == [1, "zookeeper"]
+
+
+# --- status --watch ------------------------------------------------------------------------------------------------
+
+
+def start_watch(cluster: LocalCluster, *options: str, stdout: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "minibroker", "status", "--watch", "--data", str(cluster.directory), *options],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
+    )
+
+
+def test_watch_shows_changes_in_place_on_a_terminal_and_ends_with_ctrl_c(
+    local_cluster: Callable[..., LocalCluster],
+) -> None:
+    cluster = local_cluster(2)
+    assert wait_until(lambda: is_healthy(cluster), PATIENCE_S), cluster.status()
+    screen, terminal = pty.openpty()
+    shown = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal shown
+        while text not in shown:
+            shown += os.read(screen, 65_536)
+
+    with start_watch(cluster, stdout=terminal) as watching:
+        try:
+            read_until(b"records: 0, 0/s")
+            assert b"not running" not in shown
+            cluster.kill(BrokerId(2))
+            read_until(b"not running")
+            read_until(b"`minibroker start 2`")
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(PATIENCE_S) == 0
+            assert b"\x1b[2K" in shown  # lines were cleared to be written anew
+            assert watching.stderr is not None
+            assert watching.stderr.read() == b""
+        finally:
+            watching.kill()
+            os.close(terminal)
+            os.close(screen)
+
+
+def test_watch_repeats_lines_of_json_where_there_is_no_terminal(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(1)
+    with start_watch(cluster, "--format", "json", stdout=subprocess.PIPE) as watching:
+        try:
+            assert watching.stdout is not None
+            first, second = json.loads(watching.stdout.readline()), json.loads(watching.stdout.readline())
+            assert first["brokers"][0]["id"] == second["brokers"][0]["id"] == 1
+            assert second["records"] == 0
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(PATIENCE_S) == 0
+        finally:
+            watching.kill()

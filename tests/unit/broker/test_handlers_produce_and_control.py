@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.handlers.dispatch import dispatcher
+from broker.handlers.services import ControlEpoch, Services
+from broker.network.request_channel import Request
+from broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
+from broker.transactions.producer_ids import ProducerIds
+from protocol import apis
+from protocol.errors import BrokerError, ErrorCode
+from protocol.framing import FrameReader
+from protocol.messages import (
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopic,
+    ProducePartition,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceTopic,
+    RequestEnvelope,
+    StopReplicaRequest,
+    StopReplicaResponse,
+    UpdateMetadataRequest,
+    UpdateMetadataResponse,
+)
+from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, state, with_one_broker
+from tests.storage_support import batch
+
+RECORDS = batch(3)
+
+
+class Peer:
+    """Where requests come from, and their answers go."""
+
+    def __init__(self, broker: OneBroker) -> None:
+        self.peer = "test:1"
+        self.listener = "PLAINTEXT"
+        self.closed = False
+        self.answers: list[bytes | None] = []
+        self.services = Services(
+            metadata=broker.metadata,
+            replicas=broker.replicas,
+            producer_ids=ProducerIds(1, broker._session),
+            administration=None,  # type: ignore[arg-type]  # nothing here gets as far as the controller
+            topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
+            control_epoch=ControlEpoch(),
+            registered_epoch=self._registered_epoch,
+            background=broker.supervisor.start,
+        )
+        self._broker = broker
+        self._dispatch = dispatcher(self.services)
+
+    async def _registered_epoch(self, at_least: int) -> int:
+        while self._broker.broker_epoch < at_least:
+            await asyncio.sleep(0.01)
+        return self._broker.broker_epoch
+
+    def answered(self, request: Request, frame: bytearray | None) -> None:
+        self.answers.append(None if frame is None else bytes(frame))
+
+    def handled(self) -> None:
+        pass
+
+    def close_connection(self, reason: str) -> None:
+        self.closed = True
+
+    def room_in_channel(self) -> None:
+        pass
+
+    async def send(self, api: apis.Api[Any, Any], body: Any) -> None:
+        envelope = RequestEnvelope(api.key, 0, 7, "test", b"")  # type: ignore[arg-type]
+        await self._dispatch(Request(self, self._broker.world.clock.monotonic, api, envelope, body, 100, 0.0))
+
+    def answer(self, api: apis.Api[Any, Any]) -> Any:
+        frame = self.answers[-1]
+        assert frame is not None
+        reader = FrameReader(lambda _: len(frame))
+        reader.get_buffer()[: len(frame)] = frame
+        [content] = reader.buffer_updated(len(frame))
+        return apis.decode_response(api, apis.decode_response_envelope(content))
+
+
+def produce(*partitions: int, acks: int = -1, records: Any = RECORDS, topic: str = TOPIC) -> ProduceRequest:
+    data = [ProducePartition(index, memoryview(records)) for index in partitions]
+    return ProduceRequest(None, acks, 1_000, [ProduceTopic(topic, data)])
+
+
+# -- produce --
+
+
+def test_partitions_succeed_and_fail_one_by_one(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await broker.told(state())
+        await peer.send(apis.PRODUCE, produce(0, 9, acks=1))
+        answer: ProduceResponse = peer.answer(apis.PRODUCE)
+        assert [(p.index, p.error_code, p.base_offset) for p in answer.responses[0].partition_responses] == [
+            (0, ErrorCode.NONE, 0),
+            (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
+        ]
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_with_acks_0_nothing_is_answered_and_an_error_closes_the_connection(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await broker.told(state())
+        await peer.send(apis.PRODUCE, produce(0, acks=0))
+        assert (peer.answers, peer.closed) == ([None], False)
+        await peer.send(apis.PRODUCE, produce(9, acks=0))
+        assert (peer.answers, peer.closed) == ([None, None], True)
+
+    with_one_broker(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [(produce(0, acks=2), ErrorCode.INVALID_REQUIRED_ACKS), (produce(0, 0), ErrorCode.INVALID_REQUEST)],
+)
+def test_a_produce_request_that_makes_no_sense_appends_nothing(
+    tmp_path: Path, request_: ProduceRequest, code: ErrorCode
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        with pytest.raises(BrokerError) as raised:
+            await Peer(broker).send(apis.PRODUCE, request_)
+        assert raised.value.code is code
+        assert broker.partition().log.log_end_offset == 0
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_produce_that_waits_for_replicas_does_not_keep_its_records_in_memory(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await broker.told(state())
+        frame = bytearray(RECORDS)
+        await peer.send(apis.PRODUCE, produce(0, records=frame))
+        assert peer.answers == []
+        frame.append(0)  # raises BufferError as long as anybody looks into it
+        broker.follower_has(3, 2, 3)
+        await asyncio.sleep(0.01)
+        assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == ErrorCode.NONE
+
+    with_one_broker(tmp_path, scenario)
+
+
+# -- control --
+
+
+def leader_and_isr(controller_epoch: int, broker_epoch: int = 1, leader_epoch: int = 0) -> LeaderAndIsrRequest:
+    topic = LeaderAndIsrTopic(TOPIC, TOPIC_ID, [state(epoch=leader_epoch)])
+    return LeaderAndIsrRequest(1, controller_epoch, broker_epoch, [topic], [])
+
+
+def test_orders_of_a_deposed_controller_are_refused(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await peer.send(apis.UPDATE_METADATA, UpdateMetadataRequest(2, 5, 1, [], []))
+        metadata: UpdateMetadataResponse = peer.answer(apis.UPDATE_METADATA)
+        assert metadata.error_code == ErrorCode.NONE
+        await peer.send(apis.LEADER_AND_ISR, leader_and_isr(4))
+        refused: LeaderAndIsrResponse = peer.answer(apis.LEADER_AND_ISR)
+        assert refused.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+        await peer.send(apis.STOP_REPLICA, StopReplicaRequest(1, 4, 1, []))
+        stopped: StopReplicaResponse = peer.answer(apis.STOP_REPLICA)
+        assert stopped.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+        await peer.send(apis.UPDATE_METADATA, UpdateMetadataRequest(1, 4, 1, [], []))
+        assert peer.answer(apis.UPDATE_METADATA).error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+        assert broker.metadata.controller_id == 2
+        assert broker.replicas.partitions() == []
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_orders_for_a_former_run_of_the_broker_are_refused(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        broker.broker_epoch = 8
+        await peer.send(apis.LEADER_AND_ISR, leader_and_isr(1, broker_epoch=7))
+        assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.STALE_BROKER_EPOCH
+        assert broker.replicas.partitions() == []
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_an_order_waits_until_the_broker_knows_its_own_epoch(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        sent = asyncio.ensure_future(peer.send(apis.LEADER_AND_ISR, leader_and_isr(1, broker_epoch=2)))
+        await asyncio.sleep(1)
+        assert not sent.done()
+        broker.broker_epoch = 2
+        await sent
+        assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.NONE
+        assert broker.partition().is_leader
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_an_order_that_was_overtaken_by_a_new_registration_is_refused_as_a_whole(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        session, broker.session = broker.session, None
+        sent = asyncio.ensure_future(peer.send(apis.LEADER_AND_ISR, leader_and_isr(1)))
+        await asyncio.sleep(1)
+        broker.session, broker.broker_epoch = session, 2
+        await sent
+        assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.STALE_BROKER_EPOCH
+        assert not broker.partition().is_leader
+
+    with_one_broker(tmp_path, scenario)

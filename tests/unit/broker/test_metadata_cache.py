@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.metadata_cache import MetadataCache
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataPartition,
+    UpdateMetadataRequest,
+    UpdateMetadataTopic,
+)
+from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_LEADER, TopicPartition
+
+EPOCHS = {1: 11, 2: 12, 3: 13}
+
+
+def partition(
+    index: int = 0, leader: int = 1, epoch: int = 0, isr: tuple[int, ...] = (1, 2, 3), offline: tuple[int, ...] = ()
+) -> UpdateMetadataPartition:
+    return UpdateMetadataPartition(index, 1, leader, epoch, list(isr), epoch, [1, 2, 3], list(offline))
+
+
+def topic(
+    *partitions: UpdateMetadataPartition, name: str = "orders", topic_id: str = "id", deleted: bool = False
+) -> UpdateMetadataTopic:
+    return UpdateMetadataTopic(name, topic_id, list(partitions), deleted)
+
+
+def update(
+    cache: MetadataCache, *topics: UpdateMetadataTopic, live: tuple[int, ...] = (1, 2, 3), broker_epoch: int = 1
+) -> list[str]:
+    brokers = [
+        UpdateMetadataBroker(
+            b,
+            [
+                UpdateMetadataEndpoint(9000 + b, f"broker-{b}", DEFAULT_LISTENER),
+                UpdateMetadataEndpoint(9500 + b, f"broker-{b}", CONTROL_LISTENER),
+            ],
+            f"rack-{b}",
+            EPOCHS[b],
+        )
+        for b in live
+    ]
+    return cache.update(UpdateMetadataRequest(7, 1, broker_epoch, list(topics), brokers))
+
+
+def test_nothing_is_known_before_the_first_update() -> None:
+    cache = MetadataCache()
+    answer = cache.describe(None)
+    assert (answer.brokers, answer.topics, answer.controller_id) == ([], [], -1)
+    assert cache.alive_epoch(1) is None
+    assert not cache.has_leaders("orders", 1)
+
+
+def test_an_update_is_answered_from() -> None:
+    cache = MetadataCache()
+    cache.cluster_id = "cluster"
+    assert update(cache, topic(partition(1, leader=2, epoch=4), partition(0))) == ["orders"]
+    answer = cache.describe(["orders"])
+    assert [(b.node_id, b.host, b.port, b.rack) for b in answer.brokers] == [
+        (b, f"broker-{b}", 9000 + b, f"rack-{b}") for b in (1, 2, 3)
+    ]
+    assert (answer.cluster_id, answer.controller_id, answer.controller_epoch) == ("cluster", 7, 1)
+    [found] = answer.topics
+    assert (found.error_code, found.name, found.topic_id) == (ErrorCode.NONE, "orders", "id")
+    assert [(p.partition_index, p.leader_id, p.leader_epoch, p.error_code) for p in found.partitions] == [
+        (0, 1, 0, ErrorCode.NONE),
+        (1, 2, 4, ErrorCode.NONE),
+    ]
+    assert cache.alive_epoch(2) == 12
+    assert cache.topic_id("orders") == "id"
+
+
+def test_brokers_are_replaced_and_topics_are_added_to() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition(0)))
+    update(cache, topic(partition(1)), topic(partition(), name="payments"), live=(2, 3))
+    assert [b.node_id for b in cache.describe([]).brokers] == [2, 3]
+    assert [t.name for t in cache.describe(None).topics] == ["orders", "payments"]
+    assert cache.partition(TopicPartition("orders", 0)) is not None
+    assert cache.alive_epoch(1) is None
+
+
+def test_a_leader_that_is_not_alive_is_none() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition(0, leader=1), partition(1, leader=NO_LEADER), partition(2, leader=2)), live=(2, 3))
+    [found] = cache.describe(["orders"]).topics
+    assert [(p.leader_id, p.error_code) for p in found.partitions] == [
+        (NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE),
+        (NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE),
+        (2, ErrorCode.NONE),
+    ]
+    assert not cache.has_leaders("orders", 3)
+
+
+def test_replicas_are_offline_on_dead_brokers_and_in_failed_log_directories() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition(offline=(3,))), live=(2, 3))
+    [found] = cache.describe(["orders"]).topics
+    assert found.partitions[0].offline_replicas == [1, 3]
+
+
+def test_has_leaders_wants_all_partitions() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition(0)))
+    assert cache.has_leaders("orders", 1)
+    assert not cache.has_leaders("orders", 2)
+    update(cache, topic(partition(1)))
+    assert cache.has_leaders("orders", 2)
+
+
+def test_a_deleted_topic_is_forgotten_and_a_new_one_of_its_name_begins_anew() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition(0), partition(1)))
+    assert update(cache, topic(deleted=True)) == ["orders"]
+    assert cache.topic_id("orders") is None
+    assert cache.partition(TopicPartition("orders", 0)) is None
+    update(cache, topic(partition(0), partition(1)))
+    update(cache, topic(partition(0), topic_id="another"))  # the deletion itself was missed
+    assert [p.partition_index for p in cache.describe(["orders"]).topics[0].partitions] == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("unknown", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("..", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("a/b", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ],
+)
+def test_a_topic_that_is_not_there_has_its_error(name: str, code: ErrorCode) -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition()))
+    answer = cache.describe([name, "orders", name])
+    assert [(t.name, t.error_code) for t in answer.topics] == [(name, code), ("orders", ErrorCode.NONE)]
+
+
+def test_a_topic_that_was_deleted_while_this_broker_was_away_is_forgotten_when_it_is_back() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition()), topic(partition(), name="deleted-since"), broker_epoch=5)
+    update(cache, topic(partition()), broker_epoch=9)
+    update(cache, topic(partition(), name="payments"), broker_epoch=9)
+    assert [t.name for t in cache.describe(None).topics] == ["orders", "payments"]
+
+
+def test_brokers_are_described_by_their_endpoint_of_the_listener_that_asked() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition()))
+    assert [b.port for b in cache.describe([], CONTROL_LISTENER).brokers] == [9501, 9502, 9503]
+    assert cache.describe([], "ANOTHER").brokers == []

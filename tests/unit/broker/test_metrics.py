@@ -1,0 +1,460 @@
+"""The metrics page: what it says, that it does not hold up the loop, and what its HTTP listener puts up with."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from broker.config import InvalidConfig, broker_config
+from broker.metrics import CONTROLLER_STATES, PART_SAMPLES, PROBES_PER_WINDOW, LoopLag, exposition
+from broker.metrics_listener import (
+    MAX_CONNECTIONS,
+    MAX_DISCARDED_BYTES,
+    MAX_REQUEST_BYTES,
+    PATH,
+    TIMEOUT_S,
+    MetricsListener,
+)
+from client.admin import Admin
+from client.consumer import Consumer
+from client.producer import Producer
+from controller import events
+from protocol.errors import NetworkError
+from protocol.world import Network
+from tests.simulation.cluster import VirtualCluster
+from tests.simulation.loop import run
+from tests.simulation.world import Simulation
+
+PORT = 9404
+TEXT = b"# a page\n" * 10_000
+GET = f"GET {PATH} HTTP/1.1\r\nHost: broker\r\n\r\n".encode()
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Browser(asyncio.Protocol):
+    """Keeps what it is sent, until the connection ends."""
+
+    def __init__(self, ends_too: bool = True) -> None:
+        self.received = bytearray()
+        self.at_end = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport | None = None
+        self._ends_too = ends_too
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+    def eof_received(self) -> bool:
+        if not self.at_end.done():
+            self.at_end.set_result(None)
+        return not self._ends_too
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.at_end.done():
+            self.at_end.set_result(None)
+
+    @property
+    def status(self) -> int:
+        return int(self.received.split(b" ", 2)[1])
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self.received.partition(b"\r\n\r\n")[2])
+
+
+async def ask(network: Network, host: str, data: bytes, *, ends: bool = False) -> Browser:
+    browser = await network.connect(host, PORT, Browser)
+    assert browser.transport is not None
+    browser.transport.write(data)
+    if ends:
+        browser.transport.write_eof()
+    await browser.at_end
+    return browser
+
+
+def with_listener(
+    test: Callable[[MetricsListener, Network], Coroutine[Any, Any, None]],
+    render: Callable[[], Awaitable[bytes]] | None = None,
+) -> None:
+    """`test` gets a listener on host `broker`, and the network of another host."""
+
+    async def text() -> bytes:
+        await asyncio.sleep(0.01)
+        return TEXT
+
+    async def scenario() -> None:
+        simulation = Simulation()
+        server = simulation.host("broker").start_process()
+        client = simulation.host("client").start_process()
+        listener = MetricsListener(server.network, render or text)
+
+        async def start() -> None:
+            await listener.bind("broker", PORT)
+            listener.start()
+
+        await server.process.run(start())
+        await client.process.run(test(listener, client.network))
+        await server.process.run(listener.close())
+        assert server.network.connections == 0
+
+    run(scenario())
+
+
+# --- What the listener puts up with --------------------------------------------------------------------------------
+
+
+def test_a_get_of_the_page_is_answered_in_whole_and_the_connection_ends() -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        browser = await ask(network, "broker", GET)
+        assert browser.status == 200
+        assert browser.body == TEXT
+        assert b"text/plain; version=0.0.4" in browser.received
+
+    with_listener(test)
+
+
+def test_a_peer_that_has_ended_its_side_still_gets_its_answer() -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        assert (await ask(network, "broker", GET, ends=True)).body == TEXT
+
+    with_listener(test)
+
+
+def test_a_head_request_gets_the_length_and_no_body() -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        browser = await ask(network, "broker", GET.replace(b"GET", b"HEAD"))
+        assert browser.status == 200
+        assert browser.body == b""
+        assert f"Content-Length: {len(TEXT)}".encode() in browser.received
+
+    with_listener(test)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (GET.replace(PATH.encode(), b"/"), 404),
+        (GET.replace(PATH.encode(), b"/metrics/../secret"), 404),
+        (GET.replace(PATH.encode(), PATH.encode() + b"?name[]=up"), 200),
+        (GET.replace(b"GET", b"DELETE"), 405),
+        (GET.replace(b"HTTP/1.1", b"HTTP/1.0"), 200),
+        (GET.replace(b"HTTP/1.1", b"HTTP/one"), 400),
+        (GET.replace(b"Host: broker\r\n", b""), 400),
+        (GET.replace(b"Host", b"H\0st"), 400),
+        (b"\x00\x00\x00\x05hello\r\n\r\n", 400),
+        (b"\r\n" * 5_000, 400),
+        (b"x" * (MAX_REQUEST_BYTES + 1), 431),
+        (GET[:-2] + b"Cookie: " + b"x" * MAX_REQUEST_BYTES, 431),
+        (GET[:-2] + b"Cookie: " + b"x" * (MAX_REQUEST_BYTES + 1_024) + b"\r\n\r\n", 431),
+        (GET[:-2] + b"Cookie: " + b"x" * (MAX_REQUEST_BYTES - 1_024) + b"\r\n\r\n", 200),
+        (GET[:-2] + b"Content-Length: 400000\r\n\r\n" + b"x" * 400_000, 200),
+        (GET * 3, 200),
+    ],
+)
+def test_bad_requests_are_answered_with_the_status_that_says_so(request_bytes: bytes, status: int) -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        browser = await ask(network, "broker", request_bytes)
+        assert browser.status == status
+        assert (await ask(network, "broker", GET)).body == TEXT
+
+    with_listener(test)
+
+
+@pytest.mark.parametrize("request_bytes", [b"", GET[:10], GET[:-1]])
+def test_a_peer_that_ends_its_side_too_early_is_let_go(request_bytes: bytes) -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        browser = await ask(network, "broker", request_bytes, ends=True)
+        assert not browser.received or browser.status == 400
+
+    with_listener(test)
+
+
+def test_a_peer_that_dawdles_is_closed_when_its_time_is_up() -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        browser = await network.connect("broker", PORT, Browser)
+        assert browser.transport is not None
+        for byte in itertools.chain(GET[:-1], itertools.repeat(ord("x"))):
+            if browser.at_end.done():
+                break
+            browser.transport.write(bytes([byte]))
+            await asyncio.sleep(1)
+        assert not browser.received
+        assert TIMEOUT_S <= clock() - began <= TIMEOUT_S + 2
+
+    with_listener(test)
+
+
+def test_a_peer_that_never_ends_its_side_is_closed_when_its_time_is_up() -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        browser = await network.connect("broker", PORT, lambda: Browser(ends_too=False))
+        assert browser.transport is not None
+        browser.transport.write(GET)
+        await asyncio.sleep(TIMEOUT_S + 1)
+        assert browser.body == TEXT
+        browser.transport.write(b"x")
+        await asyncio.sleep(1)
+        assert browser.transport.is_closing()
+
+    with_listener(test)
+
+
+def test_a_peer_that_goes_on_sending_after_its_request_is_cut_off() -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        browser = await network.connect("broker", PORT, lambda: Browser(ends_too=False))
+        assert browser.transport is not None
+        browser.transport.write(GET)
+        sent = 0
+        while not browser.transport.is_closing():
+            browser.transport.write(b"x" * 100_000)
+            sent += 100_000
+            await asyncio.sleep(0.01)
+        assert sent < 2 * MAX_DISCARDED_BYTES
+
+    with_listener(test)
+
+
+def test_more_connections_than_allowed_are_refused_and_the_others_served() -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        idle = [await network.connect("broker", PORT, Browser) for _ in range(MAX_CONNECTIONS - 1)]
+        last = await network.connect("broker", PORT, Browser)
+        refused = await ask(network, "broker", GET)
+        assert not refused.received
+        for browser in [*idle, last]:
+            assert browser.transport is not None
+            browser.transport.write(GET)
+            await browser.at_end
+            assert browser.body == TEXT
+        assert (await ask(network, "broker", GET)).body == TEXT
+
+    with_listener(test)
+
+
+def test_scrapes_are_rendered_one_after_the_other() -> None:
+    rendering = itertools.count(1)
+    at_once = 0
+
+    async def render() -> bytes:
+        nonlocal at_once
+        at_once += 1
+        assert at_once == 1
+        await asyncio.sleep(0.1)
+        at_once -= 1
+        return b"%d" % next(rendering)
+
+    async def test(listener: MetricsListener, network: Network) -> None:
+        browsers = await asyncio.gather(*(ask(network, "broker", GET) for _ in range(5)))
+        assert sorted(browser.body for browser in browsers) == [b"1", b"2", b"3", b"4", b"5"]
+
+    with_listener(test, render)
+
+
+def test_a_scrape_that_fails_is_answered_with_500_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def render() -> bytes:
+        raise ValueError("a broken gauge")
+
+    async def test(listener: MetricsListener, network: Network) -> None:
+        assert (await ask(network, "broker", GET)).status == 500
+
+    with_listener(test, render)
+    assert "a broken gauge" in caplog.text
+
+
+def test_close_ends_scrapes_that_are_under_way() -> None:
+    async def render() -> bytes:
+        await asyncio.sleep(5)
+        return b""
+
+    async def test(listener: MetricsListener, network: Network) -> None:
+        browser = await network.connect("broker", PORT, Browser)
+        assert browser.transport is not None
+        browser.transport.write(GET)
+        await asyncio.sleep(0.1)
+
+    with_listener(test, render)
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
+    async def test(listener: MetricsListener, network: Network) -> None:
+        with pytest.raises(
+            NetworkError, match=r"metrics.listener cannot listen on broker:9404: .* Give it a free port"
+        ):
+            await MetricsListener(network, lambda: asyncio.sleep(0, b"")).bind("broker", PORT)
+
+    with_listener(test)
+
+
+# --- What the page says --------------------------------------------------------------------------------------------
+
+
+def samples(text: bytes) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+class Families(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def gauge(name: str, numbers: range) -> Metric:
+    family = GaugeMetricFamily(name, "A number.", labels=["number"])
+    for number in numbers:
+        family.add_metric([f'"{number}"\n'], number)
+    return family
+
+
+def test_parts_of_a_family_are_one_family_in_the_text() -> None:
+    parts = [gauge("a", range(3)), gauge("a", range(3, 5)), gauge("b", range(2)), gauge("c", range(0))]
+    whole = [gauge("a", range(5)), gauge("b", range(2)), gauge("c", range(0))]
+    text = run(exposition(parts, lambda: 0.0))
+    assert text == generate_latest(Families(whole))
+
+
+def test_the_loop_gets_its_turn_whenever_a_slice_is_over() -> None:
+    """Every part takes 0.6 ms here, so two of them are a slice."""
+    time_s = 0.0
+    turns: list[int] = []
+    made = 0
+
+    def parts() -> Iterator[Metric]:
+        nonlocal time_s, made
+        for _ in range(20):
+            time_s += 0.0006
+            made += 1
+            yield gauge("a", range(PART_SAMPLES))
+
+    async def scenario() -> None:
+        async def others() -> None:
+            while True:
+                turns.append(made)
+                await asyncio.sleep(0.001)
+
+        task = asyncio.create_task(others())
+        await exposition(parts(), lambda: time_s)
+        task.cancel()
+
+    run(scenario())
+    steps = {after - before for before, after in itertools.pairwise(turns)}
+    assert steps <= {0, 2}
+    assert made == 20
+
+
+def test_every_event_of_the_controller_has_a_state_in_which_its_time_counts() -> None:
+    def leaves(event: type[events.Event]) -> list[str]:
+        below = [name for child in event.__subclasses__() for name in leaves(child)]
+        return below or [event.__name__]
+
+    assert set(CONTROLLER_STATES) == {*leaves(events.Event), "Resignation"}
+
+
+def test_lag_is_counted_in_buckets_and_its_maximum_forgets() -> None:
+    lag = LoopLag()
+    for lag_s in (0.0, 0.001, 0.0011, 7.0):
+        lag.observe(lag_s)
+    assert lag.counts[:2] == [2, 1]
+    assert lag.counts[-1] == 1
+    assert lag.sum_s == pytest.approx(7.0021)
+    assert lag.max_s == 7.0
+    for _ in range(PROBES_PER_WINDOW):
+        lag.observe(0.5)
+    assert lag.max_s == 7.0
+    for _ in range(PROBES_PER_WINDOW):
+        lag.observe(0.25)
+    assert lag.max_s == 0.5
+
+
+@pytest.mark.parametrize("value", ["9404", "host:", "host:port", ":9404", "host:65536", "http://host:1"])
+def test_a_malformed_listener_is_named(value: str) -> None:
+    with pytest.raises(InvalidConfig, match="metrics.listener"):
+        broker_config(
+            {"broker.id": "1", "log.dirs": "/d", "zookeeper.connect": "z:2181", "metrics.listener": value},
+        )
+
+
+def test_a_broker_counts_what_a_producer_and_a_consumer_send_and_read() -> None:
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), 2, {"metrics.listener": f"0.0.0.0:{PORT}"})
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def scrape(broker_id: int) -> Samples:
+            return samples((await ask(world.network, f"broker-{broker_id}", GET)).body)
+
+        async def traffic() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", partitions=1, replication_factor=2)
+            async with Producer(cluster.bootstrap, world=world) as producer:
+                for number in range(10):
+                    await producer.send("orders", b"%d" % number)
+            async with Consumer(cluster.bootstrap, topics=["orders"], world=world) as consumer:
+                count = 0
+                async for _ in consumer:
+                    count += 1
+                    if count == 10:
+                        break
+
+        async def program() -> None:
+            before = [await scrape(broker_id) for broker_id in (0, 1)]
+            await traffic()
+            pages = [await scrape(broker_id) for broker_id in (0, 1)]
+            assert all(page.keys() >= earlier.keys() for page, earlier in zip(pages, before, strict=True))
+
+            def value(page: Samples, name: str, **labels: str) -> float:
+                return page[name, frozenset(labels.items())]
+
+            [leader] = [page for page in pages if value(page, "kafka_server_replicamanager_leadercount") == 1]
+            [follower] = [page for page in pages if value(page, "kafka_server_replicamanager_leadercount") == 0]
+            topic = "kafka_server_brokertopicmetrics_"
+            in_bytes = value(leader, f"{topic}bytesin_total", topic="orders")
+            assert value(leader, f"{topic}messagesin_total", topic="orders") == 10
+            assert value(leader, f"{topic}bytesout_total", topic="orders") == in_bytes
+            assert value(leader, f"{topic}replicationbytesout_total", topic="orders") == in_bytes
+            assert value(follower, f"{topic}replicationbytesin_total", topic="orders") == in_bytes
+            assert value(follower, f"{topic}bytesin_total", topic="orders") == 0
+            for page in pages:
+                assert value(page, "kafka_log_log_size", topic="orders", partition="0") == in_bytes
+                assert value(page, "kafka_log_log_logendoffset", topic="orders", partition="0") == 10
+                assert value(page, "kafka_server_replicamanager_partitioncount") == 1
+                assert value(page, "kafka_server_replicamanager_underreplicatedpartitions") == 0
+            requests = "kafka_network_requestmetrics_"
+            assert value(leader, f"{requests}requests_total", request="Produce") == 10
+            assert value(leader, f"{requests}totaltimems_count", request="Produce") == 10
+            phases = ("requestqueuetimems", "localtimems", "remotetimems", "responsesendtimems")
+            sums = [value(leader, f"{requests}{phase}_sum", request="Produce") for phase in phases]
+            assert sum(sums) == pytest.approx(value(leader, f"{requests}totaltimems_sum", request="Produce"))
+            assert sums[2] > 0  # acks=all: somebody else's fetch completed it
+            [controller] = cluster.active_controllers()
+            for broker_id, page in enumerate(pages):
+                active = int(broker_id == controller)
+                assert value(page, "kafka_controller_kafkacontroller_activecontrollercount") == active
+                assert value(page, "kafka_controller_kafkacontroller_globalpartitioncount") == active
+                name = "kafka_controller_controllerstats_controllerchangerateandtimems_count"
+                assert value(page, name) == active
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.delete_topic("orders")
+            for broker_id in (0, 1):
+                while any(dict(labels).get("topic") == "orders" for _, labels in await scrape(broker_id)):
+                    await asyncio.sleep(0.1)
+
+        await world.process.run(program())
+
+    run(scenario())

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from broker.replication.partition import Partition
+from protocol.errors import BrokerError, ErrorCode
+from protocol.messages import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    EpochEndOffset,
+    FetchPartitionResponse,
+)
+from protocol.model import NO_LEADER, LeaderAndIsr
+from tests.replication_support import LAG_S, fetch_of, open_partition, partition_over, state
+from tests.storage_support import NOW, Clock, batch, everything, headers, stamped
+
+CONSUMER = -1
+
+
+def refusal(call: Callable[[], object]) -> ErrorCode:
+    with pytest.raises(BrokerError) as raised:
+        call()
+    return raised.value.code
+
+
+def append(partition: Partition, count: int = 1, acks: int = 1) -> int:
+    """The offset after the batch."""
+    return partition.append(batch(count), required_acks=acks, now_ms=NOW).next_offset
+
+
+def fetches(partition: Partition, follower: int, offset: int, broker_epoch: int = 1) -> bool:
+    """The follower fetches in the leader's epoch. True if the high watermark moved."""
+    asked = fetch_of(
+        offset, epoch=partition.leader_epoch, last_epoch=partition.log.epoch_at(offset - 1) if offset else -1
+    )
+    assert partition.check_fetch(asked, follower) is None
+    return partition.record_follower_fetch(follower, offset, broker_epoch)
+
+
+def answered(
+    records: bytes = b"", high_watermark: int = -1, diverging: EpochEndOffset | None = None
+) -> FetchPartitionResponse:
+    return FetchPartitionResponse(
+        0, ErrorCode.NONE, high_watermark, diverging_epoch=diverging, records=memoryview(records)
+    )
+
+
+# -- who leads --
+
+
+def test_a_new_replica_neither_leads_nor_follows(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    assert refusal(lambda: append(partition)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert refusal(lambda: partition.check_fetch(fetch_of(0), CONSUMER)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_leader_begins_its_epoch_at_its_logs_end(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(epoch=0))
+    append(partition, 3)
+    partition.become_leader(state(epoch=4))
+    append(partition, 2)
+    assert partition.end_offset_for_epoch(0, -1) == (0, 3)
+    assert partition.end_offset_for_epoch(3, -1) == (0, 3)
+    assert partition.end_offset_for_epoch(4, -1) == (4, 5)
+    assert partition.end_offset_for_epoch(5, -1) == (-1, -1)
+    assert [h.partition_leader_epoch for h in headers(everything(partition.log))] == [0, 4]
+
+
+def test_a_deposed_leader_refuses_what_only_a_leader_does(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(epoch=0))
+    append(partition)
+    partition.become_follower(state(leader=2, epoch=1))
+    assert refusal(lambda: append(partition)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert refusal(lambda: partition.check_fetch(fetch_of(0, epoch=1), 3)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert refusal(lambda: partition.check_fetch(fetch_of(0, epoch=0), 3)) is ErrorCode.FENCED_LEADER_EPOCH
+    assert refusal(lambda: partition.check_fetch(fetch_of(0, epoch=2), 3)) is ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert partition.isr_to_propose() is None
+    found = partition.read(fetch_of(0), CONSUMER, max_bytes=100, at_least_one=True)
+    assert (found.error_code, found.current_leader_id, found.current_leader_epoch) == (
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        2,
+        1,
+    )
+
+
+def test_only_an_older_leader_epoch_is_stale(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(epoch=3))
+    assert [partition.is_stale(state(epoch=e)) for e in (2, 3, 4)] == [True, False, False]
+
+
+def test_the_same_epoch_told_again_changes_the_isr_if_it_is_newer_and_nothing_else(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state(epoch=3, version=7))
+    end = append(partition)
+    fetches(partition, 2, end)
+    partition.become_leader(state(epoch=3, isr=(1,), version=6))
+    assert partition.isr == (1, 2, 3)
+    clock.now_ms += int((LAG_S + 1) * 1_000)  # or 3 would count as one that is about to join
+    partition.become_leader(state(epoch=3, isr=(1, 2), version=8))
+    assert list(partition.isr) == [1, 2]
+    assert partition.partition_epoch == 8
+    assert partition.high_watermark == end  # what 2 had fetched is not forgotten
+    assert partition.leading_since_epoch == 3
+
+
+# -- high watermark and acknowledgement --
+
+
+def test_the_high_watermark_is_the_lowest_end_of_the_isr_and_never_goes_back(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state())
+    append(partition, 5)
+    assert not fetches(partition, 2, 5)
+    assert partition.high_watermark == 0
+    assert fetches(partition, 3, 5)
+    assert partition.high_watermark == 5
+    assert not fetches(partition, 3, 0)
+    assert partition.high_watermark == 5
+
+
+def test_a_restart_begins_at_the_checkpointed_high_watermark_within_the_log(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state())
+    append(partition, 5)
+    for checkpointed, expected in ((3, 3), (9, 5), (-1, 0)):
+        assert partition_over(partition.log, clock, checkpointed).high_watermark == expected
+
+
+@pytest.mark.parametrize(
+    ("replicas", "configured", "needed"),
+    [((1,), None, 1), ((1, 2), None, 1), ((1, 2, 3), None, 2), ((1, 2, 3), 3, 3), ((1, 2, 3), 1, 1)],
+)
+def test_min_insync_replicas_is_the_topics_own_or_follows_from_the_replicas(
+    tmp_path: Path, replicas: tuple[int, ...], configured: int | None, needed: int
+) -> None:
+    partition, _ = open_partition(tmp_path, min_insync_replicas=configured)
+    partition.become_leader(state(isr=replicas[:needed], replicas=replicas))
+    append(partition, acks=-1)
+    if needed > 1:
+        partition.become_leader(state(epoch=1, isr=replicas[: needed - 1], replicas=replicas))
+        end = partition.log.log_end_offset
+        assert refusal(lambda: append(partition, acks=-1)) is ErrorCode.NOT_ENOUGH_REPLICAS
+        assert partition.log.log_end_offset == end
+
+
+def test_an_append_has_three_endings(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state())
+    end = append(partition, acks=-1)
+    assert partition.acknowledgement(end, 0) is None
+    fetches(partition, 2, end)
+    fetches(partition, 3, end)
+    assert partition.acknowledgement(end, 0) is ErrorCode.NONE
+    partition.become_leader(state(epoch=1, isr=(1,)))
+    assert partition.acknowledgement(end, 0) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    partition.become_follower(state(leader=2, epoch=2))
+    assert partition.acknowledgement(end, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    partition.become_leader(state(epoch=3))  # leader again: what was appended then may have been cut meanwhile
+    assert partition.acknowledgement(end, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+# -- the ISR --
+
+
+def test_until_the_outcome_is_known_the_high_watermark_waits_for_both_isrs(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state())
+    end = append(partition)
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    fetches(partition, 2, end)
+    isr = partition.isr_to_propose()
+    assert isr == (1, 2)
+    proposal = partition.propose_isr(isr)
+    assert proposal == LeaderAndIsr(1, 0, (1, 2), 1, 0)
+    assert partition.isr_to_propose() is None  # one at a time
+    assert not partition.advance_high_watermark()
+    assert partition.isr_written(proposal, 1)
+    assert (partition.isr, partition.partition_epoch, partition.high_watermark) == ((1, 2), 1, end)
+
+
+def test_a_joining_follower_counts_for_the_high_watermark_at_once_and_for_min_insync_replicas_when_written(
+    tmp_path: Path,
+) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1,)))
+    fetches(partition, 2, 0)
+    isr = partition.isr_to_propose()
+    assert isr == (1, 2)
+    proposal = partition.propose_isr(isr)
+    append(partition)
+    assert partition.high_watermark == 0
+    assert refusal(lambda: append(partition, acks=-1)) is ErrorCode.NOT_ENOUGH_REPLICAS
+    partition.isr_written(proposal, 1)
+    append(partition, acks=-1)
+
+
+def test_a_conflict_within_this_leadership_is_adopted(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2)))
+    fetches(partition, 3, 0)
+    proposal = partition.propose_isr((1, 2, 3))
+    partition.isr_conflict(proposal, LeaderAndIsr(1, 0, (1,), 1, 5))
+    assert (partition.isr, partition.proposed_isr, partition.partition_epoch) == ((1,), None, 5)
+
+
+def test_a_conflict_with_another_leadership_leaves_both_isrs_counted(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2)))
+    fetches(partition, 3, 0)
+    proposal = partition.propose_isr((1, 2, 3))
+    assert not partition.isr_conflict(proposal, LeaderAndIsr(2, 1, (2,), 1, 1))
+    assert partition.maximal_isr == {1, 2, 3}
+    assert partition.isr_to_propose() is None
+
+
+def test_an_outcome_that_comes_after_the_controllers_word_is_ignored(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2)))
+    fetches(partition, 3, 0)
+    proposal = partition.propose_isr((1, 2, 3))
+    partition.become_leader(state(epoch=1, isr=(1,)))
+    assert not partition.is_pending(proposal)
+    partition.isr_written(proposal, 1)
+    partition.isr_conflict(proposal, msgspec.structs.replace(proposal, isr=(1, 3), partition_epoch=9))
+    assert (partition.isr, partition.partition_epoch) == ((1,), 1)
+
+
+def test_a_follower_joins_once_it_has_what_the_leader_had_when_its_epoch_began(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1,)))
+    append(partition, 2)
+    append(partition, 3)
+    partition.become_follower(state(leader=2, epoch=1, isr=(1, 2)))
+    partition.become_leader(state(epoch=2, isr=(1, 2)))
+    fetches(partition, 3, 2)
+    assert partition.isr_to_propose() is None
+    fetches(partition, 3, 5)
+    assert partition.isr_to_propose() == (1, 2, 3)
+
+
+@pytest.mark.parametrize(("alive", "fetched_in", "joins"), [({3: 8}, 8, True), ({3: 9}, 8, False), ({}, 8, False)])
+def test_a_follower_joins_only_in_the_broker_epoch_that_lives(
+    tmp_path: Path, alive: dict[int, int], fetched_in: int, joins: bool
+) -> None:
+    partition, _ = open_partition(tmp_path, alive=alive)
+    partition.become_leader(state(isr=(1, 2)))
+    fetches(partition, 3, 0, fetched_in)
+    assert partition.isr_to_propose() == ((1, 2, 3) if joins else None)
+
+
+def test_the_last_member_never_leaves_the_isr(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state())
+    append(partition)
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    assert partition.isr_to_propose() == (1,)
+
+
+def test_who_holds_no_replica_cannot_fetch_as_one(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state())
+    assert refusal(lambda: partition.record_follower_fetch(9, 0, 1)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+# -- where consumers begin --
+
+
+def test_latest_is_not_available_until_the_high_watermark_has_reached_the_epochs_start(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1,)))
+    append(partition, 4)
+    partition = partition_over(partition.log, Clock(), high_watermark=1)
+    partition.become_leader(state(epoch=1))
+
+    def latest() -> object:
+        return partition.offset_for(LATEST_TIMESTAMP, -1, CONSUMER)
+
+    assert refusal(latest) is ErrorCode.OFFSET_NOT_AVAILABLE
+    assert partition.offset_for(EARLIEST_TIMESTAMP, -1, CONSUMER) == (-1, 0)
+    assert partition.offset_for(LATEST_TIMESTAMP, -1, 2) == (-1, 4)
+    # Between the high watermark and the log's end a consumer waits, it is not out of range.
+    found = partition.read(fetch_of(4), CONSUMER, max_bytes=100, at_least_one=True)
+    assert (found.error_code, len(found.records)) == (ErrorCode.NONE, 0)
+    fetches(partition, 2, 4)
+    fetches(partition, 3, 4)
+    assert latest() == (-1, 4)
+
+
+def test_offsets_for_times(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1,)))
+    append(partition, 3)
+    assert partition.offset_for(NOW + 1, -1, CONSUMER) == (NOW + 1, 1)
+    assert partition.offset_for(NOW + 99, -1, CONSUMER) == (-1, -1)
+    assert refusal(lambda: partition.offset_for(-7, -1, CONSUMER)) is ErrorCode.INVALID_REQUEST
+    assert refusal(lambda: partition.offset_for(NOW, 5, CONSUMER)) is ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+# -- divergence --
+
+
+def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(epoch=0))
+    append(partition, 5)
+    partition.become_leader(state(epoch=3))
+    append(partition, 5)
+    diverging = [
+        partition.check_fetch(fetch_of(offset, epoch=3, last_epoch=last), 2)
+        for offset, last in ((5, 0), (7, 0), (7, 2), (10, 3), (12, 3), (0, -1), (12, -1))
+    ]
+    assert diverging == [
+        None,
+        EpochEndOffset(0, 5),
+        EpochEndOffset(0, 5),
+        None,
+        EpochEndOffset(3, 10),
+        None,
+        EpochEndOffset(3, 10),
+    ]
+    code = refusal(lambda: partition.check_fetch(fetch_of(7, epoch=3, last_epoch=9), 2))
+    assert code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_follower_copies_and_learns_the_high_watermark_up_to_its_own_end(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_follower(state(leader=2, epoch=1))
+    assert partition.next_fetch(100) == fetch_of(0, epoch=1, max_bytes=100)
+    assert partition.apply_fetched(answered(stamped(batch(3), 0, 1), high_watermark=9)).appended
+    assert (partition.log.log_end_offset, partition.high_watermark) == (3, 3)
+    assert partition.next_fetch(100) == fetch_of(3, epoch=1, last_epoch=1, max_bytes=100)
+    partition.apply_fetched(answered(high_watermark=1))
+    assert partition.high_watermark == 3
+
+
+def test_a_follower_truncates_to_the_diverging_epoch(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_follower(state(leader=2, epoch=1))
+    partition.apply_fetched(answered(stamped(batch(3), 0, 0) + stamped(batch(2), 3, 1), high_watermark=5))
+    partition.become_follower(state(leader=3, epoch=2))
+    fetched = partition.apply_fetched(answered(high_watermark=99, diverging=EpochEndOffset(0, 3)))
+    assert (fetched.truncated_to, partition.log.log_end_offset, partition.high_watermark) == (3, 3, 3)
+    assert partition.log.latest_epoch == 0
+
+
+def test_a_follower_truncates_in_rounds_where_it_lacks_the_leaders_epoch(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_follower(state(leader=2, epoch=5))
+    partition.apply_fetched(answered(stamped(batch(4), 0, 1) + stamped(batch(4), 4, 5)))
+    # The leader's log: epoch 1 up to 2, epoch 3 up to 7. It has no epoch 5.
+    assert partition.apply_fetched(answered(diverging=EpochEndOffset(3, 7))).truncated_to == 4
+    assert partition.next_fetch(100).last_fetched_epoch == 1
+    assert partition.apply_fetched(answered(diverging=EpochEndOffset(1, 2))).truncated_to == 0
+
+
+def test_the_high_watermark_is_never_past_the_end_of_a_truncated_log(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_follower(state(leader=2, epoch=1))
+    partition.apply_fetched(answered(stamped(batch(10), 0, 0), high_watermark=10))
+    # In the middle of the batch: it goes as a whole.
+    assert partition.apply_fetched(answered(diverging=EpochEndOffset(0, 5))).truncated_to == 0
+    assert (partition.log.log_end_offset, partition.high_watermark) == (0, 0)
+    partition.become_leader(state(epoch=2))
+    end = append(partition, acks=-1)
+    assert partition.acknowledgement(end, 2) is None  # nobody else has it
+
+
+def test_a_follower_starts_afresh_where_the_leaders_log_begins_later(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_follower(state(leader=2, epoch=1))
+    partition.apply_fetched(answered(stamped(batch(3), 0, 1), high_watermark=3))
+    partition.restart_at(50)
+    assert (partition.log.log_start_offset, partition.log.log_end_offset, partition.high_watermark) == (50, 50, 50)
+    assert partition.next_fetch(100).last_fetched_epoch == -1
+
+
+def test_a_partition_without_a_leader_follows_nobody(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state())
+    partition.become_follower(state(leader=NO_LEADER, epoch=1))
+    assert not partition.is_leader
+    assert refusal(lambda: append(partition)) is ErrorCode.NOT_LEADER_OR_FOLLOWER

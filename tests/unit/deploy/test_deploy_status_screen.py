@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from client.cli.output import Format
+from deploy.status import BrokerStatus, ControllerStatus, Status
+from deploy.status_screen import Glance, records_per_second, status_lines, watch
+from protocol.errors import MinibrokerError
+from protocol.model import TopicPartition
+
+STATUS = Status(
+    brokers=[
+        BrokerStatus(1, 101, True, 9092, False, True, 2, 10_092),
+        BrokerStatus(2, None, False, 9093, False, False, 0),
+    ],
+    controller=ControllerStatus(1, 7),
+    zookeeper=None,
+    offline_partitions=[],
+    under_replicated_partitions=["t-0"],
+)
+ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def test_a_broker_is_shown_with_its_leaders_and_the_controller_with_its_epoch() -> None:
+    lines = status_lines(STATUS)
+    assert lines[1].split() == ["1", "9092", "101", "running", "2", "epoch", "7"]
+    assert lines[2].split() == ["2", "9093", "-", "not", "running", "0"]
+    assert lines[-1] == "under-replicated partitions: t-0"
+
+
+def test_the_rate_counts_partitions_that_were_seen_both_times_and_nothing_twice() -> None:
+    before = Glance(STATUS, {ZERO: 100, ONE: 50}, at_s=10.0)
+    assert records_per_second(before, Glance(STATUS, {ZERO: 300, ONE: 50}, at_s=12.0)) == 100
+    assert records_per_second(before, Glance(STATUS, {ZERO: 300}, at_s=12.0)) == 100
+    assert records_per_second(before, Glance(STATUS, {ZERO: 90, ONE: 52}, at_s=12.0)) == 1
+    assert records_per_second(before, Glance(STATUS, {TopicPartition("u", 0): 9}, at_s=12.0)) == 0
+
+
+def test_watch_shows_a_cluster_that_stops_answering_and_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.status_screen.INTERVAL_S", 0)
+    seen: list[Glance | MinibrokerError] = [
+        Glance(STATUS, {ZERO: 5}, 1.0),
+        MinibrokerError("nobody answers"),
+        Glance(STATUS, {ZERO: 9}, 3.0),
+    ]
+    looks = iter(seen)
+
+    def look() -> Glance:
+        found = next(looks, None)
+        if found is None:
+            raise KeyboardInterrupt
+        if isinstance(found, MinibrokerError):
+            raise found
+        return found
+
+    watch(look, Format.TABLE)
+    blocks = capsys.readouterr().out.split("\n\n")
+    assert "records: 5, 0/s" in blocks[0]
+    assert "broker 2 is not running: `minibroker start 2`" in blocks[0]
+    assert blocks[1] == "nobody answers"
+    assert "records: 9, 2/s" in blocks[2]
+
+
+def test_what_fails_at_the_first_look_ends_the_watch() -> None:
+    def look() -> Glance:
+        raise MinibrokerError("there is no cluster")
+
+    with pytest.raises(MinibrokerError, match="there is no cluster"):
+        watch(look, Format.TABLE)
