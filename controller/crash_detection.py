@@ -14,9 +14,9 @@ A host or a container whose address vanishes resets nothing: the connection to i
 kernels ask each other every second whether it still stands (TCP keepalive), and after two probes without an answer it
 has ended, long before the session.
 
-Who finds others unreachable may be the one that is cut off. So nobody is suspected before ZooKeeper has answered, and
-at once: a broker whose network came back during that wait would otherwise act on what it saw while it was alone, and
-depose a healthy controller. It looks again instead.
+Who finds others unreachable may be the one that is cut off. So ZooKeeper is asked for something before the first
+attempt to connect again, and after the last: unless it answers promptly both times, what was seen in between counts for
+nothing. A broker whose network has come back would otherwise depose a healthy controller for what it saw alone.
 
 A suspicion is only that: it deletes a znode, which the suspect, if it lives, creates again under a new broker epoch.
 Each broker epoch is suspected once. A process that was stopped (SIGSTOP) keeps its connections, and its kernel answers
@@ -174,6 +174,8 @@ class CrashDetector:
         has_stood = trouble is not None and trouble.has_stood
         refusals = 0
         while True:
+            if await self._was_cut_off():
+                failing_since_s, refusals = None, 0
             now_s = self._clock.monotonic()
             deadline_s = (now_s if failing_since_s is None else failing_since_s) + self._detection_s
             try:
@@ -205,11 +207,9 @@ class CrashDetector:
                 failing_since_s = now_s
             self._troubles[broker.id] = _Trouble(broker.epoch, failing_since_s, now_s, has_stood)
             if refusals >= REFUSALS_NEEDED or now_s - failing_since_s >= self._detection_s:
-                await self._in_touch()
-                if self._clock.monotonic() - now_s >= PROMPT_S:
+                if await self._was_cut_off():
                     _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
                     failing_since_s, refusals = None, 0
-                    del self._troubles[broker.id]
                     continue
                 lasted_ms = (now_s - failing_since_s) * 1_000
                 _log.warning("broker %d is suspected to have crashed: %s, for %.0f ms", broker.id, reason, lasted_ms)
@@ -217,6 +217,15 @@ class CrashDetector:
                 self._suspect(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
                 return
             await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _was_cut_off(self) -> bool:
+        """Perhaps it is this broker that could reach nobody; by now it can, and what it saw before counts no more."""
+        asked_s = self._clock.monotonic()
+        await self._in_touch()
+        if self._clock.monotonic() - asked_s < PROMPT_S:
+            return False
+        self._troubles.clear()
+        return True
 
     def _remembered(self, broker: Broker) -> _Trouble | None:
         """What the last watch of this epoch saw, if that was just now: who has removed a crashed controller, and then
