@@ -9,7 +9,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test check up bench faults clean
+.PHONY: setup demo test check up bench faults hostile image compose-test clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,21 @@ bench: setup
 ROUNDS := 3
 faults: setup
 	$(BIN)/python -m tests.faults.kill_rounds --rounds $(ROUNDS)
+
+# Bad input in bulk, and hundreds of slow connections, each at a broker of its own.
+FRAMES := 200000
+hostile: setup
+	$(BIN)/python -m tests.faults.hostile_frames --frames $(FRAMES)
+	$(BIN)/python -m tests.faults.slow_connections
+
+# Builds the images of deploy/docker-compose.yml, and prints their sizes. Where no base image can be pulled, it makes one
+# from Debian's packages (as root, with debootstrap).
+image:
+	deploy/make-images.sh
+
+# Containers on a docker engine, killed, paused and disconnected under load.
+compose-test: setup image
+	$(BIN)/pytest -s tests/compose
 
 clean:
 	rm -rf $(VENV) $(BENCH_DATA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from client.cluster import Cluster
+from client.connections import Purpose
 from client.metadata import Leader, Picture, merged, with_leader
 from client.settings import Address
 from protocol import messages as m
@@ -205,3 +206,26 @@ def test_a_peer_that_speaks_another_protocol_is_named() -> None:
         await server.wait_closed()
 
     asyncio.run(main())
+
+
+def test_an_advertised_address_that_cannot_be_reached_is_explained() -> None:
+    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
+        await cluster.start()
+        elsewhere = scripted.nodes[1]
+        address = cluster.metadata.picture.brokers[1]
+        await elsewhere.stop()
+        cluster.connections.advertised({1: address})
+        with pytest.raises(NetworkError, match=rf"{address}.*broker 1 advertises.*advertised\.listeners"):
+            await cluster.connections.open(address, Purpose.REQUESTS)
+        assert cluster.connections.error(address, Purpose.REQUESTS) is not None
+        await elsewhere.start()
+        while cluster.connections.error(address, Purpose.REQUESTS) is not None:
+            cluster.connections.get(address, Purpose.REQUESTS)
+            await asyncio.sleep(0.01)
+        await elsewhere.stop()
+        await asyncio.sleep(0.05)
+        with pytest.raises(NetworkError) as raised:
+            await cluster.connections.open(address, Purpose.PRODUCE)
+        assert "advertises" not in str(raised.value)  # it was reached: it is down, not misnamed
+
+    run(scenario)

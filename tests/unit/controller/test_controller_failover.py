@@ -436,6 +436,45 @@ def test_an_isr_changed_just_before_the_election_is_what_the_election_goes_by() 
     simulate(scenario)
 
 
+def test_a_state_that_needs_no_change_after_a_conflict_is_told_to_its_replicas_all_the_same() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2, 3])
+        await office.create("orders", (1, 2, 3))
+        await cluster.has(ORDERS_0, 1, [1, 2, 3])
+
+        def mend(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            """Somebody makes broker 3 the leader by hand, just before the controller elects broker 2."""
+            if any(operation.path == znodes.state_path(ORDERS_0) for operation in operations):
+                cluster.zookeeper.before = None
+                by_hand = type(cluster.state(ORDERS_0))(3, 7, (3,), 1, 0)
+                cluster.zookeeper.make(znodes.state_path(ORDERS_0), znodes.encode_state(by_hand))
+
+        cluster.zookeeper.before = mend
+        cluster.brokers[1].kill()
+        office.suspect(cluster.brokers[1])
+        await cluster.has(ORDERS_0, 3, [3])
+        for broker_id in (2, 3):
+            roles = cluster.brokers[broker_id].roles
+            await cluster.until(lambda: roles[ORDERS_0].leader_epoch == 7)  # noqa: B023 - it is awaited here
+
+    simulate(scenario)
+
+
+def test_a_replica_that_its_leader_takes_in_after_its_broker_died_is_taken_out_again() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1, 2))
+        cluster.brokers[2].kill()
+        office.suspect(cluster.brokers[2])
+        await cluster.has(ORDERS_0, 1, [1])
+        await cluster.until(lambda: cluster.brokers[1].roles[ORDERS_0].leader_epoch == 1)
+        await cluster.brokers[1].change_isr(ORDERS_0, [1, 2])
+        await cluster.until(lambda: cluster.state(ORDERS_0).leader_epoch == 2)
+        await cluster.has(ORDERS_0, 1, [1])
+
+    simulate(scenario)
+
+
 def test_a_failed_log_directory_moves_its_partitions_away() -> None:
     async def scenario(cluster: Cluster) -> None:
         office = await cluster.start([1, 2])

@@ -1,0 +1,144 @@
+"""Connecting by name: a resolver that is out of reach for one name, or for a while, holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+import pytest
+
+from protocol.real_world import RealNetwork
+
+DEADLINE_S = 10.0
+
+
+class Resolver:
+    """Names in `hanging` get no answer before `release`; "gone" is unknown; the others are this host."""
+
+    def __init__(self) -> None:
+        self.hanging: set[str] = set()
+        self.release = Event()
+        self.asked: list[str] = []
+
+    def getaddrinfo(self, host: str, *_arguments: Any, **_keywords: Any) -> list[Any]:
+        self.asked.append(host)
+        if host in self.hanging:
+            self.release.wait(DEADLINE_S)
+        if host == "gone":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+
+@contextmanager
+def resolving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    resolver = Resolver()
+    monkeypatch.setattr("protocol.real_world.socket.getaddrinfo", resolver.getaddrinfo)
+    try:
+        yield resolver
+    finally:
+        resolver.release.set()
+
+
+async def connect(network: RealNetwork, host: str, port: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        protocol = await network.connect(host, port, Peer)
+    protocol.transport.abort()
+    await protocol.lost
+
+
+class Peer(asyncio.Protocol):
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_names_that_hang_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(resolver: Resolver, port: int) -> None:
+        network = RealNetwork()
+        names = [f"dead-{number}" for number in range(20)]
+        resolver.hanging.update(names)
+        waiting = [asyncio.create_task(connect(network, name, port)) for name in names]
+        while len(resolver.asked) < len(names):
+            await asyncio.sleep(0.001)
+        await connect(network, "living", port)
+        assert not any(task.done() for task in waiting)
+        resolver.release.set()
+        await asyncio.gather(*waiting)
+
+    with resolving(monkeypatch) as resolver, listening() as port:
+        asyncio.run(scenario(resolver, port))
+
+
+def test_who_waits_for_a_lookup_that_hangs_is_served_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(resolver: Resolver, port: int) -> None:
+        network = RealNetwork()
+        resolver.hanging.add("back")
+        waiting = asyncio.create_task(connect(network, "back", port))
+        while not resolver.asked:
+            await asyncio.sleep(0.001)
+        resolver.hanging.clear()
+        await waiting
+        assert resolver.asked == ["back", "back"]
+
+    with resolving(monkeypatch) as resolver, listening() as port:
+        asyncio.run(scenario(resolver, port))
+
+
+def test_a_caller_that_gives_up_leaves_nothing_behind_and_the_name_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(resolver: Resolver, port: int) -> None:
+        network = RealNetwork()
+        resolver.hanging.add("slow")
+        impatient = asyncio.create_task(connect(network, "slow", port))
+        patient = asyncio.create_task(connect(network, "slow", port))
+        while not resolver.asked:
+            await asyncio.sleep(0.001)
+        impatient.cancel()
+        await asyncio.wait([impatient])
+        assert resolver.asked == ["slow"]
+        resolver.release.set()
+        await patient
+
+    monkeypatch.setattr("protocol.real_world.LOOKUP_OVERDUE_S", DEADLINE_S)
+    with resolving(monkeypatch) as resolver, listening() as port:
+        asyncio.run(scenario(resolver, port))
+
+
+def test_an_unknown_name_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(port: int) -> None:
+        with pytest.raises(socket.gaierror, match="not known"):
+            await connect(RealNetwork(), "gone", port)
+
+    with resolving(monkeypatch), listening() as port:
+        asyncio.run(scenario(port))
+
+
+def test_a_port_where_nobody_listens_is_a_refusal_by_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as port:
+        pass
+
+    async def scenario() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await connect(RealNetwork(), "living", port)
+
+    with resolving(monkeypatch):
+        asyncio.run(scenario())
