@@ -97,8 +97,9 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def fdatasync(self) -> None:
-        """The bytes survive a power cut once this returns. After an error nothing is known: see RELIABILITY,
-        "fsync": the log directory must be failed, never the call repeated."""
+        """The bytes survive a power cut once this returns. After an error nothing is
+        known, as the kernel may have marked the lost pages clean: the log directory must be failed, never the call
+        repeated."""
         ...
 
     def close(self) -> None: ...

@@ -21,7 +21,7 @@ truncated meanwhile. Nobody's buffer is changed: the leader's offset and epoch g
 batch, and those are written from a new piece beside the rest of the received one, in one vectored write.
 
 After a failed write or fsync the page cache may hold pages that are marked clean and are not on disk; a second fsync
-would "succeed". So the first failure ends the whole log directory, for good (RELIABILITY: fsync).
+would "succeed". So the first failure ends the whole log directory, for good.
 
 Rejected: preallocated and memory-mapped index files (a torn one must be rebuilt anyway, and mapping hides I/O errors
 as signals); flushing each append (as Kafka, the replicas are the first line; the recovery point is there for who

@@ -1,4 +1,4 @@
-"""Both state machines, every pair of states, against the arrows as DESIGN and Kafka draw them."""
+"""Both state machines, every pair of states, against the arrows as Kafka draws them."""
 
 from __future__ import annotations
 
