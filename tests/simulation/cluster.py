@@ -10,13 +10,15 @@
     run(scenario(), seed=7)
 
 Every broker has a host `broker-N` of its own, and listens on the same ports there. It runs as `broker.__main__` runs
-it: started, then served until it fails. A broker that fails by itself ends its process, and the run fails with it.
+it: started, then served until it fails. A broker that fails by itself ends its process, and the run fails with it,
+unless the cluster was given `on_broker_failure`: that is then told of it, when the process has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextvars import Context
 
 from broker.__main__ import Broker
 from broker.config import BrokerConfig, broker_config
@@ -36,10 +38,17 @@ _POLL_S = 0.01
 class VirtualCluster:
     """Brokers 0 to `brokers` - 1, and their ZooKeeper. `settings` are the brokers' own, by Kafka's names."""
 
-    def __init__(self, simulation: Simulation, brokers: int = 3, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        brokers: int = 3,
+        settings: Mapping[str, str] | None = None,
+        on_broker_failure: Callable[[int, Exception], None] | None = None,
+    ) -> None:
         self.simulation = simulation
+        self._on_broker_failure = on_broker_failure
         self.broker_ids = tuple(range(brokers))
-        self.bootstrap = ",".join(f"{_host_name(broker_id)}:{PORT}" for broker_id in self.broker_ids)
+        self.bootstrap = ",".join(f"{host_name(broker_id)}:{PORT}" for broker_id in self.broker_ids)
         self._settings = dict(settings or {})
         self._processes: dict[int, Process] = {}
         self._brokers: dict[int, Broker] = {}
@@ -51,8 +60,11 @@ class VirtualCluster:
         await asyncio.gather(*(self.start_broker(broker_id) for broker_id in self.broker_ids))
 
     async def start_broker(self, broker_id: int) -> Broker:
-        """Start a broker, with what its disk holds from before. Raises what keeps it from starting."""
-        world = self.simulation.host(_host_name(broker_id)).start_process()
+        """Start a broker, with what its disk holds from before.
+
+        Raises what keeps it from starting, and ProcessKilled where it is killed meanwhile; its process is dead then.
+        """
+        world = self.simulation.host(host_name(broker_id)).start_process()
 
         async def start() -> Broker:
             broker = Broker(world, self._config(broker_id))
@@ -60,22 +72,49 @@ class VirtualCluster:
             return broker
 
         self._processes[broker_id] = world.process
-        broker = await world.process.run(start(), f"start of broker {broker_id}")
+        self._brokers.pop(broker_id, None)
+        try:
+            broker = await world.process.run(start(), f"start of broker {broker_id}")
+        except BaseException:
+            world.process.kill()
+            raise
         self._brokers[broker_id] = broker
-        world.process.start(self._serve(broker, world.process), f"broker {broker_id}")
+        world.process.start(self._serve(broker_id, broker, world.process), f"broker {broker_id}")
         return broker
 
-    async def _serve(self, broker: Broker, process: Process) -> None:
+    async def _serve(self, broker_id: int, broker: Broker, process: Process) -> None:
         try:
             await broker.serve()
-        except Exception as error:  # noqa: BLE001 - reported, and `run` raises it
-            self.simulation.loop.call_exception_handler({"message": f"{process.name} failed", "exception": error})
-            await broker.stop(clean=False)
+        except Exception as error:  # noqa: BLE001 - reported below
+            try:
+                await broker.stop(clean=False)
+            except Exception as second:  # noqa: BLE001 - as in a real process, it ends all the same
+                error.add_note(f"and then, while it stopped: {second!r}")
             process.kill()
+            Context().run(self._broker_failed, broker_id, error)  # nobody's: the process is dead
+
+    def _broker_failed(self, broker_id: int, error: Exception) -> None:
+        if self._on_broker_failure is not None:
+            self._on_broker_failure(broker_id, error)
+        else:
+            context = {"message": f"broker {broker_id} failed", "exception": error}
+            self.simulation.loop.call_exception_handler(context)
 
     def kill_broker(self, broker_id: int) -> None:
-        """kill -9."""
+        """kill -9. What it has written is kept."""
         self._processes[broker_id].kill()
+
+    def power_cut(self, broker_id: int) -> None:
+        """Its host loses its power: the broker dies without a word, and what it had not synced may be gone."""
+        self.simulation.host(host_name(broker_id)).power_cut()
+
+    def pause_broker(self, broker_id: int) -> None:
+        """SIGSTOP."""
+        self._processes[broker_id].pause()
+
+    def resume_broker(self, broker_id: int) -> None:
+        """SIGCONT. Does nothing where the broker is not paused, or has been killed since."""
+        self._processes[broker_id].resume()
 
     async def stop_broker(self, broker_id: int) -> None:
         """Stop a broker in good order."""
@@ -92,13 +131,22 @@ class VirtualCluster:
         """The broker that was started last under this id, for tests to look into."""
         return self._brokers[broker_id]
 
+    def living_broker(self, broker_id: int) -> Broker | None:
+        """The broker, once it has started, as long as it lives (it may be paused)."""
+        return self._brokers.get(broker_id) if self._processes[broker_id].alive else None
+
+    def process(self, broker_id: int) -> Process:
+        """The process that was started last under this id."""
+        return self._processes[broker_id]
+
     def living(self) -> list[int]:
+        """Those whose process lives; it may be starting, or paused."""
         return [broker_id for broker_id in self.broker_ids if self._processes[broker_id].alive]
 
     def active_controllers(self) -> list[int]:
         """The living brokers that take themselves for the controller."""
-        controllers = {broker_id: self._brokers[broker_id].controller for broker_id in self.living()}
-        return [broker_id for broker_id, controller in controllers.items() if controller and controller.is_active]
+        brokers = {broker_id: self.living_broker(broker_id) for broker_id in self.broker_ids}
+        return [i for i, broker in brokers.items() if broker and broker.controller and broker.controller.is_active]
 
     def state(self, partition: TopicPartition) -> LeaderAndIsr:
         """What ZooKeeper says of a partition."""
@@ -115,7 +163,7 @@ class VirtualCluster:
                 await asyncio.sleep(_POLL_S)
 
     def _config(self, broker_id: int) -> BrokerConfig:
-        host = _host_name(broker_id)
+        host = host_name(broker_id)
         return broker_config(
             {
                 "broker.id": str(broker_id),
@@ -127,5 +175,6 @@ class VirtualCluster:
         )
 
 
-def _host_name(broker_id: int) -> str:
+def host_name(broker_id: int) -> str:
+    """The host of a broker."""
     return f"broker-{broker_id}"

@@ -4,10 +4,20 @@ A `VirtualDisk` is the medium with its tree of directories and files; `ProcessDi
 raises `ProcessKilled` once that is dead. Files are POSIX's: a name points to a file, an open file lives on when its
 name is removed or replaced, locks are those of `flock` and end with their process.
 
-All bytes are kept as written: nothing is lost in a crash yet. For power cuts, `_File.data` and `_Directory.entries`
-are what is in memory; a second copy of each, brought up to date by `fdatasync` and `sync_directory`, will be what is on
-the medium, and a new start of the host falls back to that. Hence every change goes through those two classes, and
-`write_atomically` is made of the same steps as the real one.
+What is written is seen by all processes at once, and outlives them: it is in the page cache. What outlives a power cut
+is kept apart. A file has its bytes on the medium besides those in memory, and the ranges in which they may differ;
+`fdatasync` copies those ranges. A directory has its names on the medium, and a list of changes since; `sync_directory`
+applies them. At a power cut each sector of a dirty range is the old or the new one, whatever the order in which they
+were written; the size is the old one, the new one, or one in between, with zeroes where nothing got to; and of the
+changes of a directory the first so many are kept, as in a journal. So a synced file may lack its name, a name may be
+that of an empty file, and a rename happens as a whole or not at all. A rename from one directory to another, which
+journals do not tear either, is on the medium at once.
+
+`faults` makes calls fail, fills the disk up, and makes it slow. `write_atomically`, `read_file` and `lock` are made of
+the same steps as the real ones, which is where they fail.
+
+Rejected: a copy of each file at each sync (a log is synced often, and long); a journal common to all directories (it
+would hide that the wrong directory was synced).
 """
 
 from __future__ import annotations
@@ -15,10 +25,35 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
 
 from protocol.messages import Buffer
 from tests.simulation.process import Process
+
+SECTOR_BYTES = 512
+"""What is written as a whole or not at all."""
+
+_OPERATIONS = frozenset(
+    {
+        "fdatasync",
+        "list",
+        "make_directories",
+        "open",
+        "pread",
+        "pwrite",
+        "remove",
+        "remove_tree",
+        "rename",
+        "sync_directory",
+        "truncate",
+    }
+)
+
+
+_Names = dict[str, "_File | _Directory | None"]
+"""A change of a directory: what these names point to from now on; None: nothing."""
 
 
 def _error(number: int, path: str) -> OSError:
@@ -29,40 +64,191 @@ class _File:
     def __init__(self) -> None:
         self.data = bytearray()
         self.locked_by: ProcessLock | None = None
+        self._durable = bytearray()
+        self._dirty: list[list[int]] = []
+        """Ranges, from and to, in which `data` may differ from what is durable."""
+        self._shortest: int | None = None
+        """The shortest that the file was cut to since it was synced."""
 
     def write(self, data: Sequence[Buffer], position: int) -> int:
-        if position > len(self.data):
-            self.data.extend(bytes(position - len(self.data)))
+        size = len(self.data)
+        begin = min(position, size)
+        if position > size:
+            self.data.extend(bytes(position - size))
         start = position
         for piece in data:
             self.data[position : position + len(piece)] = piece
             position += len(piece)
+        if self._dirty and self._dirty[-1][1] == begin:
+            self._dirty[-1][1] = position
+        else:
+            self._dirty.append([begin, position])
         return position - start
 
     def truncate(self, size: int) -> None:
-        if size < len(self.data):
-            del self.data[size:]
-        else:
-            self.data.extend(bytes(size - len(self.data)))
+        before = len(self.data)
+        if size >= before:
+            self.data.extend(bytes(size - before))
+            self._dirty.append([before, size])
+            return
+        del self.data[size:]
+        self._dirty = [[begin, min(end, size)] for begin, end in self._dirty if begin < size]
+        self._shortest = size if self._shortest is None else min(self._shortest, size)
 
     def sync(self) -> None:
-        """Nothing to do as long as nothing can be lost."""
+        if self._shortest is not None:
+            del self._durable[self._shortest :]
+        for begin, end in self._dirty:
+            if begin > len(self._durable):
+                self._durable.extend(bytes(begin - len(self._durable)))
+            self._durable[begin:end] = self.data[begin:end]
+        self.lose_dirty()
+        self._shortest = None
+
+    def lose_dirty(self) -> None:
+        """What could not be written counts as written, and is nowhere but in memory."""
+        self._dirty.clear()
+
+    def power_cut(self, random: Random) -> None:
+        kept = self._durable
+        reach = max((end for _, end in self._dirty), default=0)
+        if self._shortest is not None and self._shortest < len(kept):
+            if random.random() < 0.5:
+                del kept[self._shortest :]
+            else:  # so what was written behind it, into new blocks, is not part of the file either
+                reach = min(reach, self._shortest)
+        size = len(kept)
+        if reach > size:
+            size = random.choice((size, reach, random.randint(size, reach)))
+        kept.extend(bytes(size - len(kept)))
+        probability = random.choice((0.0, 0.5, 0.9, 1.0))
+        for begin, end in self._dirty:
+            end = min(end, size, reach)
+            for sector in range(begin - begin % SECTOR_BYTES, end, SECTOR_BYTES):
+                if random.random() < probability:
+                    first, last = max(begin, sector), min(end, sector + SECTOR_BYTES)
+                    kept[first:last] = self.data[first:last]
+        self.data = bytearray(kept)
+        self._dirty.clear()
+        self._shortest = None
 
 
 class _Directory:
     def __init__(self) -> None:
         self.entries: dict[str, _File | _Directory] = {}
+        self._durable: dict[str, _File | _Directory] = {}
+        self._changes: list[_Names] = []
+
+    def change(self, names: _Names) -> None:
+        """Let names point to something else, or (None) to nothing: all of them at once."""
+        _apply(names, self.entries)
+        self._changes.append(names)
 
     def sync(self) -> None:
-        """Nothing to do as long as nothing can be lost."""
+        for names in self._changes:
+            _apply(names, self._durable)
+        self._changes.clear()
+
+    def power_cut(self, random: Random) -> None:
+        del self._changes[random.randint(0, len(self._changes)) :]
+        self.sync()
+        self.entries = dict(self._durable)
+        for name in sorted(self.entries):
+            self.entries[name].power_cut(random)
+
+
+def _apply(names: _Names, entries: dict[str, _File | _Directory]) -> None:
+    for name, target in names.items():
+        if target is None:
+            entries.pop(name, None)
+        else:
+            entries[name] = target
+
+
+@dataclass
+class _Failure:
+    operation: str
+    number: int
+    after: int
+
+
+class DiskFaults:
+    """What is wrong with a disk."""
+
+    def __init__(self, record: Callable[[str], None]) -> None:
+        self._record = record
+        self._failures: list[_Failure] = []
+        self._free_bytes: int | None = None
+        self.sync_delay_s = 0.0
+        """How long each fdatasync takes, where it is called in the executor."""
+        self.active = False
+        """Something could fail."""
+
+    @property
+    def free_bytes(self) -> int | None:
+        """How much files can grow from now on, all together. None: without end."""
+        return self._free_bytes
+
+    @free_bytes.setter
+    def free_bytes(self, free_bytes: int | None) -> None:
+        self._record(f"disk: {free_bytes} bytes free")
+        self._free_bytes = free_bytes
+        self.active = bool(self._failures) or free_bytes is not None
+
+    def fail(self, operation: str, number: int, after: int = 0) -> None:
+        """Let this operation of any process fail with this errno, once, after so many more of it have not failed.
+
+        Of a pwrite that fails, some of the bytes have been written. An fdatasync that fails loses what it was to write:
+        a later one succeeds, and does not write it either. Raises ValueError for an unknown operation.
+        """
+        if operation not in _OPERATIONS:
+            raise ValueError(f"{operation!r} is none of {', '.join(sorted(_OPERATIONS))}")
+        self._record(f"disk: {operation} is to fail with {number} after {after}")
+        self._failures.append(_Failure(operation, number, after))
+        self.active = True
+
+    def clear(self) -> None:
+        """Mend the disk. What it has lost stays lost."""
+        self._failures.clear()
+        self.sync_delay_s = 0.0
+        self.free_bytes = None
+
+    # -- for ProcessDisk --
+
+    def strike(self, operation: str, path: str) -> None:
+        """Raises OSError where it is this operation's turn to fail."""
+        for failure in [failure for failure in self._failures if failure.operation == operation]:
+            failure.after -= 1
+            if failure.after < 0:
+                self._failures.remove(failure)
+                self._record(f"disk: {operation} {path} fails with {failure.number}")
+                self.active = bool(self._failures) or self._free_bytes is not None
+                raise _error(failure.number, path)
+
+    def take(self, wanted: int) -> int:
+        """How many of so many more bytes there is room for. Negative: they are given back."""
+        if self._free_bytes is None:
+            return wanted
+        taken = min(wanted, max(self._free_bytes, 0))
+        self._free_bytes -= taken
+        return taken
 
 
 class VirtualDisk:
     """The medium. `boot_id` is that of the host's current start."""
 
-    def __init__(self, boot_id: str) -> None:
+    def __init__(self, boot_id: str, random: Random, record: Callable[[str], None]) -> None:
         self.boot_id = boot_id
+        self.random = random
+        self.faults = DiskFaults(record)
+        self.syncs = 0
+        """How many times `fdatasync` was called."""
         self._root = _Directory()
+
+    def power_cut(self, boot_id: str) -> None:
+        """Lose what was not synced, or some of it, and go on as the disk of the host's next start."""
+        self.boot_id = boot_id
+        self._root.power_cut(self.random)
 
     def of(self, process: Process) -> ProcessDisk:
         """The disk as this process sees it."""
@@ -114,19 +300,24 @@ class ProcessDisk:
         self._locks: dict[ProcessLock, None] = {}
         process.on_kill(self._sever)
 
-    def open(self, path: str, *, create: bool = False) -> ProcessFile:
+    def _begin(self, operation: str, path: str) -> None:
         self._process.check()
-        return ProcessFile(self._process, self._open(path, create=create), path)
+        if self._disk.faults.active:
+            self._disk.faults.strike(operation, path)
+
+    def open(self, path: str, *, create: bool = False) -> ProcessFile:
+        return ProcessFile(self._disk, self._process, self._open(path, create=create), path)
 
     def _open(self, path: str, *, create: bool) -> _File:
+        self._begin("open", path)
         directory, name = self._disk.parent(path)
         if create and name not in directory.entries:
-            directory.entries[name] = _File()
+            directory.change({name: _File()})
         return self._disk.file(path)
 
     def read_file(self, path: str) -> bytes:
-        self._process.check()
-        return bytes(self._disk.file(path).data)
+        file = self.open(path)
+        return file.pread(file.size(), 0)
 
     def write_atomically(self, path: str, data: bytes) -> None:
         temporary = path + ".tmp"
@@ -147,22 +338,24 @@ class ProcessDisk:
         return True
 
     def list(self, path: str) -> list[str]:
-        self._process.check()
+        self._begin("list", path)
         return sorted(self._disk.directory(path).entries)
 
     def make_directories(self, path: str) -> None:
         """Raises FileExistsError or NotADirectoryError where a file is in the way."""
-        self._process.check()
+        self._begin("make_directories", path)
         directory = self._disk.directory("/")
         names = [name for name in posixpath.normpath(path).split("/") if name]
         for depth, name in enumerate(names, 1):
-            entry = directory.entries.setdefault(name, _Directory())
+            if name not in directory.entries:
+                directory.change({name: _Directory()})
+            entry = directory.entries[name]
             if isinstance(entry, _File):
                 raise _error(errno.EEXIST if depth == len(names) else errno.ENOTDIR, path)
             directory = entry
 
     def rename(self, old: str, new: str) -> None:
-        self._process.check()
+        self._begin("rename", old)
         source, old_name = self._disk.parent(old)
         moved = self._disk.find(old)
         target, new_name = self._disk.parent(new)
@@ -178,28 +371,43 @@ class ProcessDisk:
                 raise _error(errno.ENOTEMPTY, new)
         elif isinstance(replaced, _Directory):
             raise _error(errno.EISDIR, new)
-        del source.entries[old_name]
-        target.entries[new_name] = moved
+        if isinstance(replaced, _File):
+            self._disk.faults.take(-len(replaced.data))
+        if source is target:
+            source.change({old_name: None, new_name: moved})
+        else:
+            source.change({old_name: None})
+            target.change({new_name: moved})
+            source.sync()
+            target.sync()
 
     def remove(self, path: str) -> None:
-        self._process.check()
+        self._begin("remove", path)
         directory, name = self._disk.parent(path)
-        self._disk.file(path)
-        del directory.entries[name]
+        self._disk.faults.take(-len(self._disk.file(path).data))
+        directory.change({name: None})
 
     def remove_tree(self, path: str) -> None:
-        self._process.check()
+        self._begin("remove_tree", path)
         directory, name = self._disk.parent(path)
-        self._disk.directory(path)
-        del directory.entries[name]
+        self._empty(self._disk.directory(path))
+        directory.change({name: None})
+
+    def _empty(self, directory: _Directory) -> None:
+        for name in sorted(directory.entries):
+            entry = directory.entries[name]
+            if isinstance(entry, _Directory):
+                self._empty(entry)
+            else:
+                self._disk.faults.take(-len(entry.data))
+            directory.change({name: None})
 
     def sync_directory(self, path: str) -> None:
-        self._process.check()
+        self._begin("sync_directory", path)
         self._disk.directory(path).sync()
 
     def lock(self, path: str) -> ProcessLock:
         """Raises BlockingIOError where the file is locked."""
-        self._process.check()
         lock = ProcessLock(self._open(path, create=True), self._locks, path)
         self._locks[lock] = None
         return lock
@@ -216,26 +424,59 @@ class ProcessDisk:
 class ProcessFile:
     """`protocol.world.File`."""
 
-    def __init__(self, process: Process, file: _File, path: str) -> None:
+    def __init__(self, disk: VirtualDisk, process: Process, file: _File, path: str) -> None:
+        self._disk = disk
         self._process = process
         self._file = file
         self._path = path
         self._closed = False
 
     def pread(self, size: int, position: int) -> bytes:
-        return bytes(self._open().data[position : position + size])
+        file = self._open()
+        if self._disk.faults.active:
+            self._disk.faults.strike("pread", self._path)
+        return bytes(file.data[position : position + size])
 
     def pwrite(self, data: Sequence[Buffer], position: int) -> int:
-        return self._open().write(data, position)
+        file = self._open()
+        if self._disk.faults.active:
+            return self._pwrite_with_faults(file, b"".join(data), position)
+        return file.write(data, position)
+
+    def _pwrite_with_faults(self, file: _File, data: bytes, position: int) -> int:
+        faults = self._disk.faults
+        try:
+            faults.strike("pwrite", self._path)
+        except OSError:
+            file.write([data[: self._disk.random.randint(0, len(data))]], position)
+            raise
+        wanted = max(0, position + len(data) - len(file.data))
+        missing = wanted - faults.take(wanted)
+        if missing:
+            file.write([data[: max(0, len(data) - missing)]], position)
+            raise _error(errno.ENOSPC, self._path)
+        return file.write([data], position)
 
     def size(self) -> int:
         return len(self._open().data)
 
     def truncate(self, size: int) -> None:
-        self._open().truncate(size)
+        file = self._open()
+        if self._disk.faults.active:
+            self._disk.faults.strike("truncate", self._path)
+        self._disk.faults.take(min(0, size - len(file.data)))
+        file.truncate(size)
 
     def fdatasync(self) -> None:
-        self._open().sync()
+        file = self._open()
+        self._disk.syncs += 1
+        if self._disk.faults.active:
+            try:
+                self._disk.faults.strike("fdatasync", self._path)
+            except OSError:
+                file.lose_dirty()
+                raise
+        file.sync()
 
     def close(self) -> None:
         """Does nothing for a killed process, whose files the operating system has closed."""

@@ -14,7 +14,14 @@ in an order that the program determines, not the layout of memory; the cyclic ga
 runs after a fixed number of callbacks, not of allocations. `trace` sums up what ran when: equal traces, equal runs.
 
 Each callback belongs to a process, or to nobody (the test itself, the simulated hardware). Those of a killed process
-are dropped when their turn comes, and kept until the end of the run, see `tests.simulation.process`.
+are dropped when their turn comes, and kept until the end of the run; those of a paused one are held until it is
+resumed. See `tests.simulation.process`.
+
+A loop may also shuffle: real ones promise no order in which tasks that wait for different things go on, so code that
+relies on one is wrong, and only meets another where it is made to. What asyncio does promise is kept: callbacks run in
+the order in which they were asked for, so those of a transport or a pipe do, and no task gets past a callback, either
+way; tasks begin in the order in which they were made; who yields (`sleep(0)`) lets everybody go first who is ready.
+What is left is shuffled: tasks that have got what they waited for, where several of them are next in one turn.
 
 Rejected: a selector that returns at once, under the unchanged SelectorEventLoop (its heap reorders timers of the same
 moment, it has a socket pair for wake-ups, and there is no place to drop handles); patching `time.monotonic` (kazoo,
@@ -31,9 +38,11 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextvars import Context
 from hashlib import blake2b
+from itertools import groupby
+from random import Random
 from typing import Any, NoReturn, TypeVar
 
 from tests.simulation.process import Process, ProcessKilled, current_process
@@ -41,6 +50,7 @@ from tests.simulation.process import Process, ProcessKilled, current_process
 T = TypeVar("T")
 
 VIRTUAL_LIMIT_S = 3600.0
+_LEAST_ADVANCE_S = 1e-9
 _MAX_TURNS_WITHOUT_TIME = 100_000
 _CALLBACKS_PER_COLLECTION = 100_000
 _TASKS_SHOWN = 30
@@ -77,10 +87,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _stopping: bool
     _thread_id: int | None
 
-    def __init__(self, seed: int = 0, limit_s: float = VIRTUAL_LIMIT_S) -> None:
+    def __init__(self, seed: int = 0, limit_s: float = VIRTUAL_LIMIT_S, shuffle: bool = False) -> None:
         super().__init__()
         self.seed = seed
         """What everything random in this run is derived from."""
+        self.random = Random(f"{seed} loop")
+        """For what the operating system's scheduler decides."""
         self.processes: list[Process] = []
         """Every process ever started, in order."""
         self.unhandled: list[dict[str, Any]] = []
@@ -88,6 +100,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.callbacks = 0
         """How many callbacks have run."""
         self._limit_s = limit_s
+        self._shuffles = shuffle
         self._now = 0.0
         self._numbers = 0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -105,6 +118,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         self._check_closed()  # type: ignore[attr-defined]
+        # Clocks go on: who waits for a deadline that is one bit of rounding away must not find this very moment again.
+        when = max(when, self._now + _LEAST_ADVANCE_S)
         timer: Any = asyncio.TimerHandle(when, callback, args, self, context)
         timer._scheduled = True
         heapq.heappush(self._timers, (when, self.next_number(), timer))
@@ -139,19 +154,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._advance()
         while self._timers and self._timers[0][0] <= self._now:
             ready.append(self._pop_timer())
+        if self._shuffles and len(ready) > 1:
+            self._shuffle()
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle.cancelled():
                 continue
             owner = _owner(handle)
-            if owner is not None and not owner.alive:
-                self._remains.append(handle)
+            if owner is not None and not owner.running:
+                if owner.alive:
+                    owner.hold(handle)
+                else:
+                    self._remains.append(handle)
                 continue
             self.callbacks += 1
             self.record(f"{self._now!r} {owner.name if owner else ''} {_describe(handle)}")
             handle._run()
             if self.callbacks % _CALLBACKS_PER_COLLECTION == 0:
                 gc.collect()
+
+    def _shuffle(self) -> None:
+        """Change the order of tasks that wake up one right after the other."""
+        handles = list(self._ready)
+        self._ready.clear()
+        for wakes_up, run in groupby(handles, _is_wake_up):
+            adjacent = list(run)
+            if wakes_up:
+                self.random.shuffle(adjacent)
+            self._ready.extend(adjacent)
 
     def _advance(self) -> None:
         """Nothing is left to do at this moment: go to the next one at which there is."""
@@ -248,9 +278,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # -- the end --
 
-    def keep_tasks_of(self, process: Process) -> None:
-        """The process was killed: its tasks must not be collected before the end."""
+    def keep_remains_of(self, process: Process, held: Iterable[asyncio.Handle]) -> None:
+        """The process was killed: its tasks must not be collected before the end, nor what was held for it."""
         self._remains += [t for t in asyncio.all_tasks(self) if isinstance(t, VirtualTask) and t.process is process]
+        self._remains += held
+
+    def make_ready(self, handles: Iterable[asyncio.Handle]) -> None:
+        """Run handles that were held, after what is ready now."""
+        self._ready.extend(handles)
 
     def cancel_strays(self) -> None:
         """Cancel the test's own tasks that are left, and let them end. Those of processes are not touched."""
@@ -290,13 +325,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
             sys.unraisablehook = report
 
 
-def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit_s: float = VIRTUAL_LIMIT_S) -> T:
+def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit_s: float = VIRTUAL_LIMIT_S, shuffle: bool = False) -> T:
     """Run a coroutine on a virtual loop of its own, to its end; then kill all processes that it has left.
 
     Raises what `main` raises; Stuck; and an ExceptionGroup of what failed in callbacks and unawaited tasks, except for
     what belonged to processes that were killed.
     """
-    loop = VirtualLoop(seed, limit_s)
+    loop = VirtualLoop(seed, limit_s, shuffle)
     collecting = gc.isenabled()
     gc.disable()
     gc.freeze()  # collections during the run need not look at what was there before it
@@ -324,6 +359,13 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit_s: float = VIRTUAL
 def _owner(handle: asyncio.Handle) -> Process | None:
     context: Context = handle._context  # type: ignore[attr-defined]
     return context.get(current_process)
+
+
+def _is_wake_up(handle: asyncio.Handle) -> bool:
+    """A task goes on because the future that it waits for is done. Its first step, and those after a bare yield, are
+    made of something else."""
+    callback: Any = handle._callback  # type: ignore[attr-defined]
+    return getattr(callback, "__name__", None) == "task_wakeup"
 
 
 def _describe(handle: asyncio.Handle) -> str:

@@ -11,11 +11,18 @@ more stays in its buffer, which is what makes `pause_writing` happen.
 
 Pieces on their way belong to nobody, only the calls of a protocol belong to its process: what a process has sent
 before it is killed still arrives. The operating system of its host then closes its connections: who has sent it what it
-has not read gets a reset, anybody else the end of the stream, as with Linux.
+has not read gets a reset, anybody else the end of the stream, as with Linux. That of a paused process takes what comes.
+
+Faults are those of links, from one host to another, one way. A piece that comes to the end of a link that does not
+carry is not lost: TCP sends it again, at intervals that double, and with it what was sent after it, until the link and
+the one back for the acknowledgement both carry, or until the sender has had enough (ETIMEDOUT). So after a repair it
+may take about as long again as the fault has lasted until a connection moves; connecting behaves alike. Where only
+acknowledgements are lost, what is sent arrives until the sender notices, and then nothing new. A host that loses its
+power forgets its connections and tells nobody: its peers get silence, or a reset once it is up again, or what their
+keepalive probes (the only socket option there is) find out.
 
 Addresses: each host has a name and an IP address. `localhost` is the own host, an empty host or 0.0.0.0 all addresses
-of the own host. All that is sent passes `VirtualTransport._send`, all that a protocol is told passes `_call` or is
-scheduled in its process's context: the places for faults.
+of the own host.
 
 Rejected: a connection as a pair of StreamReader queues (no flow control, no BufferedProtocol); real sockets on
 loopback under a virtual clock (the kernel decides when bytes arrive, so no two runs are equal).
@@ -56,6 +63,13 @@ _SIZE_HINT = 65_536
 _FIRST_FREE_PORT = 32_768
 _LAST_FREE_PORT = 60_999
 
+_CONNECT_AGAIN_S = (1, 2, 4, 8, 16, 32, 64)
+"""How long a connect that nobody answers waits before each further attempt, and in the end before it gives up."""
+_MIN_RETRANSMISSION_S = 0.2
+_MAX_RETRANSMISSION_S = 0.4
+_MIN_USER_TIMEOUT_S = 20.0
+_MAX_USER_TIMEOUT_S = 60.0
+
 
 class _Signal(Enum):
     END = "end of the stream"
@@ -69,13 +83,54 @@ def _os_error(number: int, what: str) -> OSError:
     return OSError(number, f"{os.strerror(number)}: {what}")
 
 
+class _Machine:
+    """What the network knows of a host."""
+
+    def __init__(self) -> None:
+        self.has_power = True
+        self.is_attached = True
+        self.boots = 1
+        self.processes: list[ProcessNetwork] = []
+
+
+class _Link:
+    """The way from one host to another."""
+
+    def __init__(self, source: _Machine, target: _Machine) -> None:
+        self._source = source
+        self._target = target
+        self.back = self
+        self.blocked = False
+        self.free_at_s = 0.0
+        """When it has carried all that was sent, as far as its bandwidth is limited."""
+        self.answers = False
+        """What is sent arrives, and so does its acknowledgement. Kept, since it is looked at for every piece."""
+
+    def carries(self) -> bool:
+        """What is sent arrives."""
+        ends = (self._source, self._target)
+        if not all(end.has_power for end in ends):
+            return False
+        return self._source is self._target or (not self.blocked and all(end.is_attached for end in ends))
+
+    def look(self) -> None:
+        """Something has changed, here or on the way back."""
+        self.answers = self.carries() and self.back.carries()
+
+
 class VirtualNetwork:
-    """What all hosts are connected to."""
+    """What all hosts are connected to. Faults name hosts, and last until they are undone."""
 
     def __init__(self, loop: VirtualLoop, random: Random) -> None:
         self.loop = loop
-        self._random = random
+        self.random = random
+        self._low_latency_s = MIN_LATENCY_S
+        self._high_latency_s = MAX_LATENCY_S
+        self.bytes_per_s: float | None = None
+        """What each link carries; None: as much as is sent."""
         self._addresses: dict[str, str] = {}
+        self._machines: dict[str, _Machine] = {}
+        self._links: dict[tuple[str, str], _Link] = {}
         self._listeners: dict[tuple[str, int], list[VirtualListener]] = {}
         self._next_ports: dict[str, int] = {}
 
@@ -83,29 +138,151 @@ class VirtualNetwork:
         """The IP address that the host is given. Raises ValueError where there is one of that name."""
         if name in self._addresses:
             raise ValueError(f"there is a host {name} already")
-        number = len(self._addresses) + 1
+        number = len(self._machines) + 1
         address = f"10.0.{number // 256}.{number % 256}"
         self._addresses[name] = self._addresses[address] = address
+        self._machines[address] = _Machine()
         return address
 
     def of(self, process: Process) -> ProcessNetwork:
         """The network as this process sees it."""
-        return ProcessNetwork(self, process)
+        network = ProcessNetwork(self, process)
+        self._machines[process.address].processes.append(network)
+        return network
+
+    # -- faults --
+
+    def block(self, source: str, target: str) -> None:
+        """Nothing gets from the one host to the other any more, not even what is on its way."""
+        self._set_blocked(source, target, True)
+
+    def unblock(self, source: str, target: str) -> None:
+        self._set_blocked(source, target, False)
+
+    def heal(self) -> None:
+        """Undo every `block`, and every `unreachable`."""
+        self.loop.record("network: heal")
+        for link in self._links.values():
+            link.blocked = False
+        for machine in self._machines.values():
+            machine.is_attached = True
+        self._links_changed()
+
+    def unreachable(self, host: str, flag: bool) -> None:
+        """Take the host from the network, or attach it again: its name is gone, and there is no route to its address
+        (nor from it to anywhere); connections that stand fall silent."""
+        self.loop.record(f"network: unreachable {host} {flag}")
+        self._machines[self._address(host)].is_attached = not flag
+        self._links_changed()
+
+    def reset(self, host_a: str, host_b: str) -> int:
+        """Break all connections between two hosts, at both ends. How many there were."""
+        self.loop.record(f"network: reset {host_a} {host_b}")
+        ends = self._connections(self._address(host_a), self._address(host_b))
+        for end in ends:
+            end.broken()
+        return len(ends)
+
+    def set_latency(self, low_s: float, high_s: float) -> None:
+        """How long a piece takes, on every link, from now on."""
+        self.loop.record(f"network: latency {low_s} {high_s}")
+        self._low_latency_s, self._high_latency_s = low_s, high_s
+
+    def set_bandwidth(self, bytes_per_s: float | None) -> None:
+        """What each link carries from now on, of all its connections together: later pieces queue behind earlier
+        ones. None: as much as is sent."""
+        self.loop.record(f"network: bandwidth {bytes_per_s}")
+        self.bytes_per_s = bytes_per_s
+        for link in self._links.values():
+            link.free_at_s = 0.0
+
+    def power_off(self, address: str) -> None:
+        """The host is dark: its connections end without a word, and nobody reaches it."""
+        machine = self._machines[address]
+        machine.has_power = False
+        for process in machine.processes:
+            process.vanish()
+        machine.processes.clear()
+        self._links_changed()
+
+    def power_on(self, address: str) -> None:
+        """The host is up again, and knows nothing of before."""
+        machine = self._machines[address]
+        machine.has_power = True
+        machine.boots += 1
+        self._links_changed()
+
+    def _set_blocked(self, source: str, target: str, blocked: bool) -> None:
+        self.loop.record(f"network: {'block' if blocked else 'unblock'} {source} {target}")
+        self.link(self._address(source), self._address(target)).blocked = blocked
+        self._links_changed()
+
+    def _links_changed(self) -> None:
+        for link in self._links.values():
+            link.look()
+        for machine in self._machines.values():
+            for process in machine.processes:
+                process.links_changed()
+
+    def _connections(self, address_a: str, address_b: str) -> list[VirtualTransport]:
+        """One end of each connection between two hosts."""
+        found: dict[VirtualTransport, None] = {}
+        for source, target in ((address_a, address_b), (address_b, address_a)):
+            for process in self._machines[source].processes:
+                for end in process.ends_to(target):
+                    if end.other not in found:
+                        found[end] = None
+        return list(found)
+
+    def _address(self, host: str) -> str:
+        """Raises ValueError."""
+        if host not in self._addresses:
+            raise ValueError(f"there is no host {host}")
+        return self._addresses[host]
+
+    # -- for processes, and their connections --
+
+    def machine(self, address: str) -> _Machine:
+        return self._machines[address]
+
+    def link(self, source: str, target: str) -> _Link:
+        """The way from one address to another."""
+        if (source, target) not in self._links:
+            for one, other in ((source, target), (target, source)):
+                self._links[one, other] = _Link(self._machines[one], self._machines[other])
+            there, back = self._links[source, target], self._links[target, source]
+            there.back, back.back = back, there
+            there.look()
+            back.look()
+        return self._links[source, target]
 
     def delay_s(self) -> float:
-        return self._random.uniform(MIN_LATENCY_S, MAX_LATENCY_S)
+        return self.random.uniform(self._low_latency_s, self._high_latency_s)
 
     def cut(self, size: int) -> int:
         """How much of a piece goes first."""
-        if size > 1 and self._random.random() < CUT_PROBABILITY:
-            return self._random.randrange(1, size)
+        if size > 1 and self.random.random() < CUT_PROBABILITY:
+            return self.random.randrange(1, size)
         return size
 
     def resolve(self, host: str, process: Process) -> tuple[str, str]:
-        """The address of the host that is meant, and the one that it is to be reached at. Raises gaierror."""
+        """The address of the host that is meant, and the one that it is to be reached at.
+
+        Raises gaierror, and OSError EHOSTUNREACH where the address is given and there is no route to it.
+        """
         if host in ("localhost", LOOPBACK):
             return process.address, LOOPBACK
         address = self._addresses.get(host)
+        if address == process.address:
+            return address, address
+        if not self._machines[process.address].is_attached:
+            if host == address:
+                raise _os_error(errno.EHOSTUNREACH, host)
+            raise socket.gaierror(socket.EAI_AGAIN, f"Temporary failure in name resolution: {host}")
+        if address is not None and not self._machines[address].is_attached:
+            if host == address:
+                raise _os_error(errno.EHOSTUNREACH, host)
+            address = None
         if address is None:
             raise socket.gaierror(socket.EAI_NONAME, f"Name or service not known: {host}")
         return address, address
@@ -130,6 +307,11 @@ class VirtualNetwork:
                 raise _os_error(errno.EADDRINUSE, f"{listener.bound_to}:{listener.port}")
         listeners.append(listener)
 
+    def process_ended(self, network: ProcessNetwork) -> None:
+        processes = self._machines[network.address].processes
+        if network in processes:  # as it is unless the host has lost its power
+            processes.remove(network)
+
     def remove_listener(self, listener: VirtualListener, address: str) -> None:
         listeners = self._listeners.get((address, listener.port), [])
         if listener in listeners:
@@ -147,6 +329,11 @@ class ProcessNetwork:
         self._ends: dict[VirtualTransport, None] = {}
         self._listeners: dict[VirtualListener, None] = {}
         process.on_kill(self._sever)
+        process.on_resume(self._resumed)
+
+    @property
+    def address(self) -> str:
+        return self._process.address
 
     @property
     def connections(self) -> int:
@@ -169,11 +356,18 @@ class ProcessNetwork:
         return listener
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
-        """Raises OSError: ConnectionRefusedError, or gaierror."""
+        """Raises OSError: ConnectionRefusedError, gaierror, EHOSTUNREACH, TimeoutError."""
         self._process.check()
         network = self._network
         address, reached_at = network.resolve(host, self._process)
-        await asyncio.sleep(network.delay_s())
+        link = network.link(self._process.address, address)
+        for again_s in _CONNECT_AGAIN_S:
+            await asyncio.sleep(network.delay_s())
+            if link.answers:
+                break
+            await asyncio.sleep(again_s)
+        else:
+            raise TimeoutError(errno.ETIMEDOUT, f"Connect call failed ('{reached_at}', {port})")
         listener = network.listener(address, reached_at, port)
         if listener is None:
             await asyncio.sleep(network.delay_s())
@@ -201,11 +395,28 @@ class ProcessNetwork:
         self._listeners.pop(listener, None)
         self._network.remove_listener(listener, self._process.address)
 
+    def ends_to(self, address: str) -> list[VirtualTransport]:
+        return [end for end in self._ends if end.remote_address == address]
+
+    def links_changed(self) -> None:
+        for end in self._ends:
+            end.link_changed()
+
+    def vanish(self) -> None:
+        """The host has lost its power."""
+        for end in list(self._ends):
+            end.vanish()
+
     def _sever(self) -> None:
         for listener in list(self._listeners):
             self.forget(listener)
         for end in list(self._ends):
             end.process_killed()
+        self._network.process_ended(self)
+
+    def _resumed(self) -> None:
+        for end in self._ends:
+            self._network.loop.call_soon(end.process_resumed, context=Context())
 
 
 class VirtualListener:
@@ -276,6 +487,31 @@ class VirtualIncoming:
         self._transport.abort()
 
 
+class VirtualSocket:
+    """What a transport gives for its socket: a place for options, of which those of keepalive have an effect."""
+
+    def __init__(self) -> None:
+        self._options: dict[tuple[int, int], int] = {}
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        self._options[level, option] = value
+
+    @property
+    def keepalive(self) -> bool:
+        return bool(self._options.get((socket.SOL_SOCKET, socket.SO_KEEPALIVE)))
+
+    @property
+    def keepalive_idle_s(self) -> int:
+        """After so long without a word, the other end is asked."""
+        return self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 7_200)
+
+    @property
+    def keepalive_patience_s(self) -> int:
+        """And so long it has for its answer."""
+        probes = self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 9)
+        return probes * self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 75)
+
+
 class VirtualTransport(asyncio.Transport):
     """One end of a connection. Behaves as asyncio's and uvloop's transports do where those agree."""
 
@@ -287,7 +523,8 @@ class VirtualTransport(asyncio.Transport):
         local: tuple[str, int],
         remote: tuple[str, int],
     ) -> None:
-        super().__init__(extra={"sockname": local, "peername": remote})
+        self._socket = VirtualSocket()
+        super().__init__(extra={"sockname": local, "peername": remote, "socket": self._socket})
         self._network = network
         self._loop = network.loop
         self._process = process
@@ -296,7 +533,11 @@ class VirtualTransport(asyncio.Transport):
         open_ends[self] = None
         self._name = f"{local[0]}:{local[1]}>{remote[0]}:{remote[1]}"
         self._protocol: asyncio.BaseProtocol | None = None
-        self._other: VirtualTransport | None = None
+        self.other: VirtualTransport
+        """The other end. Known, as the link to it is, once both are joined."""
+        self._link: _Link
+        self._machine = network.machine(process.address)
+        self._boot = self._machine.boots
 
         self._closing = False
         """Nothing is read any more, and nothing new is taken to be written."""
@@ -318,13 +559,30 @@ class VirtualTransport(asyncio.Transport):
         self._high_water = _HIGH_WATER_BYTES
         self._low_water = _HIGH_WATER_BYTES // 4
 
+        self._vanished = False
+        """Its host lost its power, or gave it up without being able to say so: nothing leaves here but resets."""
+        self._stalled = False
+        """Something that was sent got no acknowledgement, and so nothing that is sent arrives."""
+        self._held: deque[_Piece] = deque()
+        """What is to be sent again."""
+        self._backing_off = False
+        """It has been sent again, in vain, so nothing new is sent."""
+        self._gives_up_at_s = 0.0
+        self._retransmission_s = 0.0
+        self._keepalive: asyncio.TimerHandle | None = None
+
     def __repr__(self) -> str:
         return f"<connection {self._name} of {self._process.name}>"
 
     # -- how it begins --
 
     def join(self, other: VirtualTransport) -> None:
-        self._other = other
+        self.other = other
+        self._link = self._network.link(self._process.address, other._process.address)
+
+    @property
+    def remote_address(self) -> str:
+        return self.other._process.address
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
@@ -371,9 +629,11 @@ class VirtualTransport(asyncio.Transport):
             if not isinstance(piece, _Signal):
                 self._send(_Signal.RESET)  # nobody will ever read this
             return
+        if self._reset_received:
+            return
         if piece is _Signal.RESET:
             self._reset_received = True
-            if self._unsent:
+            if self._unsent and self._process.running:
                 self._lose(_reset())
                 return
         self._unread.append(piece)
@@ -382,7 +642,7 @@ class VirtualTransport(asyncio.Transport):
     def _read(self) -> None:
         """Give the protocol what has arrived, as long as it takes it."""
         protocol: Any = self._protocol
-        while self._unread and protocol is not None and self.is_reading():
+        while self._unread and protocol is not None and self.is_reading() and self._process.running:
             piece = self._unread.popleft()
             if piece is _Signal.RESET:
                 self._lose(_reset())
@@ -407,8 +667,7 @@ class VirtualTransport(asyncio.Transport):
         protocol.buffer_updated(size)
 
     def _was_read(self, size: int) -> None:
-        other = self._other
-        assert other is not None
+        other = self.other
         other._unacknowledged_bytes -= size
         if other._unsent:
             self._loop.call_later(self._network.delay_s(), other._acknowledged, context=Context())
@@ -495,6 +754,8 @@ class VirtualTransport(asyncio.Transport):
         return memoryview(b"".join(pieces))
 
     def _acknowledged(self) -> None:
+        if not self._process.running:
+            return
         self._flush()
         if self._writing_paused and self._unsent_bytes <= self._low_water and not self._closed:
             self._writing_paused = False
@@ -506,13 +767,101 @@ class VirtualTransport(asyncio.Transport):
             self.get_protocol().pause_writing()
 
     def _send(self, piece: _Piece) -> None:
-        other = self._other
-        assert other is not None
+        leaves_at_s = self._loop.time()
         if not isinstance(piece, _Signal):
             self._unacknowledged_bytes += len(piece)
-        self._last_arrival = max(self._last_arrival, self._loop.time() + self._network.delay_s())
+            if self._network.bytes_per_s is not None:
+                leaves_at_s = max(leaves_at_s, self._link.free_at_s) + len(piece) / self._network.bytes_per_s
+                self._link.free_at_s = leaves_at_s
+        self._last_arrival = max(self._last_arrival, leaves_at_s + self._network.delay_s())
         self._loop.record(f"{self._name} {piece.value if isinstance(piece, _Signal) else crc32(piece)}")
-        self._loop.call_at(self._last_arrival, other._arrive, piece, context=Context())
+        self._loop.call_at(self._last_arrival, self._deliver, piece, context=Context())
+
+    def _deliver(self, piece: _Piece) -> None:
+        """A piece has come to the end of the link."""
+        if self._link.answers and not self._stalled:
+            self.other._arrive(piece)
+        else:
+            self._deliver_or_hold(piece)
+
+    # -- what a broken link does to it --
+
+    def _deliver_or_hold(self, piece: _Piece) -> None:
+        carries = self._link.carries()
+        if self._vanished or self._boot != self._machine.boots:
+            if piece is _Signal.RESET and carries:
+                self.other._arrive(piece)
+            return
+        if not self._stalled:
+            random = self._network.random
+            self._stalled, self._backing_off = True, False
+            self._gives_up_at_s = self._loop.time() + random.uniform(_MIN_USER_TIMEOUT_S, _MAX_USER_TIMEOUT_S)
+            self._retransmission_s = random.uniform(_MIN_RETRANSMISSION_S, _MAX_RETRANSMISSION_S)
+            self._loop.call_later(self._retransmission_s, self._retransmit, context=Context())
+        if carries and not self._held and not self._backing_off:
+            self.other._arrive(piece)  # it is the acknowledgement that is lost
+        else:
+            self._held.append(piece)
+
+    def _retransmit(self) -> None:
+        now_s = self._loop.time()
+        if self._vanished or self._boot != self._machine.boots:
+            self._held.clear()
+        elif self._link.answers:
+            self._stalled = False
+            held, self._held = self._held, deque()
+            for piece in held:
+                self.other._arrive(piece)
+        elif now_s >= self._gives_up_at_s:
+            self._give_up()
+        else:
+            self._backing_off = True
+            self._retransmission_s *= 2
+            again_at_s = min(now_s + self._retransmission_s, self._gives_up_at_s)
+            self._loop.call_at(again_at_s, self._retransmit, context=Context())
+
+    def _give_up(self) -> None:
+        """Nothing has been heard of the other end for too long; it learns nothing of that."""
+        self._loop.record(f"{self._name} has timed out")
+        self._forget()
+        self._lose(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+
+    def _forget(self) -> None:
+        self._vanished = self._stalled = True
+        self._held.clear()
+
+    def vanish(self) -> None:
+        """The host has lost its power."""
+        self._forget()
+        self._lose(None)
+
+    def broken(self) -> None:
+        """Both ends are reset, and what was on its way between them is lost."""
+        for end in (self, self.other):
+            end._held.clear()
+            end._arrive(_Signal.RESET)
+
+    def link_changed(self) -> None:
+        """Where the process has asked for keepalive probes, they find out what has become of the other end."""
+        if not self._socket.keepalive:
+            return
+        random, other = self._network.random, self.other
+        if not self._link.answers:
+            if self._keepalive is None:
+                gives_up_s = random.uniform(0, self._socket.keepalive_idle_s) + self._socket.keepalive_patience_s
+                self._keepalive = self._loop.call_later(gives_up_s, self._give_up, context=Context())
+            return
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+            self._keepalive = None
+        if other._vanished:
+            within_s = random.uniform(0, self._socket.keepalive_idle_s)
+            self._loop.call_later(within_s, self._arrive, _Signal.RESET, context=Context())
+
+    def process_resumed(self) -> None:
+        """What has come, and what has been read by the other end, while the process was paused."""
+        self._read()
+        self._acknowledged()
 
     # -- how it ends --
 
@@ -526,13 +875,15 @@ class VirtualTransport(asyncio.Transport):
         self._closing = self._closed = True
         self._unsent.clear()
         self._unsent_bytes = 0
-        if not self._reset_received:
+        if not self._reset_received and not self._vanished:
             if any(not isinstance(piece, _Signal) for piece in self._unread):
                 self._send(_Signal.RESET)
             elif not self._end_sent:
                 self._send(_Signal.END)
         self._unread.clear()
         del self._open_ends[self]
+        if self._keepalive is not None:
+            self._keepalive.cancel()
         if self._protocol is not None:
             self._loop.call_soon(self._protocol.connection_lost, error, context=self._context)
 

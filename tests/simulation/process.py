@@ -13,6 +13,11 @@ the loop drops its handles when their turn comes (see `tests.simulation.loop`).
 Tasks that are dropped in the middle stay suspended, and referenced, until the run is over: were they collected
 earlier, their `finally` blocks would run at whatever moment the garbage collector likes.
 
+A pause (SIGSTOP) is the same ownership put to another use: the loop holds the handles of a paused process, and runs
+them after `resume`. What its host does for it goes on meanwhile, since that runs in nobody's context: connections are
+accepted into the backlog, bytes are taken up to the window. Whatever would enter the process from there must look at
+`running` first, and come again when it is resumed (`on_resume`).
+
 Rejected: a loop or thread per process (no common order of events); a list of tasks that every process keeps by itself
 (misses callbacks and timers, and whatever forgets to register).
 """
@@ -48,16 +53,22 @@ class Process:
         self.address = address
         """The IP address of its host."""
         self.alive = True
+        self.paused = False
+        self.running = True
+        """Alive and not paused."""
         self._loop = loop
         self._context = Context()
         self._context.run(current_process.set, self)
         self._severers: list[Callable[[], None]] = []
+        self._pausers: list[Callable[[], None]] = []
+        self._resumers: list[Callable[[], None]] = []
+        self._held: list[asyncio.Handle] = []
         self._started: list[asyncio.Task[Any]] = []
         self._callers: dict[asyncio.Future[Any], None] = {}
         loop.processes.append(self)
 
     def __repr__(self) -> str:
-        return f"<process {self.name}{'' if self.alive else ', killed'}>"
+        return f"<process {self.name}{', killed' if not self.alive else ', paused' if self.paused else ''}>"
 
     def new_context(self) -> Context:
         """A context for a callback that is to belong to this process."""
@@ -106,19 +117,65 @@ class Process:
         """Call `sever` when the process is killed: what the operating system of its host does then."""
         self._severers.append(sever)
 
+    def on_pause(self, stop: Callable[[], None]) -> None:
+        """Call `stop` when the process is paused."""
+        self._pausers.append(stop)
+
+    def on_resume(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when the process is resumed, after what was held is on its way again."""
+        self._resumers.append(go_on)
+
     def kill(self) -> None:
         """End the process between two instructions, as SIGKILL does. A second kill does nothing."""
         if not self.alive:
             return
-        self.alive = False
-        self._loop.keep_tasks_of(self)
+        self._loop.record(f"{self.name} is killed")
+        self.alive = self.running = False
+        self._loop.keep_remains_of(self, self._held)
+        self._held = []
         # In nobody's context: a process may kill itself, and what its host still does must outlive it.
         Context().run(self._sever)
 
+    def pause(self) -> None:
+        """SIGSTOP: nothing of the process runs until `resume`. Does nothing where it is paused or dead."""
+        if not self.running:
+            return
+        self._loop.record(f"{self.name} is paused")
+        self.paused, self.running = True, False
+        Context().run(_call_all, self._pausers)
+
+    def resume(self) -> None:
+        """SIGCONT: what was held runs, in order. Does nothing where the process is not paused, or dead.
+
+        First what was ready and what its host has for it, then its timers, which have been due for a while; or the
+        timers before what has come over the network, as event loops differ in that.
+        """
+        if not self.paused or not self.alive:
+            return
+        self._loop.record(f"{self.name} is resumed")
+        self.paused, self.running = False, True
+        held, self._held = self._held, []
+        timers = [handle for handle in held if isinstance(handle, asyncio.TimerHandle)]
+        self._loop.make_ready(handle for handle in held if not isinstance(handle, asyncio.TimerHandle))
+        timers_first = self._loop.random.random() < 0.5
+        if timers_first:
+            self._loop.make_ready(timers)
+        Context().run(_call_all, self._resumers)
+        if not timers_first:
+            self._loop.make_ready(timers)
+
+    def hold(self, handle: asyncio.Handle) -> None:
+        """For the loop: the handle of a paused process, whose turn has come."""
+        self._held.append(handle)
+
     def _sever(self) -> None:
-        for sever in self._severers:
-            sever()
+        _call_all(self._severers)
         callers, self._callers = self._callers, {}
         for outcome in callers:
             if not outcome.done():
                 outcome.set_exception(ProcessKilled(f"{self.name} was killed"))
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in list(functions):
+        function()

@@ -11,9 +11,10 @@ import pytest
 
 from protocol.real_world import RealDisk
 from protocol.world import Disk
+from tests.simulation.disk import SECTOR_BYTES, ProcessDisk
 from tests.simulation.loop import run
 from tests.simulation.process import ProcessKilled
-from tests.simulation.world import Simulation
+from tests.simulation.world import Host, Simulation
 
 Scenario = Callable[[Disk, str], None]
 """A test, given a disk and an empty directory on it."""
@@ -284,3 +285,289 @@ def test_a_killed_process_cannot_touch_its_disk_not_even_in_its_finally_blocks()
     [(refused, host)] = ends
     assert refused == ["clean shutdown"]  # when the run was over: the world is severed even then
     assert sorted(host.disk._root.entries) == [".lock", "log"]  # type: ignore[attr-defined]
+
+
+# --- Power cuts ---------------------------------------------------------------------------------------------------
+
+
+def _outcomes(
+    before: Callable[[ProcessDisk], None], after: Callable[[ProcessDisk], object], seeds: int = 60
+) -> set[object]:
+    """What is found after a power cut, over many seeds."""
+
+    async def main() -> object:
+        host = Simulation().host("server")
+        before(host.start_process().disk)
+        host.power_cut()
+        return after(host.start_process().disk)
+
+    return {run(main(), seed=seed) for seed in range(seeds)}
+
+
+def _synced_file(disk: ProcessDisk, data: bytes) -> None:
+    disk.write_atomically("/log", data)
+
+
+def test_a_kill_loses_nothing_and_a_power_cut_what_was_not_synced_or_some_of_it() -> None:
+    def write(disk: ProcessDisk) -> None:
+        _synced_file(disk, b"synced ")
+        disk.open("/log").pwrite([b"written"], 7)
+
+    async def main() -> None:
+        host = Simulation().host("server")
+        world = host.start_process()
+        write(world.disk)
+        world.process.kill()
+        assert host.start_process().disk.read_file("/log") == b"synced written"
+
+    run(main())
+    found = _outcomes(write, lambda disk: disk.read_file("/log"))
+    assert {b"synced ", b"synced written", b"synced " + bytes(7)} <= found
+    assert all(len(data) >= 7 and data.startswith(b"synced ") for data in found if isinstance(data, bytes))
+
+
+def test_what_was_synced_survives_every_power_cut() -> None:
+    def write(disk: ProcessDisk) -> None:
+        file = disk.open("/log", create=True)
+        disk.sync_directory("/")
+        for number in range(100):
+            file.pwrite([b"%04d" % number], 4 * number)
+            if number % 7 == 0:
+                file.fdatasync()
+        file.pwrite([b"****"], 4)
+        file.truncate(300)
+        file.pwrite([b"end"], 300)
+        file.fdatasync()
+
+    expected = b"".join(b"%04d" % number for number in range(75))
+    assert _outcomes(write, lambda disk: disk.read_file("/log")) == {expected[:4] + b"****" + expected[8:] + b"end"}
+
+
+def test_each_sector_of_an_unsynced_write_is_the_old_or_the_new_one() -> None:
+    sectors = 8
+
+    def write(disk: ProcessDisk) -> None:
+        _synced_file(disk, b"o" * SECTOR_BYTES * sectors)
+        file = disk.open("/log")
+        file.pwrite([b"n" * (SECTOR_BYTES * 4 + 100)], SECTOR_BYTES + 100)
+
+    def look(disk: ProcessDisk) -> object:
+        data = disk.read_file("/log")
+        assert len(data) == SECTOR_BYTES * sectors
+        parts = [data[start : start + SECTOR_BYTES] for start in range(0, len(data), SECTOR_BYTES)]
+        old, new = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
+        first, last = b"o" * 100 + new[100:], b"n" * 200 + old[200:]
+        allowed = [[old], [old, first], *[[old, new]] * 3, [old, last], [old], [old]]
+        assert all(part in choices for part, choices in zip(parts, allowed, strict=True))
+        return tuple(part == old for part in parts)
+
+    found = _outcomes(write, look)
+    assert (True,) * 8 in found
+    assert (True, *[False] * 5, True, True) in found
+    assert any(lost[1:6] not in ((True,) * 5, (False,) * 5) for lost in found if isinstance(lost, tuple))
+
+
+def test_an_unsynced_truncation_happens_or_not() -> None:
+    def write(disk: ProcessDisk) -> None:
+        _synced_file(disk, b"0123456789")
+        file = disk.open("/log")
+        file.truncate(4)
+        file.pwrite([b"abc"], 4)
+
+    found = _outcomes(write, lambda disk: disk.read_file("/log"))
+    assert {b"0123456789", b"0123", b"0123abc"} <= found
+    assert found <= {b"0123456789", *(b"0123" + rest for rest in (b"", b"a", b"ab", b"abc", b"\0", b"\0\0", b"\0\0\0"))}
+
+
+def test_names_need_a_sync_of_their_directory_and_are_lost_from_the_last_on() -> None:
+    def write(disk: ProcessDisk) -> None:
+        disk.make_directories("/data")
+        disk.sync_directory("/")
+        for name in ("a", "b", "c"):
+            file = disk.open(f"/data/{name}", create=True)
+            file.pwrite([b"x"], 0)
+            file.fdatasync()
+            if name == "a":
+                disk.sync_directory("/data")
+        disk.remove("/data/a")
+
+    found = _outcomes(write, lambda disk: tuple(disk.list("/data")))
+    assert found == {("a",), ("a", "b"), ("a", "b", "c"), ("b", "c")}
+
+
+def test_what_stands_in_a_directory_without_a_name_is_lost_with_it() -> None:
+    def write(disk: ProcessDisk) -> None:
+        disk.make_directories("/data/log")
+        disk.write_atomically("/data/log/file", b"")
+        disk.sync_directory("/data")
+
+    assert _outcomes(write, lambda disk: disk.exists("/data/log/file")) == {True, False}
+
+
+def test_a_file_that_is_replaced_atomically_is_the_old_or_the_new_one() -> None:
+    def write(disk: ProcessDisk) -> None:
+        _synced_file(disk, b"old")
+        file = disk.open("/log.tmp", create=True)
+        file.pwrite([b"new one"], 0)
+        file.fdatasync()
+        disk.rename("/log.tmp", "/log")
+
+    assert _outcomes(write, lambda disk: (disk.read_file("/log"), disk.exists("/log.tmp"))) == {
+        (b"old", False),
+        (b"old", True),
+        (b"new one", False),
+    }
+
+
+def test_a_tree_whose_removal_was_not_synced_may_be_there_in_part() -> None:
+    def write(disk: ProcessDisk) -> None:
+        disk.make_directories("/tree")
+        for name in ("a", "b"):
+            disk.write_atomically(f"/tree/{name}", b"")
+        disk.sync_directory("/")
+        disk.remove_tree("/tree")
+
+    found = _outcomes(write, lambda disk: tuple(disk.list("/tree")) if disk.exists("/tree") else None)
+    assert found == {("a", "b"), ("b",), (), None}
+
+
+def test_a_power_cut_frees_locks_and_changes_the_boot_id() -> None:
+    async def main() -> None:
+        host = Simulation().host("server")
+        world = host.start_process()
+        lock = world.disk.lock("/.lock")
+        world.disk.sync_directory("/")
+        before = world.disk.boot_id()
+        host.power_cut()
+        after = host.start_process().disk
+        after.lock("/.lock")
+        assert after.boot_id() != before
+        lock.release()
+        with pytest.raises(BlockingIOError):
+            after.lock("/.lock")
+        with pytest.raises(ProcessKilled):
+            world.disk.list("/")
+
+    run(main())
+
+
+def test_the_same_seed_loses_the_same() -> None:
+    async def main() -> list[bytes]:
+        host = Simulation().host("server")
+        found = []
+        for _ in range(10):
+            disk = host.start_process().disk
+            file = disk.open("/log", create=True)
+            disk.sync_directory("/")
+            file.pwrite([b"x" * 5_000], file.size())
+            host.power_cut()
+            found.append(host.start_process().disk.read_file("/log"))
+        return found
+
+    assert run(main(), seed=1) == run(main(), seed=1) != run(main(), seed=2)
+
+
+# --- Failing calls ------------------------------------------------------------------------------------------------
+
+
+def _on_a_host(scenario: Callable[[Host, ProcessDisk], None]) -> None:
+    async def main() -> None:
+        host = Simulation().host("server")
+        scenario(host, host.start_process().disk)
+
+    run(main())
+
+
+def test_an_operation_fails_once_after_so_many_more_of_it() -> None:
+    def scenario(host: Host, disk: ProcessDisk) -> None:
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("open", lambda: disk.open("/file", create=True)),
+            ("pread", lambda: disk.read_file("/file")),
+            ("pwrite", lambda: disk.open("/file").pwrite([b"x"], 0)),
+            ("truncate", lambda: disk.open("/file").truncate(1)),
+            ("fdatasync", lambda: disk.open("/file").fdatasync()),
+            ("rename", lambda: disk.write_atomically("/other", b"")),
+            ("sync_directory", lambda: disk.write_atomically("/other", b"")),
+            ("list", lambda: disk.list("/")),
+            ("make_directories", lambda: disk.make_directories("/new/inner")),
+        ]
+        for operation, call in calls:
+            host.disk.faults.fail(operation, errno.EIO, after=1)
+            call()
+            _fails(OSError, errno.EIO, call)
+            call()
+        for operation, remove in (("remove", disk.remove), ("remove_tree", disk.remove_tree)):
+            host.disk.faults.fail(operation, errno.EIO)
+            path = "/file" if operation == "remove" else "/new"
+            _fails(OSError, errno.EIO, remove, path)
+            remove(path)
+        with pytest.raises(ValueError, match="fsnyc"):
+            host.disk.faults.fail("fsnyc", errno.EIO)
+
+    _on_a_host(scenario)
+
+
+def test_faults_can_be_cleared() -> None:
+    def scenario(host: Host, disk: ProcessDisk) -> None:
+        faults = host.disk.faults
+        faults.fail("open", errno.EIO)
+        faults.free_bytes = 0
+        faults.sync_delay_s = 1.0
+        faults.clear()
+        disk.write_atomically("/file", b"data")
+        assert not faults.active
+        assert faults.sync_delay_s == 0.0
+
+    _on_a_host(scenario)
+
+
+def test_a_failed_write_has_written_a_part() -> None:
+    async def main() -> bytes:
+        host = Simulation().host("server")
+        file = host.start_process().disk.open("/file", create=True)
+        host.disk.faults.fail("pwrite", errno.EIO)
+        _fails(OSError, errno.EIO, file.pwrite, [b"abc", b"def"], 0)
+        return file.pread(10, 0)
+
+    found = {run(main(), seed=seed) for seed in range(40)}
+    assert found == {b"abcdef"[:size] for size in range(7)}
+
+
+def test_what_a_failed_fdatasync_was_to_write_is_lost_although_the_next_one_succeeds() -> None:
+    def write(disk: ProcessDisk) -> None:
+        file = disk.open("/log", create=True)
+        disk.sync_directory("/")
+        file.pwrite([b"safe "], 0)
+        file.fdatasync()
+        file.pwrite([b"lost "], 5)
+        disk._disk.faults.fail("fdatasync", errno.EIO)
+        _fails(OSError, errno.EIO, file.fdatasync)
+        file.fdatasync()
+        assert file.pread(20, 0) == b"safe lost "  # it is still in memory
+        file.pwrite([b"later"], 10)
+        file.fdatasync()
+
+    assert _outcomes(write, lambda disk: disk.read_file("/log"), seeds=5) == {b"safe " + bytes(5) + b"later"}
+
+
+def test_a_full_disk_takes_what_there_is_room_for_and_more_after_something_was_removed() -> None:
+    def scenario(host: Host, disk: ProcessDisk) -> None:
+        disk.write_atomically("/old", b"12345")
+        host.disk.faults.free_bytes = 10
+        file = disk.open("/log", create=True)
+        assert file.pwrite([b"12345678"], 0) == 8
+        _fails(OSError, errno.ENOSPC, file.pwrite, [b"abc", b"def"], 8)
+        assert file.pread(20, 0) == b"12345678ab"
+        assert file.pwrite([b"overwriting takes no room"[:10]], 0) == 10
+        _fails(OSError, errno.ENOSPC, file.pwrite, [b"x"], 10)
+        disk.remove("/old")
+        assert file.pwrite([b"12345"], 10) == 5
+        _fails(OSError, errno.ENOSPC, file.pwrite, [b"x"], 15)
+        file.truncate(14)
+        file.pwrite([b"x"], 14)
+        _fails(OSError, errno.ENOSPC, file.pwrite, [b"x"], 15)
+        disk.open("/new", create=True)
+        disk.rename("/new", "/log")
+        disk.open("/new", create=True).pwrite([bytes(15)], 0)
+
+    _on_a_host(scenario)

@@ -310,6 +310,129 @@ def test_a_process_can_kill_itself() -> None:
     assert run(main()) == ["the rest of the instruction"]
 
 
+def test_a_paused_process_stands_still_and_goes_on_in_order() -> None:
+    async def main() -> list[str]:
+        ran: list[str] = []
+        process = Process(_loop(), "victim", "10.0.0.1")
+        answer: asyncio.Future[None] = _loop().create_future()
+
+        async def program() -> None:
+            _loop().call_later(2, ran.append, "two seconds")
+            _loop().call_later(3, ran.append, "three seconds")
+            await answer
+            ran.append("the answer")
+            await asyncio.sleep(0)
+            ran.append("and what follows")
+
+        process.start(program())
+        await asyncio.sleep(1)
+        process.pause()
+        process.pause()
+        assert process.paused
+        answer.set_result(None)
+        await asyncio.sleep(9)
+        assert ran == []
+        process.resume()
+        process.resume()
+        await asyncio.sleep(1)
+        assert _loop().time() == 11
+        return ran
+
+    for seed in range(5):
+        ran = run(main(), seed=seed)
+        assert [what for what in ran if "seconds" in what] == ["two seconds", "three seconds"]
+        assert [what for what in ran if "seconds" not in what] == ["the answer", "and what follows"]
+        assert ran[0] == "the answer"  # it was ready before the timers were due
+
+
+def test_a_paused_process_that_is_killed_never_goes_on() -> None:
+    async def main() -> list[str]:
+        ran: list[str] = []
+        process = Process(_loop(), "victim", "10.0.0.1")
+
+        async def program() -> None:
+            _loop().call_later(8, ran.append, "a timer")
+            try:
+                await asyncio.sleep(2)
+            finally:
+                ran.append("woke up")
+
+        process.start(program())
+        await asyncio.sleep(1)
+        process.pause()
+        await asyncio.sleep(5)
+        process.kill()
+        process.resume()
+        assert not process.running
+        await asyncio.sleep(5)
+        gc.collect()
+        return list(ran)
+
+    assert run(main()) == []
+
+
+# --- Shuffling ----------------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_wake_up_together_are_shuffled_and_again_the_same_way_with_the_same_seed() -> None:
+    async def main() -> list[int]:
+        order: list[int] = []
+        start = asyncio.Event()
+
+        async def wait(number: int) -> None:
+            await start.wait()
+            order.append(number)
+
+        tasks = [asyncio.create_task(wait(number)) for number in range(10)]
+        await asyncio.sleep(1)
+        start.set()
+        await asyncio.gather(*tasks)
+        return order
+
+    assert run(main(), seed=1) == list(range(10))
+    orders = [run(main(), seed=seed, shuffle=True) for seed in (1, 2, 1)]
+    assert orders[0] == orders[2] != orders[1]
+    assert all(sorted(order) == list(range(10)) != order for order in orders)
+
+
+def test_shuffling_keeps_what_asyncio_promises() -> None:
+    async def main() -> list[str]:
+        order: list[str] = []
+
+        async def begin(name: str, signal: asyncio.Future[None] | None = None) -> None:
+            order.append(f"{name} begins")
+            if signal is not None:
+                await signal
+                order.append(f"{name} wakes up")
+
+        async def yield_once(signal: asyncio.Future[None]) -> None:
+            await signal
+            order.append("one yields")
+            await asyncio.sleep(0)
+            order.append("and goes on last")
+
+        signals: list[asyncio.Future[None]] = [_loop().create_future() for _ in range(4)]
+        tasks = [asyncio.create_task(begin(name, signals[0])) for name in ("a", "b")]
+        tasks.append(asyncio.create_task(begin("c", signals[1])))
+        tasks.append(asyncio.create_task(yield_once(signals[2])))
+        await asyncio.sleep(1)
+        signals[0].set_result(None)
+        _loop().call_soon(order.append, "callback 1")
+        signals[1].set_result(None)
+        _loop().call_soon(order.append, "callback 2")
+        tasks += [asyncio.create_task(begin(name)) for name in ("d", "e")]
+        _loop().call_soon(signals[2].set_result, None)
+        await asyncio.gather(*tasks)
+        return order
+
+    orders = {tuple(run(main(), seed=seed, shuffle=True)) for seed in range(20)}
+    common = ("callback 1", "c wakes up", "callback 2", "d begins", "e begins", "one yields", "and goes on last")
+    assert orders == {
+        ("a begins", "b begins", "c begins", *first, *common)
+        for first in (("a wakes up", "b wakes up"), ("b wakes up", "a wakes up"))
+    }
+
+
 def test_failures_of_a_killed_process_do_not_fail_the_run() -> None:
     async def main() -> None:
         process = Process(_loop(), "victim", "10.0.0.1")

@@ -91,7 +91,7 @@ class Recording(asyncio.BaseProtocol):
         self._changed.set()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
@@ -738,3 +738,363 @@ def test_bytes_take_time_and_another_seed_gives_other_times() -> None:
     assert min(run(main())) > 0
     assert run(main(), seed=1) == run(main(), seed=1)
     assert run(main(), seed=1) != run(main(), seed=2)
+
+
+# --- Faults -------------------------------------------------------------------------------------------------------
+
+
+def _on_seeds(scenario: Callable[[Simulation, VirtualWorld, VirtualWorld], Coroutine[None, None, None]]) -> None:
+    """Plays a scenario with a server and a client, of hosts of these names."""
+
+    async def main() -> None:
+        simulation = Simulation()
+        await scenario(simulation, simulation.host("server").start_process(), simulation.host("client").start_process())
+
+    for seed in range(5):
+        run(main(), seed=seed)
+
+
+def test_what_is_sent_over_a_blocked_link_is_held_and_arrives_in_order_some_time_after_the_unblocking() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        for number in range(10):
+            here.wire.write(b"%d" % number)
+            await asyncio.sleep(0)  # it leaves
+            if number == 4:
+                simulation.network.block("client", "server")
+        await asyncio.sleep(5)
+        assert there.data == b""  # what was on its way is held, too
+        here.wire.write(b"!")
+        here.wire.write_eof()
+        await asyncio.sleep(1)
+        simulation.network.unblock("client", "server")
+        unblocked_s = client.clock.monotonic()
+        await there.until(lambda: "eof" in there.events)
+        assert there.data == b"0123456789!"
+        assert client.clock.monotonic() - unblocked_s < 6.5
+        await here.lost()
+        assert here.error is None
+
+    _on_seeds(scenario)
+
+
+def test_a_block_is_one_way_until_acknowledgements_are_missed() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        simulation.network.block("server", "client")
+        here.wire.write(b"arrives")
+        await asyncio.sleep(1)
+        assert there.data == b"arrives"
+        here.wire.write(b", and this does not")
+        await asyncio.sleep(5)
+        assert there.data == b"arrives"
+        simulation.network.unblock("server", "client")
+        await there.until(lambda: there.data == b"arrives, and this does not")
+        here.wire.close()
+        await there.lost()
+
+    _on_seeds(scenario)
+
+
+@pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
+def test_who_sends_and_is_not_acknowledged_gives_up_after_a_while(source: str, target: str) -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        simulation.network.block(source, target)
+        here.wire.write(b"x")
+        await asyncio.sleep(19)
+        assert "lost" not in here.events
+        await here.lost()
+        assert client.clock.monotonic() < 61
+        assert isinstance(here.error, TimeoutError)
+        assert here.error.errno == errno.ETIMEDOUT
+        assert "lost" not in there.events  # nobody has told it
+        simulation.network.heal()
+        await asyncio.sleep(60)
+        assert "lost" not in there.events
+        there.wire.write(b"is anybody there?")
+        await there.lost()
+        assert isinstance(there.error, ConnectionResetError)
+
+    _on_seeds(scenario)
+
+
+def test_idle_connections_outlive_a_partition() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        simulation.network.block("client", "server")
+        simulation.network.block("server", "client")
+        await asyncio.sleep(600)
+        simulation.network.heal()
+        here.wire.write(b"still there")
+        await there.until(lambda: there.data)
+        assert there.data == b"still there"
+
+    _on_seeds(scenario)
+
+
+@pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
+def test_connecting_over_a_blocked_link_takes_until_it_is_unblocked_or_the_caller_gives_up(
+    source: str, target: str
+) -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        listener = await _serve(server.network, "server")
+        simulation.network.block(source, target)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10):
+                await client.network.connect("server", listener.port, Recorder)
+        assert client.network.connections == server.network.connections == 0
+        simulation.loop.call_later(5, simulation.network.unblock, source, target)
+        started_s = client.clock.monotonic()
+        recorder = await client.network.connect("server", listener.port, Recorder)
+        assert recorder.events == ["made"]
+        assert 5 < client.clock.monotonic() - started_s < 11
+        simulation.network.block(source, target)
+        started_s = client.clock.monotonic()
+        with pytest.raises(TimeoutError) as caught:
+            await client.network.connect("server", listener.port, Recorder)
+        assert caught.value.errno == errno.ETIMEDOUT
+        assert client.clock.monotonic() - started_s == pytest.approx(127, abs=0.1)
+
+    _on_seeds(scenario)
+
+
+def test_an_unreachable_host_has_no_name_and_no_route_and_its_connections_are_silent() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        listener, there, here = await _pair(server.network, client.network, "server")
+        address = simulation.host("server").address
+        simulation.network.unreachable("server", True)
+        with pytest.raises(socket.gaierror) as unknown:
+            await client.network.connect("server", listener.port, Recorder)
+        assert unknown.value.errno == socket.EAI_NONAME
+        with pytest.raises(OSError) as no_route:
+            await client.network.connect(address, listener.port, Recorder)
+        assert no_route.value.errno == errno.EHOSTUNREACH
+        with pytest.raises(socket.gaierror) as no_answer:
+            await server.network.connect("client", 1, Recorder)
+        assert no_answer.value.errno == socket.EAI_AGAIN
+        (await server.network.connect("server", listener.port, Recorder)).wire.close()  # itself it does reach
+        here.wire.write(b"question")
+        await asyncio.sleep(3)
+        assert there.data == b""
+        simulation.network.unreachable("server", False)
+        await there.until(lambda: there.data)
+        (await client.network.connect("server", listener.port, Recorder)).wire.close()
+
+    _on_seeds(scenario)
+
+
+def test_a_reset_breaks_all_connections_between_two_hosts_and_no_others() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        _, near, far = await _pair(client.network, server.network, "client")
+        third = simulation.host("third").start_process()
+        _, other, another = await _pair(server.network, third.network, "server")
+        here.wire.write(b"lost on the way")
+        await asyncio.sleep(0)
+        assert simulation.network.reset("client", "server") == 2
+        for recorder in (there, here, near, far):
+            await recorder.lost()
+            assert isinstance(recorder.error, ConnectionResetError)
+        assert there.data == b""
+        assert simulation.network.reset("client", "server") == 0
+        another.wire.write(b"alive")
+        await other.until(lambda: other.data)
+
+    _on_seeds(scenario)
+
+
+def test_latency_and_bandwidth_decide_how_long_bytes_take() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        _, other, another = await _pair(server.network, client.network, "server")
+
+        async def takes_s() -> float:
+            there.data.clear()
+            other.data.clear()
+            started_s = client.clock.monotonic()
+            here.wire.write(bytes(50_000))
+            another.wire.write(bytes(50_000))
+            await there.until(lambda: len(there.data) == 50_000)
+            await other.until(lambda: len(other.data) == 50_000)
+            return client.clock.monotonic() - started_s
+
+        assert await takes_s() < 0.01
+        simulation.network.set_latency(2, 3)
+        assert 2 < await takes_s() < 3.1
+        simulation.network.set_bandwidth(10_000)
+        assert 12 < await takes_s() < 13.1
+        simulation.network.set_bandwidth(None)
+        simulation.network.set_latency(0.001, 0.001)
+        assert await takes_s() < 0.01
+
+    _on_seeds(scenario)
+
+
+# --- Paused processes and hosts without power ---------------------------------------------------------------------
+
+
+def test_the_kernel_of_a_paused_process_accepts_connections_and_takes_a_window_of_bytes() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        accepted: list[Recorder] = []
+        listener = await server.network.listen("server", 9092)
+
+        async def attach(incoming: Incoming) -> None:
+            accepted.append(await incoming.attach(Recorder))
+
+        def accept(incoming: Incoming) -> None:
+            server.process.start(attach(incoming))
+
+        listener.start(accept)
+        first = await client.network.connect("server", 9092, Recorder)
+        await asyncio.sleep(1)
+        server.process.pause()
+        second = await client.network.connect("server", 9092, Recorder)
+        second.wire.write(b"in the backlog")
+        first.wire.write(bytes(2 * WINDOW_BYTES))
+        first.wire.close()
+        await asyncio.sleep(600)
+        assert len(accepted) == 1
+        assert accepted[0].events == ["made"]
+        assert first.wire.get_write_buffer_size() == WINDOW_BYTES
+        server.process.resume()
+        await first.lost()
+        await accepted[0].lost()
+        assert (len(accepted[0].data), accepted[0].error) == (2 * WINDOW_BYTES, None)
+        await accepted[1].until(lambda: accepted[1].data)
+        assert accepted[1].data == b"in the backlog"
+
+    _on_seeds(scenario)
+
+
+def test_a_paused_process_sends_nothing_more_and_is_resumed_with_what_it_had_written() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        here.wire.pause_reading()
+        there.wire.write(bytes(WINDOW_BYTES + 100_000))
+        await asyncio.sleep(1)
+        server.process.pause()
+        here.wire.resume_reading()
+        await asyncio.sleep(5)
+        assert len(here.data) == WINDOW_BYTES
+        assert there.events == ["made", "pause"]
+        server.process.resume()
+        await here.until(lambda: len(here.data) == WINDOW_BYTES + 100_000)
+        await there.until(lambda: "resume" in there.events)
+
+    _on_seeds(scenario)
+
+
+def test_the_connections_of_a_paused_process_that_is_killed_end() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, _, here = await _pair(server.network, client.network, "server")
+        server.process.pause()
+        await asyncio.sleep(5)
+        assert here.events == ["made"]
+        server.process.kill()
+        await here.lost()
+
+    _on_seeds(scenario)
+
+
+def test_a_host_that_loses_its_power_tells_nobody() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, _, idle = await _pair(server.network, client.network, "server")
+        _, _, busy = await _pair(server.network, client.network, "server")
+        _, _, late = await _pair(server.network, client.network, "server")
+        _, deaf, unread = await _pair(server.network, client.network, "server")
+        deaf.wire.pause_reading()
+        unread.wire.write(b"never read")
+        await asyncio.sleep(1)
+        simulation.host("server").power_cut()
+        simulation.host("server").start_process()
+        await asyncio.sleep(1)
+        assert unread.events == ["made"]
+        simulation.host("server").power_cut()
+        busy.wire.write(b"x")
+        await asyncio.sleep(19)
+        assert (idle.events, busy.events, late.events) == (["made"],) * 3
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await client.network.connect("server", 9092, Recorder)
+        await busy.lost()
+        assert client.clock.monotonic() < 63
+        assert isinstance(busy.error, TimeoutError)
+        late.wire.write(b"x")
+        await asyncio.sleep(1)
+        simulation.host("server").start_process()
+        with pytest.raises(ConnectionRefusedError):
+            await client.network.connect("server", 9092, Recorder)
+        async with asyncio.timeout(5):
+            await late.lost()
+        assert isinstance(late.error, ConnectionResetError)
+        await asyncio.sleep(600)
+        assert idle.events == ["made"]
+        idle.wire.write(b"x")
+        await idle.lost()
+        assert isinstance(idle.error, ConnectionResetError)
+
+    _on_seeds(scenario)
+
+
+def test_what_a_killed_process_could_not_say_is_never_said_when_its_host_loses_its_power() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        simulation.network.block("server", "client")
+        there.wire.write(b"held")
+        await asyncio.sleep(1)
+        server.process.kill()
+        simulation.host("server").power_cut()
+        simulation.host("server").start_process()
+        simulation.network.heal()
+        await asyncio.sleep(60)
+        assert here.events == ["made"]
+        assert here.data == b""
+
+    _on_seeds(scenario)
+
+
+class Probing(Recorder):
+    """Asks for keepalive probes, as `controller.crash_detection` does."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+
+
+def test_keepalive_probes_find_a_host_that_is_gone_or_has_forgotten_and_not_a_paused_process() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        async def connect() -> Probing:
+            connected = Probing()
+            await _pair(simulation.host("server").start_process().network, client.network, "server", here=connected)
+            return connected
+
+        first = await connect()
+        simulation.network.block("server", "client")
+        await asyncio.sleep(1.5)
+        simulation.network.unblock("server", "client")
+        await asyncio.sleep(60)
+        assert first.events == ["made"]
+        started_s = client.clock.monotonic()
+        simulation.host("server").power_cut()
+        await first.lost()
+        assert isinstance(first.error, TimeoutError)
+        assert 2 < client.clock.monotonic() - started_s < 3
+        second = await connect()
+        simulation.host("server").power_cut()
+        simulation.host("server").start_process()
+        async with asyncio.timeout(1):
+            await second.lost()
+        assert isinstance(second.error, ConnectionResetError)
+        third = Probing()
+        world = simulation.host("server").start_process()
+        await _pair(world.network, client.network, "server", here=third)
+        world.process.pause()
+        await asyncio.sleep(600)
+        assert third.events == ["made"]
+
+    _on_seeds(scenario)

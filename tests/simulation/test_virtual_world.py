@@ -11,7 +11,7 @@ from protocol.apis import METADATA
 from protocol.errors import NetworkError
 from protocol.messages import MetadataRequest
 from protocol.rpc import open_connection
-from protocol.world import Create, NoNode, SessionState, WatchEvent, WatchKind, World, ZooKeeperSession
+from protocol.world import ConnectionLoss, Create, NoNode, SessionState, WatchEvent, WatchKind, World, ZooKeeperSession
 from tests.simulation.loop import run
 from tests.simulation.process import Process, ProcessKilled, current_process
 from tests.simulation.test_virtual_network import _serve
@@ -228,6 +228,182 @@ def test_states_reach_the_process() -> None:
         assert states == [SessionState.SUSPENDED, SessionState.CONNECTED, SessionState.EXPIRED]
 
     run(main())
+
+
+# --- Pauses, clocks, threads --------------------------------------------------------------------------------------
+
+
+def test_the_session_of_a_paused_process_outlives_a_short_pause() -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        world = simulation.host("server").start_process()
+        session = await world.process.run(world.zookeeper.connect("zookeeper:2181", 6_000, 6_000))
+        events: list[object] = []
+        session.on_state(events.append)
+        await world.process.run(session.children("/", events.append))
+        for _ in range(3):
+            world.process.pause()
+            await asyncio.sleep(5)
+            assert events == []
+            world.process.resume()
+            await asyncio.sleep(2)
+        world.process.pause()
+        simulation.zookeeper.make("/node")
+        await asyncio.sleep(1)
+        assert events == []
+        world.process.resume()
+        await asyncio.sleep(60)
+        assert events == [WatchEvent(WatchKind.CHILDREN, "/")]
+        assert await world.process.run(session.exists("/node")) is not None
+
+    run(main())
+
+
+def test_the_session_of_a_paused_process_ends_after_its_timeout_and_the_process_learns_it_when_it_goes_on() -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        world = simulation.host("server").start_process()
+        seen: list[object] = []
+
+        async def program() -> None:
+            session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+            session.on_state(seen.append)
+            await session.create("/mine", b"", ephemeral=True)
+            await asyncio.sleep(2)
+            # Woken up late, it does not know that it has been dead for long.
+            seen.append(session.state)
+            try:
+                await session.create("/zombie", b"")
+            except ConnectionLoss:
+                seen.append("lost")
+
+        world.process.start(program())
+        await asyncio.sleep(1)
+        world.process.pause()
+        await asyncio.sleep(5.9)
+        assert simulation.zookeeper.has("/mine")
+        await asyncio.sleep(0.2)
+        assert not simulation.zookeeper.has("/mine")
+        await asyncio.sleep(60)
+        assert seen == []
+        world.process.resume()
+        await asyncio.sleep(0.21)
+        assert seen == [SessionState.CONNECTED, SessionState.SUSPENDED, "lost", SessionState.EXPIRED]
+        assert not simulation.zookeeper.has("/zombie")
+
+    for seed in range(10):
+        run(main(), seed=seed)
+
+
+def test_what_happens_to_the_connection_of_a_paused_process_is_learned_when_it_goes_on() -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        world = simulation.host("server").start_process()
+        session = await world.process.run(world.zookeeper.connect("zookeeper:2181", 6_000, 6_000))
+        states: list[SessionState] = []
+        session.on_state(states.append)
+        world.process.pause()
+        simulation.zookeeper.lose_connections("server")
+        await asyncio.sleep(1)
+        assert session.state is SessionState.CONNECTED
+        world.process.resume()
+        await asyncio.sleep(0.21)
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        await asyncio.sleep(60)
+        assert await world.process.run(session.exists("/")) is not None
+
+    run(main())
+
+
+def test_a_wall_clock_can_jump_and_nothing_but_the_wall_clock() -> None:
+    async def main() -> None:
+        host = Simulation().host("server")
+        world = host.start_process()
+        await asyncio.sleep(10)
+        host.clock_offset_ms = -60_000
+        assert (world.clock.monotonic(), world.clock.wall_ms()) == (10.0, WALL_CLOCK_START_MS - 50_000)
+        assert host.start_process().clock.wall_ms() == WALL_CLOCK_START_MS - 50_000
+
+    run(main())
+
+
+def test_work_in_the_executor_takes_time_and_four_are_worked_at_at_once() -> None:
+    async def main() -> list[int]:
+        world = _world()
+        order: list[int] = []
+        started_s = world.clock.monotonic()
+        works = [world.process.start(world.executor.run(order.append, number)) for number in range(40)]
+        await asyncio.sleep(0.000_05)
+        assert order == []
+        await asyncio.gather(*works)
+        assert 0.002 < world.clock.monotonic() - started_s < 0.010
+        assert all(number <= position + 3 for position, number in enumerate(order))
+        return order
+
+    orders = [run(main(), seed=seed) for seed in range(3)]
+    assert all(sorted(order) == list(range(40)) != order for order in orders)
+    assert orders[0] != orders[1]
+
+
+def test_work_goes_on_when_its_caller_was_cancelled_and_not_when_its_process_was_killed_or_paused() -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        done: list[str] = []
+
+        def work_of(name: str) -> VirtualWorld:
+            world = simulation.host(name).start_process()
+            tasks[name] = world.process.start(world.executor.run(done.append, name))
+            return world
+
+        tasks: dict[str, asyncio.Task[None]] = {}
+        work_of("cancelled")
+        killed = work_of("killed")
+        paused = work_of("paused")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        tasks["cancelled"].cancel()
+        killed.process.kill()
+        paused.process.pause()
+        await asyncio.sleep(1)
+        assert done == ["cancelled"]
+        paused.process.resume()
+        await asyncio.sleep(1)
+        assert done == ["cancelled", "paused"]
+
+    run(main())
+
+
+def test_what_fails_in_the_executor_fails_for_its_caller() -> None:
+    async def main() -> None:
+        world = _world()
+        with pytest.raises(ZeroDivisionError):
+            await world.executor.run(divmod, 1, 0)
+
+    run(main())
+
+
+def test_on_a_slow_disk_each_fdatasync_of_the_executor_takes_its_time_and_is_not_done_before() -> None:
+    async def main() -> bytes:
+        host = Simulation().host("server")
+        world = host.start_process()
+        host.disk.faults.sync_delay_s = 2.0
+        file = world.disk.open("/log", create=True)
+        world.disk.sync_directory("/")
+        file.pwrite([b"x"], 0)
+
+        def sync_three_times() -> None:
+            for _ in range(3):
+                file.fdatasync()
+
+        await world.executor.run(sync_three_times)
+        assert world.clock.monotonic() == pytest.approx(6, abs=0.01)
+        file.pwrite([b"y"], 1)
+        world.process.start(world.executor.run(file.fdatasync))
+        await asyncio.sleep(1.9)
+        host.power_cut()
+        return host.start_process().disk.read_file("/log")
+
+    assert b"x" in {run(main(), seed=seed) for seed in range(10)}
 
 
 # --- Determinism --------------------------------------------------------------------------------------------------

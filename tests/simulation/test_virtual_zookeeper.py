@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from random import Random
 
 import pytest
 
@@ -29,7 +30,7 @@ from protocol.world import (
     ZooKeeperError,
     ZooKeeperSession,
 )
-from tests.simulation.loop import run
+from tests.simulation.loop import Stuck, run
 from tests.simulation.zookeeper import VirtualSession, VirtualZooKeeper
 
 Open = Callable[[], Coroutine[None, None, ZooKeeperSession]]
@@ -428,3 +429,194 @@ def test_where_no_server_answers_nobody_can_connect() -> None:
             await _open(zookeeper)
 
     on_virtual_time(scenario)
+
+
+# --- Faults that name hosts: clients connect again by themselves -----------------------------------------------
+
+
+async def _open_from(zookeeper: VirtualZooKeeper, host: str) -> tuple[VirtualSession, list[SessionState]]:
+    session = await zookeeper.connect("zookeeper:2181", 6_000, 10_000, owner=f"{host}#1")
+    states: list[SessionState] = []
+    session.on_state(states.append)
+    return session, states
+
+
+def _on_seeds(scenario: Callable[[VirtualZooKeeper], Coroutine[None, None, None]]) -> None:
+    async def main(seed: int) -> None:
+        await scenario(VirtualZooKeeper(lambda: 0.001, Random(seed)))
+
+    for seed in range(5):
+        run(main(seed))
+
+
+def test_a_host_that_is_cut_off_is_suspended_and_connects_again_afterwards() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, states = await _open_from(zookeeper, "one")
+        other, others_states = await _open_from(zookeeper, "other")
+        await session.create("/mine", b"", ephemeral=True)
+        zookeeper.cut("one")
+        await asyncio.sleep(5)
+        assert states == [SessionState.SUSPENDED]
+        zookeeper.uncut("one")
+        await asyncio.sleep(0.21)
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        await asyncio.sleep(60)
+        assert await session.exists("/mine") == await other.exists("/mine") is not None
+        assert others_states == []
+
+    _on_seeds(scenario)
+
+
+def test_a_host_that_is_cut_off_for_longer_than_its_timeout_learns_that_its_session_is_over() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, states = await _open_from(zookeeper, "one")
+        await session.create("/mine", b"", ephemeral=True)
+        zookeeper.cut("one")
+        await asyncio.sleep(60)
+        assert not zookeeper.has("/mine")
+        assert states == [SessionState.SUSPENDED]
+        zookeeper.uncut("one")
+        await asyncio.sleep(0.21)
+        assert states == [SessionState.SUSPENDED, SessionState.EXPIRED]
+
+    _on_seeds(scenario)
+
+
+def test_of_the_requests_on_their_way_to_a_server_that_is_cut_off_the_first_few_are_carried_out() -> None:
+    async def main(seed: int) -> int:
+        zookeeper = VirtualZooKeeper(lambda: 0.001, Random(seed))
+        session, _ = await _open_from(zookeeper, "one")
+        calls = [asyncio.create_task(session.create(f"/{number}", b"")) for number in range(4)]
+        await asyncio.sleep(0)
+        zookeeper.cut("one")
+        for call in calls:
+            with pytest.raises(ConnectionLoss):
+                await call
+        names = zookeeper.names("/")
+        assert names == ["0", "1", "2", "3"][: len(names)]
+        return len(names)
+
+    assert {run(main(seed)) for seed in range(40)} == {0, 1, 2, 3, 4}
+
+
+def test_calls_without_a_connection_fail_or_wait_for_the_next_one() -> None:
+    async def main(seed: int) -> str:
+        zookeeper = VirtualZooKeeper(lambda: 0.001, Random(seed))
+        session, _ = await _open_from(zookeeper, "one")
+        zookeeper.cut("one")
+        call = asyncio.create_task(session.create("/node", b""))
+        await asyncio.sleep(1)
+        assert zookeeper.names("/") == []
+        zookeeper.uncut("one")
+        try:
+            return await call
+        except ConnectionLoss:
+            return "failed"
+
+    assert {run(main(seed)) for seed in range(20)} == {"/node", "failed"}
+
+
+def test_calls_that_wait_for_a_connection_end_with_the_session() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, _ = await _open_from(zookeeper, "one")
+        zookeeper.cut("one")
+        calls = [asyncio.create_task(session.exists("/")) for _ in range(10)]
+        await asyncio.sleep(10)
+        zookeeper.uncut("one")
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ConnectionLoss, SessionExpired}
+
+    _on_seeds(scenario)
+
+
+def test_connecting_from_a_host_that_is_cut_off_waits_and_fails() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        zookeeper.cut("one")
+        with pytest.raises(ConnectionLoss, match="10000 ms"):
+            await _open_from(zookeeper, "one")
+        asyncio.get_running_loop().call_later(5, zookeeper.uncut, "one")
+        session, _ = await _open_from(zookeeper, "one")
+        assert await session.exists("/") is not None
+
+    _on_seeds(scenario)
+
+
+def test_a_server_that_is_down_forgets_nothing_and_ends_no_session_until_it_is_back_for_its_timeout() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, states = await _open_from(zookeeper, "one")
+        lost, _ = await _open_from(zookeeper, "other")
+        await session.create("/mine", b"", ephemeral=True)
+        await lost.create("/others", b"", ephemeral=True)
+        lost.sever()
+        await asyncio.sleep(5)
+        zookeeper.stop()
+        zookeeper.stop()
+        with pytest.raises(ConnectionLoss):
+            await _open_from(zookeeper, "third")
+        await asyncio.sleep(600)
+        zookeeper.start()
+        await asyncio.sleep(5.9)
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert zookeeper.names("/") == ["mine", "others"]
+        await asyncio.sleep(0.2)
+        assert zookeeper.names("/") == ["mine"]
+
+    _on_seeds(scenario)
+
+
+def test_lost_connections_come_back_by_themselves_without_their_watches() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, states = await _open_from(zookeeper, "one")
+        events = Events()
+        await session.children("/", events)
+        zookeeper.lose_connections("one")
+        await asyncio.sleep(0.21)
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        await session.create("/node", b"")
+        assert events.seen == []
+
+    _on_seeds(scenario)
+
+
+def test_a_session_that_the_server_ends_learns_it_when_it_has_connected_again() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, states = await _open_from(zookeeper, "one")
+        await session.create("/mine", b"", ephemeral=True)
+        call = asyncio.create_task(session.create("/never", b""))
+        await asyncio.sleep(0)
+        zookeeper.expire("one")
+        assert zookeeper.names("/") == []
+        with pytest.raises(ConnectionLoss):
+            await call
+        await asyncio.sleep(0.21)
+        assert states == [SessionState.SUSPENDED, SessionState.EXPIRED]
+        assert zookeeper.names("/") == []
+
+    _on_seeds(scenario)
+
+
+def test_a_session_that_is_closed_without_a_connection_does_not_try_for_ever_to_have_one_again() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, _ = await _open_from(zookeeper, "one")
+        zookeeper.cut("one")
+        await session.close()
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stuck, match="everything waits"):
+        _on_seeds(scenario)
+
+
+def test_a_session_that_is_closed_without_a_connection_does_not_come_back() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, states = await _open_from(zookeeper, "one")
+        await session.create("/mine", b"", ephemeral=True)
+        zookeeper.cut("one")
+        await session.close()
+        zookeeper.uncut("one")
+        await asyncio.sleep(5.9)
+        assert zookeeper.has("/mine")
+        await asyncio.sleep(0.2)
+        assert not zookeeper.has("/mine")
+        assert states == [SessionState.SUSPENDED]
+
+    _on_seeds(scenario)

@@ -9,12 +9,14 @@
     run(scenario(), seed=7)
 
 `Simulation` is what all processes share: the loop's time, the network, the ZooKeeper. A `Host` has a name, an address
-and a disk. A `VirtualWorld` implements `protocol.world.World` for one process, and dies with it. There are no faults
-here but the kill; everything random is derived from the run's seed, per process, so that what one of them draws does
-not change what another gets.
+and a disk. A `VirtualWorld` implements `protocol.world.World` for one process, and dies with it. Everything random is
+derived from the run's seed, per process, so that what one of them draws does not change what another gets.
 
-ZooKeeper is reached through `ProcessZooKeeper`, which ends its sessions' heartbeats when the process is killed, and
-calls watchers and listeners in the name of the process that set them, whoever caused the event.
+Nothing fails unless it is told to: `process.kill`, `process.pause`, `host.power_cut`, `host.clock_offset_ms`,
+`host.disk.faults`, and the methods of `simulation.network` and `simulation.zookeeper` that name hosts.
+
+ZooKeeper is reached through `ProcessZooKeeper`, which ends its sessions' heartbeats when the process is killed or
+paused, and calls watchers and listeners in the name of the process that set them, whoever caused the event.
 """
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ T = TypeVar("T")
 WALL_CLOCK_START_MS = 1_704_067_200_000
 """What the wall clock shows when a run begins: the first of January 2024, 00:00 UTC."""
 
+THREADS = 4
+"""How many functions a process's executor works at, at the same time."""
+_MIN_WORK_S = 0.000_05
+_MAX_WORK_S = 0.001
+
 _ZOOKEEPER_MIN_LATENCY_S = 0.000_1
 _ZOOKEEPER_MAX_LATENCY_S = 0.001
 
@@ -50,7 +57,10 @@ class Simulation:
         self.loop = loop
         self.network = VirtualNetwork(loop, self.random("network"))
         latencies = self.random("zookeeper")
-        self.zookeeper = VirtualZooKeeper(lambda: latencies.uniform(_ZOOKEEPER_MIN_LATENCY_S, _ZOOKEEPER_MAX_LATENCY_S))
+        self.zookeeper = VirtualZooKeeper(
+            lambda: latencies.uniform(_ZOOKEEPER_MIN_LATENCY_S, _ZOOKEEPER_MAX_LATENCY_S),
+            self.random("faults of zookeeper"),
+        )
         self._hosts: dict[str, Host] = {}
 
     def random(self, purpose: str) -> Random:
@@ -71,13 +81,40 @@ class Host:
         self.simulation = simulation
         self.name = name
         self.address = address
-        self.disk = VirtualDisk(boot_id=f"boot-1-of-{name}")
+        self.disk = VirtualDisk(f"boot-1-of-{name}", simulation.random(f"disk of {name}"), simulation.loop.record)
+        self.clock_offset_ms = 0
+        """How wrong its wall clock is. May be set at any time."""
         self._starts = 0
+        self._boots = 1
+        self._has_power = True
+        self._processes: list[Process] = []
 
     def start_process(self) -> VirtualWorld:
-        """A new process, and the World that it is given. Its name is the host's, with the number of the start."""
+        """A new process, and the World that it is given. Its name is the host's, `#`, and the number of the start.
+
+        After a power cut, this is also the moment at which the host is up again.
+        """
+        if not self._has_power:
+            self._has_power = True
+            self.simulation.network.power_on(self.address)
         self._starts += 1
-        return VirtualWorld(Process(self.simulation.loop, f"{self.name}#{self._starts}", self.address), self)
+        process = Process(self.simulation.loop, f"{self.name}#{self._starts}", self.address)
+        self._processes = [*(other for other in self._processes if other.alive), process]
+        return VirtualWorld(process, self)
+
+    def power_cut(self) -> None:
+        """All its processes die, nobody is told, and the disk keeps what was synced, and some of the rest.
+
+        The next `start_process` finds another boot id.
+        """
+        self.simulation.loop.record(f"{self.name}: power cut")
+        self._has_power = False
+        self.simulation.network.power_off(self.address)
+        for process in self._processes:
+            process.kill()
+        self._processes.clear()
+        self._boots += 1
+        self.disk.power_cut(f"boot-{self._boots}-of-{self.name}")
 
 
 class VirtualWorld:
@@ -86,36 +123,59 @@ class VirtualWorld:
     def __init__(self, process: Process, host: Host) -> None:
         simulation = host.simulation
         self.process = process
-        self.clock = VirtualClock(simulation.loop)
+        self.clock = VirtualClock(simulation.loop, host)
         self.network: ProcessNetwork = simulation.network.of(process)
         self.disk: ProcessDisk = host.disk.of(process)
         self.zookeeper = ProcessZooKeeper(simulation.zookeeper, process)
         self.random = simulation.random(process.name)
-        self.executor = VirtualExecutor(process)
+        self.executor = VirtualExecutor(process, host.disk, simulation.random(f"executor of {process.name}"))
 
 
 class VirtualClock:
     """`protocol.world.Clock`."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: VirtualLoop, host: Host) -> None:
         self._loop = loop
+        self._host = host
 
     def monotonic(self) -> float:
         return self._loop.time()
 
     def wall_ms(self) -> int:
-        return WALL_CLOCK_START_MS + int(self._loop.time() * 1000)
+        return WALL_CLOCK_START_MS + int(self._loop.time() * 1000) + self._host.clock_offset_ms
 
 
 class VirtualExecutor:
-    """`protocol.world.Executor`: one function at a time, each in a turn of the loop of its own."""
+    """`protocol.world.Executor`: THREADS functions at a time. Each takes a while, and then runs as a whole.
 
-    def __init__(self, process: Process) -> None:
+    A slow disk makes it wait for one fdatasync before it runs (what it is to sync must not be durable at once), and for
+    the rest of them afterwards.
+    """
+
+    def __init__(self, process: Process, disk: VirtualDisk, random: Random) -> None:
         self._process = process
+        self._disk = disk
+        self._random = random
+        self._threads = asyncio.Semaphore(THREADS)
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         self._process.check()
-        return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        # Shielded: a thread goes on when its caller is cancelled. Nobody hears then that it failed, as in asyncio.
+        work = asyncio.create_task(self._run(function, arguments), name="worker thread")
+        work.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(work)
+
+    async def _run(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:
+        faults = self._disk.faults
+        async with self._threads:
+            await asyncio.sleep(self._random.uniform(_MIN_WORK_S, _MAX_WORK_S) + faults.sync_delay_s)
+            syncs_before = self._disk.syncs
+            try:
+                return function(*arguments)
+            finally:
+                syncs = self._disk.syncs - syncs_before
+                if syncs > 1 and faults.sync_delay_s:
+                    await asyncio.sleep((syncs - 1) * faults.sync_delay_s)
 
 
 # --- ZooKeeper -----------------------------------------------------------------------------------------------
@@ -146,6 +206,8 @@ class ProcessZooKeeper:
         self._process.check()
         session = await self._server.connect(servers, session_timeout_ms, connect_timeout_ms, owner=self._process.name)
         self._process.on_kill(session.sever)
+        self._process.on_pause(session.pause)
+        self._process.on_resume(session.go_on)
         return ProcessSession(session, self._process)
 
 

@@ -10,6 +10,14 @@ enter the lower one in the order in which ZooKeeper sends them (the events of a 
 connection that is cut loses exactly what was still inside a pipe, as with TCP. Latency is a function that the
 owner hands in; time is the event loop's own, so the simulator's virtual loop makes it virtual.
 
+Faults are the server's (`stop`, `start`), those of the way to one host (`cut`, `uncut`, `lose_connections`), and
+sessions that it ends (`expire`). They name hosts: the owner of a session is a process, whose name begins with its
+host's. A session that has lost its connection in one of these ways connects again by itself, as kazoo's client does:
+now and then it tries, and either goes on or learns that it has expired. Meanwhile a call waits or fails, both of which
+the World allows. Of the requests that were on their way some have got there, up to one, and their replies are lost.
+What a client does by itself runs in the context in which it connected, so that nothing of it happens while its process
+is paused, or after it was killed; what is the server's runs in nobody's.
+
 What is kept from the real one: data versions, czxid and mzxid, ephemeral and sequential nodes, `multi` as one
 transaction, one-shot watches with the server's rules for which write fires which, watches forgotten with the
 connection, the limit on a request's size, a session that outlives its connection for its timeout. What is
@@ -25,8 +33,9 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import Context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Generic, TypeVar
 
 from protocol.world import (
@@ -49,11 +58,16 @@ from protocol.world import (
     WatchKind,
     ZooKeeperError,
 )
+from tests.simulation.loop import VirtualLoop
 
 T = TypeVar("T")
 
 MAX_REQUEST_BYTES = 0xFFFFF
 """The server's `jute.maxbuffer`. It closes the connection of who sends more, so no session sends it."""
+
+MIN_RECONNECT_S = 0.01
+MAX_RECONNECT_S = 0.2
+"""How long a client waits before it tries to connect again."""
 
 _FIRST_SESSION_ID = 0x1000
 _ROOT = "/"
@@ -88,8 +102,9 @@ class VirtualZooKeeper:
     out. `after` is not called for what was refused. A hook may write, cut, or expire as it likes.
     """
 
-    def __init__(self, latency_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, latency_s: Callable[[], float] = lambda: 0.0, random: Random | None = None) -> None:
         self._latency_s = latency_s
+        self.random = random or Random(0)
         self._nodes: dict[str, _Node] = {_ROOT: _Node(b"", 0, 0)}
         self._zxid = 0
         self._data_watches: _WatchTable = {}
@@ -100,6 +115,8 @@ class VirtualZooKeeper:
         """Every session ever opened, in order."""
         self.reachable = True
         """False: nobody can connect, as with a server that is down. Sessions that exist are not touched."""
+        self.running = True
+        self._cut_hosts: set[str] = set()
         self.before: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
         self.after: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
 
@@ -108,10 +125,13 @@ class VirtualZooKeeper:
     ) -> VirtualSession:
         """A new session. `owner` names the process that holds it, for the test that wants to find it again."""
         hosts, slash, path = servers.partition("/")
-        await asyncio.sleep(2 * self._latency_s())
-        if not self.reachable:
-            await asyncio.sleep(connect_timeout_ms / 1000)
-            raise ConnectionLoss(f"no ZooKeeper answers at {hosts} within {connect_timeout_ms} ms")
+        try:
+            async with asyncio.timeout(connect_timeout_ms / 1000):
+                await asyncio.sleep(2 * self._latency_s())
+                while not self.answers(owner):
+                    await asyncio.sleep(self.reconnect_delay_s())
+        except TimeoutError:
+            raise ConnectionLoss(f"no ZooKeeper answers at {hosts} within {connect_timeout_ms} ms") from None
         chroot = slash + path.rstrip("/") if path else ""
         if chroot:
             self.make(chroot)
@@ -120,6 +140,66 @@ class VirtualZooKeeper:
         self._live[session.session_id] = session
         self.sessions.append(session)
         return session
+
+    # -- faults --
+
+    def cut(self, owner_host: str) -> None:
+        """The processes of that host do not reach the server, until `uncut`."""
+        self._record(f"cut {owner_host}")
+        self._cut_hosts.add(owner_host)
+        self._lose_connections(owner_host)
+
+    def uncut(self, owner_host: str) -> None:
+        self._record(f"uncut {owner_host}")
+        self._cut_hosts.discard(owner_host)
+
+    def lose_connections(self, owner_host: str) -> None:
+        """The connections of that host break, and can be made again at once."""
+        self._record(f"connections of {owner_host} lost")
+        self._lose_connections(owner_host)
+
+    def expire(self, owner_host: str) -> None:
+        """End the sessions of that host. Their clients learn it when they have connected again."""
+        self._record(f"sessions of {owner_host} expire")
+        for session in self._sessions_of(owner_host):
+            self.end(session)
+            session.lose_connection()
+
+    def stop(self) -> None:
+        """The server is down for everybody. It forgets nothing, and no session ends meanwhile."""
+        self._record("stop")
+        self.running = False
+        for session in list(self._live.values()):
+            session.lose_connection()
+            session.stop_expiry()
+
+    def start(self) -> None:
+        """The server is back, and gives every session its whole timeout to come back, too."""
+        if self.running:
+            return
+        self._record("start")
+        self.running = True
+        for session in self._live.values():
+            session.expire_later()
+
+    def _lose_connections(self, owner_host: str) -> None:
+        for session in self._sessions_of(owner_host):
+            session.lose_connection()
+
+    def _sessions_of(self, host: str) -> list[VirtualSession]:
+        return [session for session in self._live.values() if _host_of(session.owner) == host]
+
+    def _record(self, what: str) -> None:
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, VirtualLoop):
+            loop.record(f"ZooKeeper: {what}")
+
+    def answers(self, owner: str) -> bool:
+        """A process of that name can connect."""
+        return self.running and self.reachable and _host_of(owner) not in self._cut_hosts
+
+    def reconnect_delay_s(self) -> float:
+        return self.random.uniform(MIN_RECONNECT_S, MAX_RECONNECT_S)
 
     # -- for tests: what somebody with zkCli would do, at once --
 
@@ -327,6 +407,11 @@ class VirtualZooKeeper:
             self._transact(None, [Delete(path) for path in owned])
 
 
+def _host_of(owner: str) -> str:
+    """The host of a process: see `tests.simulation.world.Host.start_process`."""
+    return owner.partition("#")[0]
+
+
 class _Pipe(Generic[T]):
     """Delivers in the order of `put`, each item after a latency of its own; `cut` loses what is inside."""
 
@@ -335,7 +420,7 @@ class _Pipe(Generic[T]):
         self._latency_s = latency_s
         self._items: deque[T] = deque()
         self._last_arrival = 0.0
-        self._generation = 0
+        self.generation = 0
 
     def put(self, item: T) -> None:
         loop = asyncio.get_running_loop()
@@ -344,19 +429,22 @@ class _Pipe(Generic[T]):
         self._last_arrival = arrival
         # In nobody's context: what is in the pipe is no business of the process that caused it, which may be killed.
         if arrival <= loop.time():
-            loop.call_soon(self._arrive, self._generation, context=Context())
+            loop.call_soon(self._arrive, self.generation, context=Context())
         else:
-            loop.call_at(arrival, self._arrive, self._generation, context=Context())
+            loop.call_at(arrival, self._arrive, self.generation, context=Context())
 
     def _arrive(self, generation: int) -> None:
         # Timers of the same moment may come in any order, so it is always the oldest item that is delivered.
-        if generation == self._generation:
+        if generation == self.generation:
             self._deliver(self._items.popleft())
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     def cut(self) -> list[T]:
         lost = list(self._items)
         self._items.clear()
-        self._generation += 1
+        self.generation += 1
         self._last_arrival = 0.0
         return lost
 
@@ -371,8 +459,9 @@ class VirtualSession:
     """One session: `protocol.world.ZooKeeperSession`, and hooks to harm it.
 
     `suspend` cuts the connection (the server gives the session its timeout from then on), `resume` connects
-    again, `expire` ends it at once on the server, `sever` is for a process that was killed: the server waits
-    for the timeout, and nobody is told anything.
+    again, `expire` ends it at once on the server, `lose_connection` is a `suspend` after which the client tries to
+    `resume` by itself. `sever` is for a process that was killed: the server waits for the timeout, and nobody is told
+    anything. So it does after `pause`: the client does not ping any more, and learns what has happened after `go_on`.
     """
 
     def __init__(
@@ -388,6 +477,7 @@ class VirtualSession:
         self._session_id = session_id
         self._chroot = chroot
         self._timeout_s = session_timeout_ms / 1000
+        self._latency_s = latency_s
         self.owner = owner
         self._state = SessionState.CONNECTED
         self._listeners: list[Callable[[SessionState], None]] = []
@@ -395,8 +485,16 @@ class VirtualSession:
         self._down: _Pipe[Callable[[], None]] = _Pipe(lambda deliver: deliver(), latency_s)
         self._pending: dict[_Request, None] = {}
         self._expiry: asyncio.TimerHandle | None = None
+        self._waiting: list[_Request] = []
+        """Called while the connection was lost: to be sent when there is one again."""
+        self._is_connected = True
+        """As the server sees it; `_state` is what the client knows."""
+        self._reconnects = False
+        """The client tries to connect again."""
+        self._paused = False
         self._severed = False
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
 
     def __repr__(self) -> str:
         return f"VirtualSession({self._session_id:#x} {self.owner} {self._state.value})"
@@ -474,8 +572,7 @@ class VirtualSession:
                 await self._call(lambda: self._server.end(self))
         self._state = SessionState.EXPIRED
         self._fail_pending(SessionExpired(f"session {self._session_id:#x} was closed"))
-        self._up.cut()
-        self._down.cut()
+        self._disconnect(0)
 
     def _full(self, path: str) -> str:
         if not path.startswith("/") or (path != _ROOT and path.endswith("/")) or "//" in path:
@@ -492,24 +589,32 @@ class VirtualSession:
             raise ZooKeeperError(f"a request of {data_bytes} bytes is more than ZooKeeper takes: split it")
         if self._state is SessionState.EXPIRED:
             raise SessionExpired(f"session {self._session_id:#x} is over")
-        if self._state is SessionState.SUSPENDED:
-            raise ConnectionLoss(f"session {self._session_id:#x} is not connected")
         request = _Request(carry_out, asyncio.get_running_loop().create_future())
-        self._pending[request] = None
-        self._up.put(request)
+        if self._state is SessionState.SUSPENDED:
+            if not self._reconnects or self._server.random.random() < 0.5:
+                raise ConnectionLoss(f"session {self._session_id:#x} is not connected")
+            self._waiting.append(request)
+        else:
+            self._send(request)
         result: T = await request.future
         return result
+
+    def _send(self, request: _Request) -> None:
+        self._pending[request] = None
+        if self._is_connected:  # otherwise nobody knows yet that it is sent in vain
+            self._up.put(request)
 
     def _arrived(self, request: _Request) -> None:
         if not self._server.knows(self):
             return
+        connection = self._up.generation
         result: Any = None
         failure: ZooKeeperError | None = None
         try:
             result = request.carry_out()
         except ZooKeeperError as error:
             failure = error
-        if request in self._pending:  # unless a hook cut the connection in the meantime: then the reply is lost
+        if connection == self._up.generation:  # unless a hook cut the connection: then the reply is lost
             self._down.put(lambda: self._answer(request, result, failure))
 
     def _answer(self, request: _Request, result: object, failure: ZooKeeperError | None) -> None:
@@ -530,59 +635,122 @@ class VirtualSession:
 
     def suspend(self, *, requests_arrive: bool = False) -> None:
         """Cut the connection. What was on its way is lost; with `requests_arrive`, only replies are."""
-        if self._state is not SessionState.CONNECTED:
+        if self._is_connected and self._state is SessionState.CONNECTED:
+            self._break(len(self._up) if requests_arrive else 0)
+
+    def lose_connection(self) -> None:
+        """Cut the connection; some of what was on its way arrives, and the client will connect again."""
+        if self._severed or self._state is SessionState.EXPIRED:
             return
-        lost = self._up.cut()
-        self._down.cut()
-        self._server.forget_watches(self)
-        self._change(SessionState.SUSPENDED)
-        self._fail_pending(ConnectionLoss(f"session {self._session_id:#x} lost its connection"))
-        if requests_arrive:
-            for request in lost:
-                with contextlib.suppress(ZooKeeperError):  # a refusal is lost as any other reply
-                    request.carry_out()
-            self._server.forget_watches(self)
-        if self._server.knows(self):
-            self._expire_later()
+        if self._is_connected:
+            self._reconnects = True
+            self._break(self._server.random.randint(0, len(self._up)))
+        elif not self._reconnects:
+            self._reconnects = True
+            self._reconnect_later()
 
     def resume(self) -> None:
         """Connect again: to the same session, or to the news that it has expired."""
         if self._state is not SessionState.SUSPENDED or self._severed:
             return
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        self._reconnects = False
         if self._server.knows(self):
+            self.stop_expiry()
+            self._is_connected = True
             self._change(SessionState.CONNECTED)
+            waiting, self._waiting = self._waiting, []
+            for request in waiting:
+                self._send(request)
         else:
-            self._change(SessionState.EXPIRED)
+            self._end()
 
     def expire(self) -> None:
         """End the session on the server now. A connected client learns it now, another when it resumes."""
         self._server.end(self)
-        if self._state is SessionState.CONNECTED:
-            self._up.cut()
-            self._down.cut()
-            self._change(SessionState.EXPIRED)
-            self._fail_pending(SessionExpired(f"session {self._session_id:#x} has expired"))
+        if self._state is SessionState.CONNECTED and not self._paused:
+            self._disconnect(0)
+            self._end()
 
     def sever(self) -> None:
         """The process is gone: the server learns nothing and ends the session after its timeout."""
         if self._severed:
             return
         self._severed = True
-        self._up.cut()
-        self._down.cut()
+        self._disconnect(0)
         self._listeners.clear()
         self._pending.clear()
-        self._server.forget_watches(self)
+        self._waiting.clear()
         self._state = SessionState.SUSPENDED
-        if self._expiry is None and self._server.knows(self):
-            self._expire_later()
 
-    def _expire_later(self) -> None:
+    def pause(self) -> None:
+        """The client's process is stopped, and so its pings are. What it has sent still gets there."""
+        self._paused = True
+        if self._is_connected:
+            self.expire_later()
+
+    def go_on(self) -> None:
+        self._paused = False
+        if self._is_connected and self._server.knows(self):
+            self.stop_expiry()
+        elif self._state is SessionState.CONNECTED:
+            self._reconnects = True
+            self._disconnect(0)
+            # Not at once: by then a process that has long been dead for all others has done this and that.
+            self._loop.call_later(self._latency_s(), self._learn_of_loss, context=self._context)
+
+    def _break(self, requests_arrive: int) -> None:
+        """The connection ends, when so many more of the requests on their way have arrived."""
+        if self._paused:
+            self._disconnect(requests_arrive)
+        else:
+            self._disconnect(requests_arrive)
+            self._learn_of_loss()
+
+    def _disconnect(self, requests_arrive: int) -> None:
+        """The server's side."""
+        self._is_connected = False
+        lost = self._up.cut()
+        self._down.cut()
+        for request in lost[: requests_arrive if self._server.knows(self) else 0]:
+            with contextlib.suppress(ZooKeeperError):  # a refusal is lost as any other reply
+                request.carry_out()
+        self._server.forget_watches(self)
+        self.expire_later()
+
+    def _learn_of_loss(self) -> None:
+        """The client's side."""
+        if self._state is not SessionState.CONNECTED:
+            return
+        self._change(SessionState.SUSPENDED)
+        self._fail_pending(ConnectionLoss(f"session {self._session_id:#x} lost its connection"))
+        if self._reconnects:
+            self._reconnect_later()
+
+    def _reconnect_later(self) -> None:
+        self._loop.call_later(self._server.reconnect_delay_s(), self._try_to_reconnect, context=self._context)
+
+    def _try_to_reconnect(self) -> None:
+        if self._state is not SessionState.SUSPENDED or not self._reconnects:
+            return
+        if self._server.answers(self.owner):
+            self.resume()
+        else:
+            self._reconnect_later()
+
+    def _end(self) -> None:
+        self._change(SessionState.EXPIRED)
+        self._fail_pending(SessionExpired(f"session {self._session_id:#x} has expired"))
+
+    def expire_later(self) -> None:
+        """The server ends the session after its timeout, unless it hears from the client."""
         # In nobody's context, as in the pipes: it is the server that ends the session.
-        self._expiry = self._loop.call_later(self._timeout_s, self._server.end, self, context=Context())
+        if self._expiry is None and self._server.running and self._server.knows(self):
+            self._expiry = self._loop.call_later(self._timeout_s, self._server.end, self, context=Context())
+
+    def stop_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
 
     def _change(self, state: SessionState) -> None:
         self._state = state
@@ -590,7 +758,8 @@ class VirtualSession:
             listener(state)
 
     def _fail_pending(self, failure: ZooKeeperError) -> None:
-        pending, self._pending = self._pending, {}
+        pending, self._pending = self._pending | dict.fromkeys(self._waiting), {}
+        self._waiting.clear()
         for request in pending:
             if not request.future.done():
                 request.future.set_exception(failure)
