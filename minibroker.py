@@ -89,6 +89,7 @@ def application() -> typer.Typer:
 
     import client.cli.commands
     import deploy.cli
+    import spark_jobs.cli
 
     app = typer.Typer(
         name="minibroker",
@@ -97,8 +98,12 @@ def application() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    deploy.cli.mount(app)
-    client.cli.commands.mount(app)
+    # A group that two packages fill: what needs brokers to talk to is the client's, what kills them the launcher's.
+    bench = typer.Typer(help="Measure a cluster.", no_args_is_help=True)
+    deploy.cli.mount(app, bench)
+    client.cli.commands.mount(app, bench)
+    app.add_typer(bench, name="bench")
+    spark_jobs.cli.mount(app)
     return app
 
 

@@ -31,6 +31,7 @@ from client.cli.output import (
 from client.settings import parse_bootstrap
 from deploy import demo as demo_story
 from deploy import status_screen
+from deploy.bench import failover
 from deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets
 from deploy.errors import LaunchError
 from deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
@@ -47,10 +48,11 @@ WhoArgument = Annotated[
 ]
 
 
-def mount(app: typer.Typer) -> None:
-    """Add the commands to the application."""
+def mount(app: typer.Typer, bench: typer.Typer) -> None:
+    """Add the commands to the application, and the one that measures to its group `bench`."""
     for command in (up, down, status, logs, kill, pause, resume, start, stop, demo):
         app.command()(command)
+    bench.command()(failover)
 
 
 def up(

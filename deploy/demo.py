@@ -14,17 +14,16 @@ import shutil
 import sysconfig
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from client.admin import Admin
 from deploy.cluster_view import ClusterView
-from deploy.errors import LaunchTimedOut
 from deploy.local_cluster import LocalCluster
 from deploy.ports import free_ports
-from deploy.trial import Trial, Verdict, longest_gap
+from deploy.trial import PATIENCE_S, Trial, Verdict, longest_gap, patience
 from deploy.who import BrokerId
 from protocol.model import TopicPartition
 
@@ -38,7 +37,6 @@ _WARM_UP_RECORDS = 3_000
 """Acknowledged on every partition before something is killed."""
 _RECOVERED_RECORDS = 200
 """Acknowledged on every partition after a kill: then writes go on."""
-_PATIENCE_S = 60.0
 _POLL_INTERVAL_S = 0.02
 
 Tell = Callable[[str], None]
@@ -130,11 +128,11 @@ async def play(cluster: LocalCluster, records: int, tell: Tell) -> Outcome:
         kills = [await _kill_leader(cluster, trial, tell), await _kill_controller(cluster, trial, tell)]
         trial.records_per_second = _UNPACED
         is_told = True
-        async with _patience("the rest of the lines could not be sent"):
+        async with patience("the rest of the lines could not be sent"):
             while trial.sent < records:  # noqa: ASYNC110 (the sender has no event for this)
                 await asyncio.sleep(_POLL_INTERVAL_S)
     tell(f"{trial.sent:,} lines sent, {trial.acknowledged_count:,} acknowledged: reading all of them back")
-    async with _patience("the records could not be read back"):
+    async with patience("the records could not be read back"):
         verdict = await trial.verdict()
     return Outcome(verdict, kills, list(dict.fromkeys(trial.failures)))
 
@@ -173,7 +171,7 @@ async def _kill(
     tell(f"kill -9 broker {victim}, the {role}, after {trial.acknowledged_count:,} acknowledgements")
     killed_s = time.monotonic()
     await asyncio.to_thread(cluster.kill, BrokerId(victim))
-    async with _patience(f"nobody took over from broker {victim}"):
+    async with patience(f"nobody took over from broker {victim}"):
         while (successor := holder_in(await _view(cluster))) in (victim, None):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL_S)
     assert successor is not None
@@ -206,7 +204,7 @@ async def _view(cluster: LocalCluster) -> ClusterView:
 
 async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
     """The cluster once every broker is in it, it has a controller, and every replica of the topic is in its ISR."""
-    async with _patience(f"a broker is missing, or a replica of {topic} is not in its ISR,"):
+    async with patience(f"a broker is missing, or a replica of {topic} is not in its ISR,"):
         while True:
             view = await _view(cluster)
             states = [state for partition, state in view.partitions.items() if partition.topic == topic]
@@ -217,15 +215,5 @@ async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
 
 
 async def _acknowledged(trial: Trial, more: int) -> None:
-    async with _patience("writes did not go on"):
-        await trial.wait_for_acknowledgements(more, _PATIENCE_S)
-
-
-@contextlib.asynccontextmanager
-async def _patience(otherwise: str) -> AsyncIterator[None]:
-    """Raises LaunchTimedOut where the body takes too long."""
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            yield
-    except TimeoutError as error:
-        raise LaunchTimedOut(f"{otherwise} within {_PATIENCE_S:g} s") from error
+    async with patience("writes did not go on"):
+        await trial.wait_for_acknowledgements(more, PATIENCE_S)

@@ -22,8 +22,11 @@ from typing import NamedTuple
 from client.consumer import Consumer
 from client.delivery import Delivery
 from client.producer import Producer
+from deploy.errors import LaunchTimedOut
 from protocol.errors import MinibrokerError
 from protocol.model import TopicPartition
+
+PATIENCE_S = 60.0
 
 
 class Acknowledged(NamedTuple):
@@ -221,3 +224,13 @@ class Trial:
 
     def _is_intact(self, number: int, value: bytes | None) -> bool:
         return 0 <= number < self.sent and zlib.crc32(value or b"") == self._checksums[number]
+
+
+@asynccontextmanager
+async def patience(otherwise: str) -> AsyncIterator[None]:
+    """Raises LaunchTimedOut where the body takes too long for whoever waits for a cluster to mend."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield
+    except TimeoutError as error:
+        raise LaunchTimedOut(f"{otherwise} within {PATIENCE_S:g} s") from error

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from client.cli import bench, topics
+from client.cli import topics
+from client.cli.bench import consume as bench_consume
+from client.cli.bench import latency as bench_latency
+from client.cli.bench import produce as bench_produce
 from client.cli.consume import consume
 from client.cli.produce import produce
 
 
-def mount(app: typer.Typer) -> None:
-    """Add the commands to the application."""
+def mount(app: typer.Typer, bench: typer.Typer) -> None:
+    """Add the commands to the application, and those that measure to its group `bench`."""
     app.add_typer(topics.app, name="topics")
     app.command()(produce)
     app.command()(consume)
-    app.add_typer(bench.app, name="bench")
+    for command in (bench_produce.produce, bench_consume.consume, bench_latency.latency):
+        bench.command()(command)

@@ -1,12 +1,11 @@
-"""The network layer: small requests per second through real sockets, and control requests under a flood.
+"""The network layer: requests per second through real sockets.
 
     python tests/benchmarks/bench_network.py [--seconds 2]
 
 A client in a process of its own sends ApiVersions requests, `depth` of them at a time per connection, and counts
 the answers. It does so against two servers under uvloop: the broker's SocketServer with a handler that answers,
-and, as the baseline of the same run, a bare BufferedProtocol that cuts the frames and writes each one back. Then the
-same flood runs on the data plane while another client asks the control plane one request at a time: its median and
-99th percentile. Last, both servers take frames of 64 KiB.
+and, as the baseline of the same run, a bare BufferedProtocol that cuts the frames and writes each one back. Last, both
+servers take frames of 64 KiB. (For control requests under a flood of a whole broker see `bench_control_plane`.)
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -72,7 +71,7 @@ def serve_echo(ports: Ports) -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(Echo, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        ports.send((port, port))
+        ports.send(port)
         await asyncio.to_thread(ports.recv)
 
     uvloop.run(main())
@@ -82,32 +81,14 @@ def serve_broker(ports: Ports) -> None:
     async def main() -> None:
         world = RealWorld()
         server = SocketServer(world, NetworkSettings(), answer)
-        bound = await server.bind(
-            [("DATA", "127.0.0.1", 0, apis.Plane.DATA), ("CONTROL", "127.0.0.1", 0, apis.Plane.CONTROL)]
-        )
+        bound = await server.bind([("DATA", "127.0.0.1", 0, apis.Plane.DATA)])
         server.start()
-        ports.send((bound["DATA"], bound["CONTROL"]))
+        ports.send(bound["DATA"])
         await asyncio.to_thread(ports.recv)
         await server.close()
         world.close()
 
     uvloop.run(main())
-
-
-def receive_frames(connection: socket.socket, buffer: bytearray, count: int) -> None:
-    """Read until `count` frames have come. `buffer` keeps what came beyond."""
-    while count:
-        while count and len(buffer) >= 4:
-            (length,) = LENGTH.unpack_from(buffer)
-            if len(buffer) < 4 + length:
-                break
-            del buffer[: 4 + length]
-            count -= 1
-        if count:
-            received = connection.recv(1 << 18)
-            if not received:
-                raise ConnectionError("the server closed the connection")
-            buffer += received
 
 
 def answer_size(port: int, frame: bytes) -> int:
@@ -138,32 +119,12 @@ def flood(port: int, frame: bytes, connections: int, depth: int, seconds: float)
     return answers, elapsed
 
 
-def flood_process(results: Ports, *arguments: Any) -> None:
-    results.send(flood(*arguments))
-
-
-def round_trips_ms(port: int, frame: bytes, seconds: float) -> list[float]:
-    """Sorted times of single requests, one every millisecond or so."""
-    times = []
-    buffer = bytearray()
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            began = time.monotonic()
-            connection.sendall(frame)
-            receive_frames(connection, buffer, 1)
-            times.append((time.monotonic() - began) * 1_000)
-            time.sleep(0.001)
-    return sorted(times)
-
-
 class Server:
     def __init__(self, serve: Callable[[Ports], None]) -> None:
         self._ports, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,))
         self._process.start()
-        self.data_port, self.control_port = self._ports.recv()
+        self.port: int = self._ports.recv()
 
     def cpu_s(self) -> float:
         """Processor time that the server has used so far."""
@@ -201,7 +162,7 @@ def main() -> None:
             rates, costs = [], []
             for server in (echo, broker):
                 cpu_before = server.cpu_s()
-                answers, elapsed = flood(server.data_port, frame, connections, depth, seconds)
+                answers, elapsed = flood(server.port, frame, connections, depth, seconds)
                 rates.append(answers / elapsed)
                 costs.append((server.cpu_s() - cpu_before) / answers * 1e6)
             print(
@@ -209,19 +170,6 @@ def main() -> None:
                 f"broker {rates[1]:9,.0f}/s {costs[1]:5.1f} µs    ratio {rates[1] / rates[0]:.2f}",
                 flush=True,
             )
-        quiet = round_trips_ms(broker.control_port, small, seconds)
-        mine, theirs = multiprocessing.Pipe()
-        flooding = multiprocessing.get_context("spawn").Process(
-            target=flood_process, args=(theirs, broker.data_port, small, 16, 64, seconds + 1)
-        )
-        flooding.start()
-        time.sleep(0.5)
-        control = round_trips_ms(broker.control_port, small, seconds)
-        answers, elapsed = mine.recv()
-        flooding.join()
-        for name, times in (("idle", quiet), (f"{answers / elapsed:,.0f} data requests/s", control)):
-            median, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
-            print(f"control request, data plane: {name:28} median {median:.2f} ms, p99 {p99:.2f} ms")
     finally:
         echo.close()
         broker.close()

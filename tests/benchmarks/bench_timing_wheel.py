@@ -18,7 +18,7 @@ import heapq
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,25 +187,39 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="take the best of so many (default 3)")
     arguments = parser.parse_args()
     for count in (1_000, 100_000, 1_000_000) if arguments.million else (1_000, 100_000):
-        compare(count, arguments.repeat)
+        print(f"\n{f'{count:,} pending':28}   insert+cancel          insert+expire")
+        baseline: Result | None = None
+        for result in compare(count, arguments.repeat):
+            baseline = baseline or result
+            cells = [
+                f"{us:7.2f} us {us / base:5.2f}x"
+                for us, base in zip(result[1:], baseline[1:], strict=True)
+                if us is not None and base is not None
+            ]
+            print(f"  {result.name:26}  {'       '.join(cells)}", flush=True)
 
 
-def compare(count: int, repeat: int) -> None:
+class Result(NamedTuple):
+    """Microseconds per operation."""
+
+    name: str
+    insert_and_cancel_us: float
+    insert_and_expire_us: float | None
+
+
+def compare(count: int, repeat: int) -> Iterator[Result]:
+    """Of each contender with so many pending; the wheel is the first."""
     choose = random.Random(0)
     pending_ms = [choose.randint(1_000, LONGEST_TIMEOUT_MS) for _ in range(count)]
     cancelled_ms = [choose.randint(1_000, LONGEST_TIMEOUT_MS) for _ in range(CANCELS)]
-    measures: list[Callable[[Timeouts], Awaitable[float]]] = [
-        lambda timeouts: insert_and_cancel(timeouts, pending_ms, cancelled_ms),
-        lambda timeouts: insert_and_expire(timeouts, pending_ms),
-    ]
-    print(f"\n{f'{count:,} pending':28}   insert+cancel          insert+expire")
-    baseline_us: list[float] = []
     for name, create, new_loop in CONTENDERS:
-        possible = measures if new_loop is ManualLoop else measures[:1]
-        results_us = [best_of(repeat, create, new_loop, measure) for measure in possible]
-        baseline_us = baseline_us or results_us
-        cells = [f"{us:7.2f} us {us / base:5.2f}x" for us, base in zip(results_us, baseline_us, strict=False)]
-        print(f"  {name:26}  {'       '.join(cells)}", flush=True)
+        cancelled_us = best_of(
+            repeat, create, new_loop, lambda timeouts: insert_and_cancel(timeouts, pending_ms, cancelled_ms)
+        )
+        expired_us = None
+        if new_loop is ManualLoop:
+            expired_us = best_of(repeat, create, new_loop, lambda timeouts: insert_and_expire(timeouts, pending_ms))
+        yield Result(name, cancelled_us, expired_us)
 
 
 if __name__ == "__main__":

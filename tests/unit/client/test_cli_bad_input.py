@@ -36,6 +36,14 @@ NOBODY = ["--bootstrap", "127.0.0.1:1"]
         (["topics", "create", "orders", "--config", "retention.ms"], 2, "NAME=VALUE is expected"),
         (["topics", "list", *NOBODY], 1, "Connection refused"),
         (["bench", "produce", "--size", "7"], 2, "greater than or equal to 8"),
+        (["bench", "produce", "--partitions", "0"], 2, "greater than or equal to 1"),
+        (["bench", "produce", "a/b"], 2, "only a-z A-Z 0-9 . _ - are legal"),
+        (["bench", "consume", "--by", "bytes"], 2, "'batches', 'records'"),
+        (["bench", "latency", "--rate", "0"], 2, "greater than or equal to 1"),
+        (["bench", "latency", "--acks", "2"], 2, "'all', '1', '0'"),
+        (["bench", "latency", *NOBODY], 1, "Connection refused"),
+        (["bench", "failover", "--who", "broker"], 2, "'leader', 'controller', 'both', 'zookeeper', 'all'"),
+        (["bench", "failover", "--rounds", "0"], 2, "greater than or equal to 1"),
         (["kill", "Broker1"], 2, "a broker id, controller, leader:TOPIC-PARTITION, all or zookeeper"),
         (["kill", "leader:orders"], 2, "leader:orders-0"),
         (["up", "--brokers", "0"], 2, "greater than or equal to 1"),
@@ -56,7 +64,17 @@ def test_a_mistake_is_one_line_with_the_remedy_and_the_right_exit_code(
 
 
 @pytest.mark.parametrize(
-    "command", [["status"], ["down"], ["kill", "1"], ["start", "all"], ["logs", "1"], ["topics", "list"]]
+    "command",
+    [
+        ["status"],
+        ["down"],
+        ["kill", "1"],
+        ["start", "all"],
+        ["logs", "1"],
+        ["topics", "list"],
+        ["bench", "produce"],
+        ["bench", "failover"],
+    ],
 )
 def test_without_a_cluster_every_command_says_how_to_get_one(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

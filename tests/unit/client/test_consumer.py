@@ -394,6 +394,73 @@ def test_an_idle_partition_does_not_hold_up_a_busy_one_of_the_same_leader() -> N
     run(scenario, partitions=2)
 
 
+def partitions_asked(request: m.FetchRequest) -> list[int]:
+    return sorted(partition.partition for topic in request.topics for partition in topic.partitions)
+
+
+def test_a_busy_partition_is_asked_for_without_the_quiet_ones() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with Consumer(cluster.bootstrap, topics=["orders"], fetch_max_wait_ms=60_000) as consumer:
+            waiting = asyncio.ensure_future(take(consumer, 1))
+            await cluster.until(lambda: len(cluster.requests(FETCH)) == 1)
+            fill(cluster.log("orders", 1), 1)
+            cluster.notify()
+            await waiting
+            await cluster.until(lambda: len(cluster.requests(FETCH)) == 3)
+            for _ in range(3):
+                waiting = asyncio.ensure_future(take(consumer, 1))
+                before = len(cluster.requests(FETCH))
+                fill(cluster.log("orders", 1), 1)
+                cluster.notify()
+                await waiting
+                await cluster.until(lambda expected=before + 1: len(cluster.requests(FETCH)) == expected)  # type: ignore[misc]
+            asked = [partitions_asked(request) for request in cluster.requests(FETCH)]
+            assert sorted(asked[0]) == [0, 1, 2]
+            assert sorted(asked[1:3]) == [[0, 2], [1]]
+            assert asked[3:] == [[1]] * 3
+
+    run(scenario, partitions=3)
+
+
+def test_with_a_minimum_of_bytes_all_partitions_are_asked_for_together() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with Consumer(
+            cluster.bootstrap, topics=["orders"], fetch_min_bytes=100, fetch_max_wait_ms=60_000
+        ) as consumer:
+            waiting = asyncio.ensure_future(take(consumer, 20))
+            await cluster.until(lambda: len(cluster.requests(FETCH)) == 1)
+            fill(cluster.log("orders", 0), 10)
+            fill(cluster.log("orders", 2), 10)
+            cluster.notify()
+            await waiting
+            await cluster.until(lambda: len(cluster.requests(FETCH)) == 2)
+            requests = cluster.requests(FETCH)
+            assert [partitions_asked(request) for request in requests] == [[0, 1, 2]] * 2
+            assert [request.max_wait_ms for request in requests] == [60_000] * 2
+
+    run(scenario, partitions=3)
+
+
+def test_partitions_that_an_answer_had_no_room_for_come_first_in_the_next() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        for partition in range(4):
+            for _ in range(20):
+                cluster.log("orders", partition).append(encode_batch([b"x" * 1_000] * 10, base_timestamp=0))
+        async with Consumer(
+            cluster.bootstrap, topics=["orders"], max_partition_fetch_bytes=30_000, fetch_max_bytes=60_000
+        ) as consumer:
+            first: dict[int, int] = {}
+            number = 0
+            async for batch in consumer.batches():
+                first.setdefault(batch.partition, number)
+                number += 1
+                if number == 80:
+                    break
+            assert max(first.values()) < 20, "a partition waited until others had nothing left"
+
+    run(scenario, partitions=4)
+
+
 # --- failures ---
 
 

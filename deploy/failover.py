@@ -1,0 +1,200 @@
+"""Rounds of kills under load: how long writes stall each time, and whether anything acknowledged is lost.
+
+A topic of its own takes a record a millisecond on each of its partitions, with acks=all. In each round the victims are
+killed with SIGKILL. Where the cluster can still take writes, it must take some before the victims are started again;
+then every replica must be back in the ISR before the next round. In the end everything is read back and judged
+(`deploy.trial`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from random import SystemRandom
+from typing import NamedTuple
+
+from client.admin import Admin
+from client.cli.bench.report import percentile
+from client.cli.bench.values import Values
+from deploy.cluster_view import ClusterView
+from deploy.errors import LaunchError
+from deploy.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
+from deploy.processes import ProcessState
+from deploy.trial import PATIENCE_S, Gap, Trial, Verdict, longest_gap, patience
+from deploy.who import AllBrokers, BrokerId, ZooKeeperServer
+from protocol.model import TopicPartition
+
+PARTITIONS = 3
+MAX_REPLICAS = 3
+VALUE_BYTES = 100
+SENT_PER_PARTITION_AND_SECOND = 1_000
+
+_ACKNOWLEDGED_BETWEEN = 50
+"""On every partition, before a kill and after it."""
+_ACKNOWLEDGED_QUIETLY = 1_000
+"""On every partition, before the first kill: what the longest gap without one is taken from."""
+_POLL_INTERVAL_S = 0.05
+
+Tell = Callable[[str], None]
+"""Called with a line for each round."""
+
+
+class Victims(StrEnum):
+    LEADER = "leader"
+    CONTROLLER = "controller"
+    BOTH = "both"
+    ZOOKEEPER = "zookeeper"
+    ALL = "all"
+
+
+_WITHOUT_WRITES = (Victims.BOTH, Victims.ALL)
+"""Too many are dead then for min.insync.replicas."""
+
+
+class Round(NamedTuple):
+    killed: list[Member]
+    gap: Gap
+    """The longest time without an acknowledgement on any one partition."""
+    whole_after_s: float
+    """From the kill until every replica was in its ISR again."""
+
+
+class Outcome(NamedTuple):
+    topic: str
+    verdict: Verdict
+    failures: list[str]
+    """Why records were reported to the sender as failed, each reason once."""
+    quiet: Gap
+    """The longest gap of the second before the first kill: what this machine does to an acknowledgement anyway."""
+    rounds: list[Round]
+
+    def figures(self) -> dict[str, object]:
+        """What was lost, and the gaps in whole milliseconds."""
+        ordered = sorted(each.gap.seconds for each in self.rounds)
+        return {
+            **self.verdict._asdict(),
+            "quiet_gap_ms": round(self.quiet.seconds * 1_000),
+            "gap_median_ms": round(statistics.median(ordered) * 1_000),
+            "gap_p95_ms": round(percentile(ordered, 0.95) * 1_000),
+            "gap_max_ms": round(ordered[-1] * 1_000),
+        }
+
+
+def choose_victims(who: Victims, view: ClusterView, partition: TopicPartition, brokers: Sequence[int]) -> list[Member]:
+    """Who dies, of a cluster that is whole. `partition`: the one whose leader is meant."""
+    leader, controller = view.partitions[partition].leader_id, view.controller_id
+    assert controller is not None  # the cluster is whole
+    match who:
+        case Victims.LEADER:
+            return [leader]
+        case Victims.CONTROLLER:
+            return [controller]
+        case Victims.BOTH:
+            # Leadership does not move back by itself, so one broker may be both: then one more dies with it.
+            other = next(broker for broker in brokers if broker != controller)
+            return [controller, other if leader == controller else leader]
+        case Victims.ZOOKEEPER:
+            return [ZOOKEEPER]
+        case Victims.ALL:
+            return list(brokers)
+
+
+async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Tell) -> Outcome:
+    """Create a topic and do it. Raises MinibrokerError where the cluster does not take writes, or does not mend."""
+    brokers = [entry.id for entry in cluster.file().brokers]
+    if len(brokers) < 2 and who in (Victims.LEADER, Victims.CONTROLLER, Victims.BOTH):
+        raise LaunchError(
+            f"the cluster in {cluster.directory} has 1 broker, and at least 2 are needed for one to take over: "
+            "start one with `minibroker up --brokers 3` in another --data"
+        )
+    for member in [*brokers, *(cluster.resolve(ZooKeeperServer()) if who is Victims.ZOOKEEPER else [])]:
+        if cluster.state_of(member) is not ProcessState.RUNNING:
+            raise LaunchError(f"{name_of(member)} is not running: see `minibroker status`, and mend the cluster first")
+    topic = await _new_topic(cluster, min(MAX_REPLICAS, len(brokers)))
+    await _whole(cluster, topic)
+    rate = SENT_PER_PARTITION_AND_SECOND * PARTITIONS
+    trial = Trial(cluster.bootstrap(), topic, PARTITIONS, _values(), records_per_second=rate)
+    played: list[Round] = []
+    async with trial.sending():
+        await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
+        began_s = time.monotonic()
+        await _acknowledged(trial, _ACKNOWLEDGED_QUIETLY)
+        quiet = longest_gap(trial.acknowledged, began_s, time.monotonic())
+        for number in range(rounds):
+            played.append(await _play_one(cluster, who, trial, number))
+            gap = played[-1].gap
+            tell(f"{who} {number + 1}/{rounds}: writes stalled for {gap.seconds * 1_000:.0f} ms")
+    async with patience("the records could not be read back"):
+        verdict = await trial.verdict()
+    return Outcome(topic, verdict, list(dict.fromkeys(trial.failures)), quiet, played)
+
+
+def _values() -> Iterator[bytes]:
+    values, run = Values(), SystemRandom().getrandbits(32)
+    return (values.make(run, number, VALUE_BYTES) for number in itertools.count())
+
+
+async def _new_topic(cluster: LocalCluster, replication_factor: int) -> str:
+    async with Admin(cluster.bootstrap()) as admin:
+        existing = await admin.list_topics()
+        names = (f"bench-failover-{number}" for number in itertools.count(1))
+        topic = next(name for name in names if name not in existing)
+        await admin.create_topic(topic, partitions=PARTITIONS, replication_factor=replication_factor)
+        return topic
+
+
+async def _play_one(cluster: LocalCluster, who: Victims, trial: Trial, number: int) -> Round:
+    await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
+    brokers = [entry.id for entry in cluster.file().brokers]
+    partition = TopicPartition(trial.topic, number % PARTITIONS)
+    killed = choose_victims(who, await _whole(cluster, trial.topic), partition, brokers)
+    began_s = time.monotonic()
+    await asyncio.to_thread(_kill, cluster, who, killed)
+    if who not in _WITHOUT_WRITES:
+        await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
+    await asyncio.to_thread(_start, cluster, who)
+    await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
+    gap = longest_gap(trial.acknowledged, began_s, time.monotonic())
+    await _whole(cluster, trial.topic)
+    return Round(killed, gap, time.monotonic() - began_s)
+
+
+def _kill(cluster: LocalCluster, who: Victims, killed: Sequence[Member]) -> None:
+    if who is Victims.ALL:
+        cluster.kill(AllBrokers())
+        return
+    for member in killed:
+        cluster.kill(ZooKeeperServer() if isinstance(member, str) else BrokerId(member))
+
+
+def _start(cluster: LocalCluster, who: Victims) -> None:
+    cluster.start(ZooKeeperServer() if who is Victims.ZOOKEEPER else AllBrokers())
+
+
+async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
+    """The cluster once all brokers are in it, it has a controller, and every replica of the topic is in its ISR."""
+    brokers = [entry.id for entry in cluster.file().brokers]
+    async with patience(
+        f"a broker is missing, or a replica of {topic} is not in its ISR: see `minibroker status`, and start who is "
+        "missing with `minibroker start all`; it was not mended"
+    ):
+        while True:
+            view = await asyncio.to_thread(cluster.view)
+            states = [state for name, state in view.partitions.items() if name.topic == topic]
+            if (
+                len(states) == PARTITIONS
+                and sorted(view.brokers) == brokers
+                and view.controller_id is not None
+                and all(sorted(state.isr_nodes) == sorted(state.replica_nodes) for state in states)
+            ):
+                return view
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
+
+async def _acknowledged(trial: Trial, more: int) -> None:
+    async with patience("not every partition took writes: see `minibroker status`; it was not mended"):
+        await trial.wait_for_acknowledgements(more, PATIENCE_S)

@@ -1,0 +1,76 @@
+"""The command line as a user types it: every command is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deploy.local_cluster import LocalCluster
+
+PATIENCE_S = 60.0
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        assert self.code == 0, self
+        assert self.out.count("\n") == 1, self
+        return json.loads(self.out)
+
+
+def start(arguments: Sequence[str], directory: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """`minibroker ARGUMENTS`, as in a terminal whose working directory is `directory`."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "minibroker", *arguments],
+        cwd=directory,
+        stdin=options.pop("stdin", subprocess.DEVNULL),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def run(arguments: Sequence[str], directory: Path, stdin: bytes = b"") -> Ended:
+    process = start(arguments, directory, stdin=subprocess.PIPE)
+    try:
+        out, err = process.communicate(stdin, timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+class Shell:
+    """Commands on the cluster in `.minibroker` of a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cluster = LocalCluster(directory / ".minibroker")
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Ended:
+        return run(arguments, self.directory, stdin)
+
+    def ok(self, *arguments: str, stdin: bytes = b"") -> str:
+        """What a command that succeeds and has nothing to complain about prints."""
+        ended = self(*arguments, stdin=stdin)
+        assert (ended.code, ended.err) == (0, ""), ended
+        return ended.out
+
+    def refused(self, code: int, *arguments: str, stdin: bytes = b"") -> str:
+        """The one line that a command says which fails with this exit code."""
+        ended = self(*arguments, stdin=stdin)
+        assert ended.code == code, ended
+        assert ended.out == "", ended
+        assert ended.err.startswith("error: "), ended
+        assert ended.err.count("\n") == 1, ended
+        return ended.err
+
+    def status(self) -> Any:
+        return json.loads(self("status", "--format", "json").out)
