@@ -12,11 +12,13 @@ can take their orders; orders wait until the broker knows the epoch that its reg
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 import uvloop
 
@@ -54,6 +56,11 @@ logger = logging.getLogger("minibroker.broker")
 TIMELINE_FILE = "controller-timeline.jsonl"
 SESSION_RETRY_S = 0.05
 CONTROLLER_RETRY_S = 0.05
+
+LARGE_BLOCK_BYTES = 16 * 1024 * 1024
+YOUNG_OBJECTS = 10_000
+"""Python's default is 700."""
+LONG_COLLECTION_S = 0.005
 
 
 class Broker:
@@ -141,6 +148,7 @@ class Broker:
             session_timeout_ms=config.zookeeper_session_timeout_ms,
             connect_timeout_ms=config.zookeeper_connection_timeout_ms,
             broker_id=config.broker_id,
+            trusted_since=lambda: self._logs.trusted_since,
             rack=config.broker_rack,
         )
         await self._connect_to_zookeeper(registration)
@@ -194,13 +202,14 @@ class Broker:
                 num_partitions=config.num_partitions,
                 default_replication_factor=config.default_replication_factor,
                 unclean_leader_election=config.unclean_leader_election_enable,
+                min_insync_replicas=config.min_insync_replicas,
             ),
             config.broker_id,
             probe=detector.probe,
             validate_config=topic_config_problem,
             on_brokers_changed=self._brokers_changed,
             request_resign=lambda reason: leadership.resign(reason),
-            timeline_sink=self._timeline.write,
+            timeline_sink=self._record,
         )
         leadership = self._leadership = Leadership(
             world,
@@ -307,8 +316,19 @@ class Broker:
 
     def _registered(self, session: ZooKeeperSession, broker_epoch: int) -> None:
         assert self._leadership is not None
+        self._logs.registered(broker_epoch)  # before any order of this epoch is obeyed
         self._registered_again.set()
         self._leadership.attach(session)
+
+    def _record(self, entry: Mapping[str, object]) -> None:
+        """What the controller did. A disk that does not take it takes no records either; the controller goes on until
+        the broker stops for that."""
+        assert self._timeline is not None
+        if self._logs.failure is None:
+            try:
+                self._timeline.write(entry)
+            except OSError as error:
+                self._logs.fail(error, f"writing {TIMELINE_FILE}")
 
     def _log_directory_failed(self) -> None:
         failure = self._logs.failure
@@ -429,7 +449,38 @@ async def _run(config: BrokerConfig) -> None:
         world.close()
 
 
+def _keep_freed_memory() -> None:
+    """glibc gives blocks of 128 KiB and more back to the kernel when they are freed, and so the top of the heap: then
+    each large request or response is paid for by page faults, 64 KiB of them by half of their whole cost. It learns
+    that such blocks are common when the first of a size is freed, and then keeps up to twice as much. So free one of
+    the size of a large response. Rejected: mallopt by ctypes, the same by a longer way; other allocators ignore this.
+    """
+    bytearray(LARGE_BLOCK_BYTES)
+
+
+def _bound_pauses_of_the_collector() -> None:
+    """Python's collector holds the event loop while it looks at everything there is: 20 ms for a fresh broker, and 60
+    ms more for each thousand replicas. So what outlived a collection that took long is not looked at again: each looks
+    at what is new. References are still counted, and free nearly everything here; what this costs is the cyclic garbage
+    that such old objects may become. Collections of the young are made rarer, since most of what they look at is
+    requests on their way."""
+    began_s = 0.0
+
+    def after(phase: str, info: dict[str, int]) -> None:
+        nonlocal began_s
+        if phase == "start":
+            began_s = time.perf_counter()
+        elif info["generation"] == 2 and time.perf_counter() - began_s >= LONG_COLLECTION_S:
+            gc.freeze()
+
+    gc.callbacks.append(after)
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
+    gc.collect()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    _keep_freed_memory()
+    _bound_pauses_of_the_collector()
     logging.basicConfig(
         level=os.environ.get("MINIBROKER_LOG_LEVEL", "INFO"),
         stream=sys.stderr,

@@ -93,6 +93,9 @@ class MeasuredController(Protocol):
         """By the name of the event."""
         ...
 
+    @property
+    def unclean_elections(self) -> int: ...
+
 
 CONTROLLER_STATES = {
     "Startup": "controllerchange",
@@ -371,6 +374,12 @@ class BrokerMetrics(Collector):
             "kafka_controller_controllereventmanager_eventqueuesize",
             "Events that wait for the controller",
             controller.queued_events,
+        )
+        yield CounterMetricFamily(
+            "kafka_controller_controllerstats_uncleanleaderelections",
+            "Leaders elected that may lack acknowledged records: by the topic's setting, or for the longest log where "
+            "nobody's can be trusted",
+            controller.unclean_elections,
         )
         times = controller.event_times
         yield SummaryMetricFamily(

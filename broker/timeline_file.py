@@ -12,7 +12,7 @@ MAX_BYTES = 8 * 1024 * 1024
 class TimelineFile:
     """Appends to `path`; once it is full it becomes `path.1`, in place of the former one, and a new one begins.
 
-    A record for people: it is not synced, and a failure to write it is raised, like any of this disk.
+    A record for people: it is not synced. Raises OSError; what was written in part is written over by the next line.
     """
 
     def __init__(self, disk: Disk, path: str) -> None:

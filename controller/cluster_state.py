@@ -68,6 +68,24 @@ class ReplicaRecovered(NamedTuple):
         return f"replica {self.replica} has its log directory again"
 
 
+class LogEnd(NamedTuple):
+    """How a log ends: the leader epoch of its last record, and the next offset. The greater one is the longer log."""
+
+    last_epoch: int
+    log_end_offset: int
+
+
+class LogEndReported(NamedTuple):
+    """A replica has said how its log ends. It does not change while nobody leads in `leader_epoch`."""
+
+    replica: PartitionReplica
+    leader_epoch: int
+    end: LogEnd
+
+    def __str__(self) -> str:
+        return f"the log of {self.replica} ends at {self.end.log_end_offset}, in epoch {self.end.last_epoch}"
+
+
 class DeletionQueued(NamedTuple):
     topic: str
 
@@ -117,12 +135,24 @@ Change = (
     | TopicRemoved
     | ReplicaFailed
     | ReplicaRecovered
+    | LogEndReported
     | DeletionQueued
     | DeletionIneligible
     | DeletionAnnounced
     | DeletionHeard
     | DeletionResumed
 )
+
+
+# --- What is read from a topic's configuration -------------------------------------------------------------------
+
+
+class TopicSettings(NamedTuple):
+    """What decides about elections: the topic's own setting, or else the broker's in which the controller runs."""
+
+    unclean_leader_election: bool = False
+    min_insync_replicas: int | None = None
+    """None: by the number of replicas (`model.min_insync_replicas`)."""
 
 
 # --- What is read when office is taken ---------------------------------------------------------------------------
@@ -158,6 +188,8 @@ class ClusterState:
         self.partition_states: dict[TopicPartition, PartitionState] = {}
         self.replica_states: dict[PartitionReplica, ReplicaState] = {}
         self.failed_replicas: set[PartitionReplica] = set()
+        self._log_ends: dict[TopicPartition, dict[int, LogEndReported]] = {}
+        """Of partitions without a leader, by the broker, of its present run."""
         self.topics_to_delete: dict[str, None] = {}
         """Queued or under way, in the order of their arrival."""
         self.ineligible_topics: dict[str, str] = {}
@@ -204,6 +236,18 @@ class ClusterState:
     def live_replicas(self, partition: TopicPartition) -> tuple[int, ...]:
         """In the order of the assignment."""
         return tuple(b for b in self.assignments[partition] if self.is_live(partition, b))
+
+    def live_brokers_of(self, partition: TopicPartition) -> dict[int, Broker]:
+        """The brokers of `live_replicas`."""
+        return {b: self.live_brokers[b] for b in self.live_replicas(partition)}
+
+    def log_ends(self, partition: TopicPartition) -> dict[int, LogEnd]:
+        """How the logs end, of live brokers' replicas that have reported it since nobody leads."""
+        state = self.leadership.get(partition)
+        if state is None or state.leader != NO_LEADER:
+            return {}
+        reports = self._log_ends.get(partition, {})
+        return {b: report.end for b, report in reports.items() if report.leader_epoch == state.leader_epoch}
 
     def offline_replicas(self, partition: TopicPartition) -> tuple[int, ...]:
         return tuple(b for b in self.assignments[partition] if not self.is_live(partition, b))
@@ -255,6 +299,8 @@ class ClusterState:
         for partition, state in leadership.items():
             if partition in self.assignments:
                 self.leadership[partition] = state
+                if state.leader != NO_LEADER:
+                    self._log_ends.pop(partition, None)
 
     def apply(self, change: Change) -> None:
         match change:
@@ -264,6 +310,8 @@ class ClusterState:
                 self.live_brokers.pop(broker_id, None)
                 # A new run of the broker starts with the directories that it has then.
                 self.failed_replicas = {r for r in self.failed_replicas if r.broker_id != broker_id}
+                for reports in self._log_ends.values():
+                    reports.pop(broker_id, None)
                 for topic in self.unaware_brokers:
                     self.unaware_brokers[topic] -= {broker_id}
             case TopicAdded(topic, znode):
@@ -274,6 +322,8 @@ class ClusterState:
                 self.failed_replicas.add(replica)
             case ReplicaRecovered(replica):
                 self.failed_replicas.discard(replica)
+            case LogEndReported(replica):
+                self._log_ends.setdefault(replica.partition, {})[replica.broker_id] = change
             case DeletionQueued(topic):
                 self.topics_to_delete[topic] = None
             case DeletionIneligible(topic, reason):
@@ -306,6 +356,7 @@ class ClusterState:
                 self.failed_replicas.discard(replica)
             self.partition_states.pop(partition, None)
             self.leadership.pop(partition, None)
+            self._log_ends.pop(partition, None)
         self.topic_ids.pop(topic, None)
         self.topics_to_delete.pop(topic, None)
         self.ineligible_topics.pop(topic, None)

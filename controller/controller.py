@@ -81,6 +81,11 @@ class Controller:
         """By the name of the event, of all tenures in this broker."""
         return self.timeline.times
 
+    @property
+    def unclean_elections(self) -> int:
+        """Of leaders that may lack what was acknowledged, of all tenures in this broker."""
+        return self.timeline.unclean_elections
+
     # -- for Leadership --
 
     async def take_office(self, session: ZooKeeperSession, epoch: int, epoch_version: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from controller.cluster_state import LogEndReported
 from protocol.errors import ErrorCode
 from protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
 from protocol.model import TopicPartition
@@ -96,11 +97,13 @@ class IsrChange(Event):
 
 @dataclass(frozen=True)
 class LeaderAndIsrAnswered(Event):
-    """Raised by the outbox: a broker's answer. `errors` has every partition that was sent, also those with NONE."""
+    """Raised by the outbox: a broker's answer. `errors` has every partition that was sent, also those with NONE;
+    `log_ends` is of those that nobody leads."""
 
     broker_id: int
     broker_epoch: int
     errors: Mapping[TopicPartition, ErrorCode]
+    log_ends: tuple[LogEndReported, ...] = ()
 
     @property
     def cause(self) -> str:

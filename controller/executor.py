@@ -132,8 +132,9 @@ class Executor:
     async def execute(self, plan: Plan) -> Outcome:
         """Carry out the plan but for illegal moves (and what hangs on them) and conflicts."""
         self._timeline.add("notes", plan.notes)
+        alarms = {w.partition: w.alarm for w in plan.writes if isinstance(w, WriteState) and w.alarm}
         for note in plan.notes:
-            _log.warning("%s", note)
+            _log.log(logging.ERROR if note in alarms.values() else logging.WARNING, "%s", note)
         partition_moves, replica_moves, refused = self._check_moves(plan)
         writes = [w for w in plan.writes if not (isinstance(w, WriteState) and w.partition in refused)]
         written = await self._write(writes)  # C5: znodes first, then memory, then the outbox
@@ -142,6 +143,7 @@ class Executor:
         unwritten = frozenset(
             w.partition for w in plan.writes if isinstance(w, WriteState) and w.partition not in written.states
         )
+        self._timeline.unclean_elections += sum(1 for partition in alarms if partition in written.states)
         self._remember(plan, partition_moves, replica_moves, written, unwritten)
         self._send(plan, unwritten | refused)
         return Outcome(tuple(written.conflicts), frozenset(written.existing_topics))

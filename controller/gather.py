@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from controller.access import ControllerMoved, ZooKeeperAccess
+from controller.cluster_state import TopicSettings
 from protocol import znodes
 from protocol.model import Broker, LeaderAndIsr, TopicPartition
 from protocol.world import NodeExists, NoNode, Stat, Watcher
@@ -20,6 +21,7 @@ _Get = Callable[[], Awaitable[tuple[bytes, Stat]]]
 _List = Callable[[], Awaitable[list[str]]]
 
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 
 class Watchers(NamedTuple):
@@ -181,14 +183,20 @@ class Gather:
                 self._note(f"the settings of topic {topic} are ignored: {error}")
         return configs
 
-    async def unclean_topics(self, topics: Sequence[str], default: bool) -> frozenset[str]:
-        """Those of the topics that prefer a leader who lost records to none."""
+    async def topic_settings(self, topics: Sequence[str], default: TopicSettings) -> dict[str, TopicSettings]:
+        """What decides about elections. `default` is for what a topic does not set, or sets to nonsense."""
         configs = await self.configs(topics)
-        return frozenset(
-            topic
-            for topic in topics
-            if configs.get(topic, {}).get(UNCLEAN_LEADER_ELECTION, str(default)).strip().lower() == "true"
-        )
+        return {topic: self._topic_settings(topic, configs.get(topic, {}), default) for topic in topics}
+
+    def _topic_settings(self, topic: str, config: Mapping[str, str], default: TopicSettings) -> TopicSettings:
+        unclean = config.get(UNCLEAN_LEADER_ELECTION, str(default.unclean_leader_election)).strip().lower() == "true"
+        text = config.get(MIN_INSYNC_REPLICAS, "").strip()
+        if not text:
+            return TopicSettings(unclean, default.min_insync_replicas)
+        if not (text.isdecimal() and int(text) > 0):
+            self._note(f"topic {topic} has {MIN_INSYNC_REPLICAS}={text!r}, which is no number of replicas: mend it")
+            return TopicSettings(unclean, default.min_insync_replicas)
+        return TopicSettings(unclean, int(text))
 
     async def existing(self, paths: Sequence[str]) -> frozenset[str]:
         """Those of the nodes that are there."""

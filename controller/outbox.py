@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.background import stop_in_background
+from controller.cluster_state import LogEnd, LogEndReported
 from controller.events import Deposed, Event, LeaderAndIsrAnswered, StopReplicaAnswered, TopicDeletionsHeard
 from controller.requests import control_endpoint
+from controller.states.replica import PartitionReplica
 from protocol import messages as m
 from protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
 from protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
@@ -160,8 +162,11 @@ class Outbox:
                 self._post(TopicDeletionsHeard(self._epoch, broker.id, broker.epoch, request.deleted_topics))
         else:
             errors = {p: error or partition_errors.get(p, ErrorCode.NONE) for p in request.partitions}
-            answered = LeaderAndIsrAnswered if request.api is LEADER_AND_ISR else StopReplicaAnswered
-            self._post(answered(self._epoch, broker.id, broker.epoch, errors))
+            if request.api is LEADER_AND_ISR:
+                log_ends = _log_ends_in(answer, broker.id)
+                self._post(LeaderAndIsrAnswered(self._epoch, broker.id, broker.epoch, errors, log_ends))
+            else:
+                self._post(StopReplicaAnswered(self._epoch, broker.id, broker.epoch, errors))
 
 
 @dataclass(eq=False)
@@ -190,3 +195,17 @@ def _errors_in(answer: m.Message | ErrorCode) -> tuple[ErrorCode, dict[TopicPart
     return error_of(answer.error_code), {
         TopicPartition(e.topic_name, e.partition_index): error_of(e.error_code) for e in answer.partition_errors
     }
+
+
+def _log_ends_in(answer: m.Message | ErrorCode, broker_id: int) -> tuple[LogEndReported, ...]:
+    if not isinstance(answer, m.LeaderAndIsrResponse):
+        return ()
+    return tuple(
+        LogEndReported(
+            PartitionReplica(TopicPartition(e.topic_name, e.partition_index), broker_id),
+            e.leader_epoch,
+            LogEnd(e.last_epoch, e.log_end_offset),
+        )
+        for e in answer.partition_errors
+        if e.error_code == ErrorCode.NONE and e.log_end_offset >= 0
+    )

@@ -52,6 +52,8 @@ class WriteState(NamedTuple):
     state: LeaderAndIsr
     parent_exists: bool = False
     """Only for a creation: `/brokers/topics/T/partitions/P` is there already."""
+    alarm: str = ""
+    """One of the plan's notes, which says that records may be lost by this write. Empty: none can be."""
 
     @property
     def creates(self) -> bool:
@@ -59,11 +61,7 @@ class WriteState(NamedTuple):
 
     def __str__(self) -> str:
         expects = "no znode yet" if self.creates else f"version {self.state.partition_epoch}"
-        isr = _numbers(self.state.isr)
-        return (
-            f"write {self.partition}: leader {self.state.leader}, epoch {self.state.leader_epoch}, isr [{isr}]"
-            f" (over {expects})"
-        )
+        return f"write {self.partition}: {_described(self.state)} (over {expects})"
 
 
 class CreateTopic(NamedTuple):
@@ -138,6 +136,11 @@ class StopReplica(NamedTuple):
         return f"StopReplica to {self.replica.broker_id}: {self.replica.partition}{' (delete)' * self.delete}"
 
 
+def _described(state: LeaderAndIsr) -> str:
+    eligible = f", eligible [{_numbers(state.eligible)}]" if state.eligible else ""
+    return f"leader {state.leader}, epoch {state.leader_epoch}, isr [{_numbers(state.isr)}]{eligible}"
+
+
 def _numbers(numbers: Iterable[int]) -> str:
     return " ".join(str(number) for number in numbers)
 
@@ -172,7 +175,7 @@ class Plan:
         yield from (f"note: {note}" for note in self.notes)
         yield from map(str, self.changes)
         for partition, state in self.adopted.items():
-            yield f"adopt {partition}: leader {state.leader}, epoch {state.leader_epoch}, isr [{_numbers(state.isr)}]"
+            yield f"adopt {partition}: {_described(state)}"
         yield from map(str, self.partition_moves)
         yield from map(str, self.replica_moves)
         yield from map(str, self.writes)

@@ -133,8 +133,10 @@ class Registration:
         session_timeout_ms: int,
         connect_timeout_ms: int,
         broker_id: int,
+        trusted_since: Callable[[], int],
         rack: str | None = None,
     ) -> None:
+        """`trusted_since`, asked at each registration, is what it says of the broker's data: see `encode_broker`."""
         self._world = world
         self._servers = zookeeper_connect
         self._session_timeout_ms = session_timeout_ms
@@ -142,6 +144,7 @@ class Registration:
         self._broker_id = broker_id
         self._path = broker_path(broker_id)
         self._rack = rack
+        self._trusted_since = trusted_since
         self._endpoints: tuple[Endpoint, ...] = ()
 
         self._session: ZooKeeperSession | None = None
@@ -356,7 +359,7 @@ class Registration:
         patience_ends_s: float | None = None
         while True:
             self._news.clear()
-            node = encode_broker(self._endpoints, self._rack, self._world.clock.wall_ms())
+            node = encode_broker(self._endpoints, self._rack, self._world.clock.wall_ms(), self._trusted_since())
             try:
                 await session.create(self._path, node, ephemeral=True)
                 return

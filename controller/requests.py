@@ -19,6 +19,8 @@ MAX_BODY_BYTES = MAX_SMALL_REQUEST_BYTES * 3 // 4
 
 _PARTITION_BYTES = 40
 _REPLICA_BYTES = 5
+_MEMBER_BYTES = 14
+"""Of the ISR, or eligible: with its broker epoch."""
 _TOPIC_BYTES = 40
 
 
@@ -71,6 +73,9 @@ def _replica_state(
         current.partition_epoch,
         list(state.assignments[partition]),
         partition in new,
+        list(current.isr_epochs),
+        list(current.eligible),
+        list(current.eligible_epochs),
     )
 
 
@@ -160,8 +165,9 @@ def _parts(state: ClusterState, partitions: Sequence[TopicPartition]) -> Iterato
     for partition in partitions:
         replicas = len(state.assignments[partition])
         current = state.leadership.get(partition)
-        # The assignment, at most as many offline replicas, and the ISR.
-        cost = _PARTITION_BYTES + _REPLICA_BYTES * (2 * replicas + (len(current.isr) if current is not None else 0))
+        # The assignment, at most as many offline replicas, and who is on record as having everything.
+        on_record = len(current.isr) + len(current.eligible) if current is not None else 0
+        cost = _PARTITION_BYTES + _REPLICA_BYTES * 2 * replicas + _MEMBER_BYTES * on_record
         if partition.topic != topic:
             topic = partition.topic
             cost += _TOPIC_BYTES + len(topic)

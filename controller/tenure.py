@@ -20,9 +20,11 @@ from controller.cluster_state import (
     BrokerAdded,
     BrokerRemoved,
     ClusterState,
+    LogEndReported,
     ReplicaFailed,
     ReplicaRecovered,
     Snapshot,
+    TopicSettings,
     in_order,
 )
 from controller.decisions import brokers, deletion, isr_changes, topics
@@ -52,12 +54,13 @@ Probe = Callable[[Sequence[Broker]], Awaitable[Collection[int]]]
 
 @dataclass(frozen=True)
 class ControllerSettings:
-    """Kafka's `num.partitions`, `default.replication.factor`, `unclean.leader.election.enable` (which a topic may
-    override) and `controller.socket.timeout.ms`."""
+    """Kafka's `num.partitions`, `default.replication.factor`, `unclean.leader.election.enable` and
+    `min.insync.replicas` (which a topic may override) and `controller.socket.timeout.ms`."""
 
     num_partitions: int
     default_replication_factor: int
     unclean_leader_election: bool = False
+    min_insync_replicas: int | None = None
     socket_timeout_ms: int = 30_000
 
 
@@ -90,6 +93,7 @@ class Tenure:
         self.ended_because: str | None = None
         self._random = world.random
         self._settings = settings
+        self._defaults = TopicSettings(settings.unclean_leader_election, settings.min_insync_replicas)
         self._hooks = hooks
         self._timeline = timeline
         self._on_end = on_end
@@ -203,11 +207,11 @@ class Tenure:
     ) -> None:
         """Decided again for each partition that turns out to have another state than was known."""
         while True:
-            in_need = brokers.topics_in_need_of_an_unclean_election(self.state, partitions)
+            unsettled = brokers.topics_to_settle(self.state, partitions)
             plan = brokers.settle(
                 self.state,
                 partitions,
-                unclean_topics=await self._gather.unclean_topics(in_need, self._settings.unclean_leader_election),
+                settings=await self._gather.topic_settings(unsettled, self._defaults),
                 tell=tell,
                 announce=announce,
                 announce_brokers=announce_brokers,
@@ -324,13 +328,14 @@ class Tenure:
     async def _leader_and_isr_answered(self, event: events.LeaderAndIsrAnswered) -> None:
         if not self._is_alive(event.broker_id, event.broker_epoch):
             return
-        plan = brokers.replicas_answered(self.state, event.broker_id, event.errors)
+        plan = brokers.replicas_answered(self.state, event.broker_id, event.errors, event.log_ends)
         await self._execute(plan)
         touched = tuple(
             change.replica.partition for change in plan.changes if isinstance(change, ReplicaFailed | ReplicaRecovered)
         )
-        if touched:
-            await self._settle(touched, announce=touched)
+        reported = tuple(change.replica.partition for change in plan.changes if isinstance(change, LogEndReported))
+        if touched or reported:
+            await self._settle((*touched, *reported), announce=touched)
 
     async def _isrs_changed(self) -> None:
         notifications = await self._gather.isr_notifications()

@@ -49,6 +49,8 @@ class Timeline:
         self._queued_s = 0.0
         self.times: dict[str, EventTimes] = {}
         """By the name of the event, since the start of the broker."""
+        self.unclean_elections = 0
+        """Of leaders that may lack what was acknowledged, since the start of the broker."""
 
     def entries(self) -> list[Entry]:
         """The last ones, oldest first."""

@@ -22,6 +22,8 @@ TopicId = Annotated[str, Meta(max_length=22)]
 """URL-safe base64 of 16 random bytes, 22 characters (Kafka's Uuid); empty: not known, not checked."""
 
 Replicas = Annotated[list[Int32], Meta(max_length=1_000)]
+BrokerEpochs = Annotated[list[Int64], Meta(max_length=1_000)]
+"""One for each of some replicas, in their order; empty: not known."""
 
 MAX_TOPICS = 20_000
 MAX_PARTITIONS = 100_000
@@ -257,6 +259,10 @@ class LeaderAndIsrPartition(Message):
     replicas: Replicas
     is_new: bool = False
     """The replica was never there before: a log may be created for it."""
+    isr_epochs: BrokerEpochs = []
+    eligible: Replicas = []
+    eligible_epochs: BrokerEpochs = []
+    """These three as in `protocol.model.LeaderAndIsr`."""
 
 
 class LeaderAndIsrTopic(Message):
@@ -283,6 +289,11 @@ class PartitionError(Message):
     topic_name: Name
     partition_index: Int32
     error_code: Int16
+    leader_epoch: Int32 = -1
+    """This and what follows only from LeaderAndIsr, of a replica that has no leader: the leader epoch that it was told,
+    in which its log does not change, and how the log ends (the epoch of its last record, and the next offset)."""
+    last_epoch: Int32 = -1
+    log_end_offset: Int64 = -1
 
 
 class LeaderAndIsrResponse(Message):

@@ -1,5 +1,6 @@
 """The values that brokers, the controller and clients speak about. Frozen, comparable, printable."""
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -40,16 +41,31 @@ class Endpoint(NamedTuple):
 
 
 class Broker(msgspec.Struct, frozen=True):
-    """A registered broker. `epoch` is the czxid of its znode (KIP-380): it changes with every registration."""
+    """A registered broker. `epoch` is the czxid of its znode (KIP-380): it changes with every registration.
+
+    `trusted_since`: all that the broker wrote since it had that broker epoch is still on its disk (or in the memory of
+    its host). What it had in an earlier one may be gone. 0, as for a broker of Kafka's: nothing was ever lost.
+    """
 
     id: int
     epoch: int
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
+    trusted_since: int = 0
 
     def endpoint(self, listener: str) -> Endpoint | None:
         """The endpoint of that listener, or None where the broker has no such listener."""
         return next((e for e in self.endpoints if e.listener == listener), None)
+
+
+class Member(NamedTuple):
+    """A replica that had everything that was acknowledged, and the broker epoch in which it was known to have it.
+
+    NO_EPOCH: it is not known in which, as Kafka's state znodes do not say. Such a member is believed, as in Kafka.
+    """
+
+    broker_id: int
+    epoch: int
 
 
 class LeaderAndIsr(msgspec.Struct, frozen=True):
@@ -57,6 +73,9 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
 
     `partition_epoch` is the znode's data version; a write is conditional on it. `controller_epoch` is the
     epoch of the controller that wrote it last. `isr` is in the order of the assignment.
+
+    `eligible` are replicas outside of the ISR that have all that was acknowledged nevertheless (KIP-966's eligible
+    leader replicas). The epochs stand in the order of their replicas; none are there where none is known.
     """
 
     leader: int
@@ -64,6 +83,75 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
     isr: tuple[int, ...]
     controller_epoch: int
     partition_epoch: int
+    isr_epochs: tuple[int, ...] = ()
+    eligible: tuple[int, ...] = ()
+    eligible_epochs: tuple[int, ...] = ()
+
+    @property
+    def in_sync_members(self) -> tuple[Member, ...]:
+        return members(self.isr, self.isr_epochs)
+
+    @property
+    def eligible_members(self) -> tuple[Member, ...]:
+        return members(self.eligible, self.eligible_epochs)
+
+
+def members(broker_ids: Sequence[int], epochs: Sequence[int]) -> tuple[Member, ...]:
+    """Replicas with their epochs; with NO_EPOCH where there is not one epoch for each."""
+    known = epochs if len(epochs) == len(broker_ids) else [NO_EPOCH] * len(broker_ids)
+    return tuple(map(Member, broker_ids, known))
+
+
+def split(group: Iterable[Member]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The reverse of `members`."""
+    group = tuple(group)
+    epochs = tuple(member.epoch for member in group)
+    return tuple(member.broker_id for member in group), epochs if set(epochs) != {NO_EPOCH} else ()
+
+
+def leader_and_isr(
+    leader: int,
+    leader_epoch: int,
+    isr: Iterable[Member],
+    eligible: Iterable[Member],
+    controller_epoch: int,
+    partition_epoch: int,
+) -> LeaderAndIsr:
+    isr_ids, isr_epochs = split(isr)
+    eligible_ids, eligible_epochs = split(eligible)
+    return LeaderAndIsr(
+        leader, leader_epoch, isr_ids, controller_epoch, partition_epoch, isr_epochs, eligible_ids, eligible_epochs
+    )
+
+
+# --- min.insync.replicas -------------------------------------------------------------------------------------
+
+
+def min_insync_replicas(configured: int | None, replication_factor: int) -> int:
+    """How many replicas must be in sync for acks=all. `configured` is the topic's own setting, else the broker's; None:
+    2 for three or more replicas, else 1."""
+    return configured or (2 if replication_factor >= 3 else 1)
+
+
+def replicas_to_commit(configured: int | None, replication_factor: int) -> int:
+    """How many must be in sync for anything to be committed, that is, for the high watermark to move (KIP-966): as
+    above, but never more than there are."""
+    return min(min_insync_replicas(configured, replication_factor), replication_factor)
+
+
+def eligible_after(
+    eligible: Iterable[Member], leaving: Iterable[Member], isr: Iterable[int], to_commit: int
+) -> tuple[Member, ...]:
+    """Who is eligible beside `isr`, the ISR from now on, once `leaving` have left it (KIP-966).
+
+    With fewer than `to_commit` in sync nothing is committed, so whoever was in the ISR when it became too small goes on
+    having everything that was, and whoever was eligible already too. As soon as enough are in sync again, they commit
+    what only they are sure to have: then nobody else is eligible.
+    """
+    isr = tuple(isr)
+    if len(isr) >= to_commit:
+        return ()
+    return tuple({m.broker_id: m for m in (*eligible, *leaving) if m.broker_id not in isr}.values())
 
 
 def topic_name_problem(name: str) -> str | None:

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from protocol.errors import MinibrokerError
 from protocol.model import (
@@ -21,6 +22,9 @@ from protocol.model import (
     TopicPartition,
     topic_name_problem,
 )
+
+SINCE_THIS_REGISTRATION = -1
+"""A `trusted_since` that cannot be written yet: the broker epoch that the very znode gets by being created."""
 
 BROKERS = "/brokers"
 BROKER_IDS = "/brokers/ids"
@@ -108,9 +112,11 @@ class _BrokerJson(msgspec.Struct):
     port: int = -1
     version: int = 5
     rack: str | None = None
+    trusted_since: int = 0
 
 
-def encode_broker(endpoints: Sequence[Endpoint], rack: str | None, timestamp_ms: int) -> bytes:
+def encode_broker(endpoints: Sequence[Endpoint], rack: str | None, timestamp_ms: int, trusted_since: int = 0) -> bytes:
+    """`trusted_since`: as `Broker` has it, or SINCE_THIS_REGISTRATION."""
     plain = next((e for e in endpoints if e.listener == DEFAULT_LISTENER), None)
     return msgspec.json.encode(
         _BrokerJson(
@@ -120,6 +126,7 @@ def encode_broker(endpoints: Sequence[Endpoint], rack: str | None, timestamp_ms:
             port=plain.port if plain else -1,
             timestamp=str(timestamp_ms),
             rack=rack,
+            trusted_since=trusted_since,
         )
     )
 
@@ -135,7 +142,9 @@ def decode_broker(broker_id: int, data: bytes, epoch: int) -> Broker:
         if not (separator and colon and port.isdecimal() and int(port) < 65536):
             raise MalformedZnode(f"the znode {path} has an endpoint {text!r}: NAME://HOST:PORT is expected")
         endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), int(port)))
-    return Broker(broker_id, epoch, tuple(endpoints), node.rack)
+    # No broker can have written before it was registered: a higher one is of another ZooKeeper, and means this one.
+    trusted_since = epoch if node.trusted_since == SINCE_THIS_REGISTRATION else min(node.trusted_since, epoch)
+    return Broker(broker_id, epoch, tuple(endpoints), node.rack, trusted_since)
 
 
 # --- /brokers/topics/T ---------------------------------------------------------------------------------------
@@ -197,6 +206,9 @@ class _StateJson(msgspec.Struct):
     leader_epoch: int
     isr: list[int]
     version: int = 1
+    isr_epochs: list[int] | UnsetType = UNSET
+    eligible: list[int] | UnsetType = UNSET
+    eligible_epochs: list[int] | UnsetType = UNSET
 
 
 def encode_state(state: LeaderAndIsr) -> bytes:
@@ -206,14 +218,38 @@ def encode_state(state: LeaderAndIsr) -> bytes:
             leader=state.leader,
             leader_epoch=state.leader_epoch,
             isr=list(state.isr),
+            isr_epochs=list(state.isr_epochs) or UNSET,
+            eligible=list(state.eligible) or UNSET,
+            eligible_epochs=list(state.eligible_epochs) or UNSET,
         )
     )
 
 
 def decode_state(partition: TopicPartition, data: bytes, version: int) -> LeaderAndIsr:
     """`version` is the data version of the znode: the partition epoch."""
-    node: _StateJson = _decode(state_path(partition), data, _StateJson)
-    return LeaderAndIsr(node.leader, node.leader_epoch, tuple(node.isr), node.controller_epoch, version)
+    path = state_path(partition)
+    node: _StateJson = _decode(path, data, _StateJson)
+    isr_epochs, eligible, eligible_epochs = map(_given, (node.isr_epochs, node.eligible, node.eligible_epochs))
+    for name, replicas, epochs in (("isr", node.isr, isr_epochs), ("eligible", eligible, eligible_epochs)):
+        if epochs and len(epochs) != len(replicas):
+            raise MalformedZnode(
+                f"the znode {path} has {len(epochs)} {name}_epochs for {len(replicas)} replicas in {name}: give one "
+                f"for each, or leave {name}_epochs out to have them all believed"
+            )
+    return LeaderAndIsr(
+        node.leader,
+        node.leader_epoch,
+        tuple(node.isr),
+        node.controller_epoch,
+        version,
+        isr_epochs,
+        eligible,
+        eligible_epochs,
+    )
+
+
+def _given(numbers: list[int] | UnsetType) -> tuple[int, ...]:
+    return () if isinstance(numbers, UnsetType) else tuple(numbers)
 
 
 # --- /controller, /controller_epoch --------------------------------------------------------------------------

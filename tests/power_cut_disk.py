@@ -63,10 +63,12 @@ class PowerCutDisk:
         self.changes_left: int | None = None
         """After this many changes the machine is dead: every call raises EIO. None: it does not die."""
         self._root = _Directory()
+        self._boots = 1
 
     def power_cut(self, random: Random) -> None:
         """What is left after the next start."""
         self.changes_left = None
+        self._boots += 1
         self._root.cut(random)
 
     def check(self) -> None:
@@ -160,7 +162,7 @@ class PowerCutDisk:
         return MemoryLock()
 
     def boot_id(self) -> str:
-        return "boot"
+        return f"boot-{self._boots}"
 
     def _find(self, path: str) -> _Inode | _Directory:
         found: _Inode | _Directory = self._root

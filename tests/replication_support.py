@@ -60,10 +60,21 @@ def state(
     version: int | None = None,
     replicas: tuple[int, ...] = (1, 2, 3),
     index: int = 0,
+    isr_epochs: tuple[int, ...] = (),
+    eligible: Mapping[int, int] | None = None,
 ) -> LeaderAndIsrPartition:
-    """One partition of a LeaderAndIsr. The znode's version is the leader epoch unless given."""
+    """One partition of a LeaderAndIsr. The znode's version is the leader epoch unless given. `eligible` has epochs."""
     return LeaderAndIsrPartition(
-        index, 1, leader, epoch, list(isr), epoch if version is None else version, list(replicas)
+        index,
+        1,
+        leader,
+        epoch,
+        list(isr),
+        epoch if version is None else version,
+        list(replicas),
+        isr_epochs=list(isr_epochs),
+        eligible=list(eligible or {}),
+        eligible_epochs=list((eligible or {}).values()),
     )
 
 
@@ -168,7 +179,16 @@ class OneBroker:
     def znode(self, partition: TopicPartition, told: LeaderAndIsrPartition) -> None:
         path = znodes.state_path(partition)
         data = znodes.encode_state(
-            LeaderAndIsr(told.leader, told.leader_epoch, tuple(told.isr), told.controller_epoch, -1)
+            LeaderAndIsr(
+                told.leader,
+                told.leader_epoch,
+                tuple(told.isr),
+                told.controller_epoch,
+                -1,
+                tuple(told.isr_epochs),
+                tuple(told.eligible),
+                tuple(told.eligible_epochs),
+            )
         )
         while not self.zookeeper.has(path) or self.zookeeper.stat(path).version < told.partition_epoch:
             self.zookeeper.make(path, data)

@@ -40,11 +40,11 @@ async def handle_leader_and_isr(services: Services, request: Request) -> None:
     assert isinstance(body, LeaderAndIsrRequest)
     try:
         await _fence(services, body)
-        errors = await services.replicas.apply_leader_and_isr(body)  # C6
+        answers = await services.replicas.apply_leader_and_isr(body)  # C6
     except BrokerError as error:
         request.respond(LeaderAndIsrResponse(error.code, []))
         return
-    request.respond(LeaderAndIsrResponse(ErrorCode.NONE, errors))
+    request.respond(LeaderAndIsrResponse(ErrorCode.NONE, answers))
 
 
 async def handle_stop_replica(services: Services, request: Request) -> None:

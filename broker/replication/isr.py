@@ -10,11 +10,16 @@ A follower joins once it has caught up with the high watermark *and* with the of
 leader epoch began (KAFKA-7128: the high watermark of a new leader may be far behind what its predecessor had
 acknowledged), fetching under the broker epoch that the controller last announced as alive (KIP-903: a replica
 that was restarted empty must not join by the fetches of its former self).
+
+Below min.insync.replicas the high watermark stands still (KIP-966). So whoever leaves the ISR then goes on having all
+that was committed, and stays eligible as leader: the last one that is left is not the only one that has everything.
 """
 
 from collections.abc import Iterable, Mapping
 
 import msgspec
+
+from protocol.model import NO_EPOCH, LeaderAndIsr, Member, eligible_after, leader_and_isr
 
 
 class Follower(msgspec.Struct):
@@ -35,9 +40,14 @@ def record_fetch(
 ) -> None:
     """A follower asked for `fetch_offset`, so it has all before it (Kafka's Replica.updateFetchStateOrThrow).
 
+    What a former run of its broker asked for says nothing about the present one, which may have lost it: such a fetch,
+    if it comes late, is left out.
+
     It is caught up now if it has all there is, or it *was* at its previous fetch if it has all there was then: a
     follower under constant load is always one fetch behind, and is in sync nevertheless.
     """
+    if broker_epoch < follower.broker_epoch:
+        return
     if fetch_offset >= leader_end_offset:
         follower.last_caught_up_s = max(follower.last_caught_up_s, now_s)
     elif fetch_offset >= follower.last_fetch_leader_end_offset:
@@ -101,6 +111,24 @@ def lagging(
         if broker_id != leader
         and not is_caught_up(followers.get(broker_id, Follower()), leader_end_offset, now_s, lag_time_max_s)
     ]
+
+
+def proposal(
+    known: LeaderAndIsr, isr: Iterable[int], followers: Mapping[int, Follower], to_commit: int
+) -> LeaderAndIsr:
+    """The state to be written over `known`, so that `isr` are in sync. Members keep the broker epoch that is on record
+    for them; who joins has everything in the one that it fetches under. `to_commit`: `model.replicas_to_commit`."""
+    before = {member.broker_id: member for member in known.in_sync_members}
+    isr = tuple(isr)
+    joining = {b: Member(b, followers[b].broker_epoch if b in followers else NO_EPOCH) for b in isr if b not in before}
+    return leader_and_isr(
+        known.leader,
+        known.leader_epoch,
+        [before.get(b) or joining[b] for b in isr],
+        eligible_after(known.eligible_members, before.values(), isr, to_commit),
+        known.controller_epoch,
+        known.partition_epoch,
+    )
 
 
 def in_assignment_order(assignment: Iterable[int], members: Iterable[int]) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ from protocol.messages import (
     ProducePartitionResponse,
     StopReplicaRequest,
 )
-from protocol.model import NO_EPOCH, LeaderAndIsr, TopicPartition
+from protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
 from protocol.world import (
     BadVersion,
     ConnectionLoss,
@@ -326,8 +326,10 @@ class ReplicaManager:
         """Lead or follow as told, where the leader epoch is newer than what is held. The caller has checked the
         controller's and the broker's epoch, and lets no other control request in between.
 
-        What keeps one partition from it costs no other. Raises BrokerError(STALE_BROKER_EPOCH), with no role changed,
-        where this broker has registered again meanwhile: the controller tells it everything anew (KAFKA-9307).
+        What keeps one partition from it costs no other. Returns the errors, and of replicas that nobody leads how their
+        logs end: by that the controller chooses where nobody's data can be trusted. Raises
+        BrokerError(STALE_BROKER_EPOCH), with no role changed, where this broker has registered again meanwhile: the
+        controller tells it everything anew (KAFKA-9307).
         """
         errors: list[PartitionError] = []
         assigned: list[_Assigned] = []
@@ -367,6 +369,9 @@ class ReplicaManager:
                 topic_partition = entry.topic_partition
                 logger.error("%s cannot take on its role: %s", topic_partition, error)
                 errors.append(PartitionError(topic_partition.topic, topic_partition.partition, error.code))
+                continue
+            if entry.state.leader == NO_LEADER:
+                errors.append(_log_end(entry.partition))
         self._close_idle_fetchers()
         return errors
 
@@ -537,7 +542,7 @@ class ReplicaManager:
         logger.info("%s: proposing ISR %s for %s", partition.topic_partition, list(isr), list(partition.isr))
         if len(isr) < len(partition.isr):
             self.isr_shrinks += 1
-        else:
+        elif len(isr) > len(partition.isr):
             self.isr_expands += 1
         proposal = partition.propose_isr(isr)
         self._supervisor.start(self._write_isr(partition, proposal), f"ISR of {partition.topic_partition}")
@@ -581,6 +586,7 @@ class ReplicaManager:
                 await asyncio.sleep(ZOOKEEPER_TROUBLE_S)
         if moved:
             self._high_watermark_moved(partition)
+        self._produces.check_soon(partition.topic_partition)  # an ISR that is too small now is an answer too
         self._changed_isrs[partition.topic_partition] = None
         self._isr_changed.set()
         self._propose_isr(partition)
@@ -617,3 +623,11 @@ class ReplicaManager:
         marks = dict(self._high_watermarks)
         marks.update({tp: partition.high_watermark for tp, partition in self._partitions.items()})
         return marks
+
+
+def _log_end(partition: Partition) -> PartitionError:
+    """The answer for a replica that follows nobody."""
+    topic, index = partition.topic_partition
+    end = partition.log.log_end_offset
+    last_epoch = partition.log.epoch_at(end - 1)  # not the log's latest epoch, in which nothing may have been written
+    return PartitionError(topic, index, ErrorCode.NONE, partition.leader_epoch, last_epoch, end)

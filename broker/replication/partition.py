@@ -23,7 +23,7 @@ from protocol.messages import (
     FetchPartitionResponse,
     LeaderAndIsrPartition,
 )
-from protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
+from protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition, min_insync_replicas, replicas_to_commit
 from protocol.world import Clock
 
 CONSUMER = -1
@@ -65,8 +65,9 @@ class Traffic:
 
 
 class Partition:
-    """Guarantees: the high watermark never goes back within a leader epoch but by truncation; a request of another
-    leader epoch changes nothing; an acknowledged offset is below the high watermark of the maximal ISR.
+    """Guarantees: the high watermark never goes back within a leader epoch but by truncation, and stands still while
+    fewer than min.insync.replicas are in sync; a request of another leader epoch changes nothing; an acknowledged
+    offset is below the high watermark of the maximal ISR.
     """
 
     def __init__(
@@ -94,6 +95,10 @@ class Partition:
         self.assignment: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         """The committed ISR: what ZooKeeper is known to hold."""
+        self.isr_epochs: tuple[int, ...] = ()
+        self.eligible: tuple[int, ...] = ()
+        self.eligible_epochs: tuple[int, ...] = ()
+        """These three belong to the committed ISR, as in `LeaderAndIsr`."""
         self.proposed_isr: tuple[int, ...] | None = None
         """An ISR that was sent to ZooKeeper and whose outcome is not known yet."""
         self.partition_epoch = NO_EPOCH
@@ -140,7 +145,8 @@ class Partition:
         self.role = role
         self.leader_id = state.leader
         if state.leader_epoch > self.leader_epoch or state.partition_epoch > self.partition_epoch:
-            self.isr = tuple(state.isr)
+            self.isr, self.isr_epochs = tuple(state.isr), tuple(state.isr_epochs)
+            self.eligible, self.eligible_epochs = tuple(state.eligible), tuple(state.eligible_epochs)
             self.proposed_isr = None
             self.partition_epoch = state.partition_epoch
         self.leader_epoch = state.leader_epoch
@@ -154,9 +160,16 @@ class Partition:
         return self.role is Role.LEADER
 
     @property
+    def _configured_min_insync_replicas(self) -> int | None:
+        return self._topic_min_insync_replicas or self._settings.min_insync_replicas
+
+    @property
     def min_insync_replicas(self) -> int:
-        configured = self._topic_min_insync_replicas or self._settings.min_insync_replicas
-        return configured or (2 if len(self.assignment) >= 3 else 1)
+        return min_insync_replicas(self._configured_min_insync_replicas, len(self.assignment))
+
+    @property
+    def _replicas_to_commit(self) -> int:
+        return replicas_to_commit(self._configured_min_insync_replicas, len(self.assignment))
 
     def append(self, records: Buffer, *, required_acks: int, now_ms: int) -> AppendInfo:
         """Append as leader. Raises BrokerError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all), and what the
@@ -177,14 +190,15 @@ class Partition:
 
     def acknowledgement(self, required_offset: int, leading_since_epoch: int) -> ErrorCode | None:
         """Whether an append that ended at `required_offset` is settled: NONE once all in-sync replicas have it, an
-        error where it cannot be told any more, None while it is open (DelayedProduce's three endings)."""
+        error where it cannot be told any more, None while it is open (DelayedProduce's three endings).
+
+        With too few replicas in sync the high watermark stands still, so there is nothing to wait for: who sent it is
+        told at once, and tries again."""
         if not self.is_leader or self.leading_since_epoch != leading_since_epoch:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if self.high_watermark < required_offset:
-            return None
         if len(self.isr) < self.min_insync_replicas:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-        return ErrorCode.NONE
+        return ErrorCode.NONE if self.high_watermark >= required_offset else None
 
     # -- leader: high watermark and ISR --
 
@@ -193,8 +207,11 @@ class Partition:
         return set(self.isr).union(self.proposed_isr or ())
 
     def advance_high_watermark(self) -> bool:
-        """Move the high watermark to what all replicas that count have; True if it moved."""
-        if not self.is_leader:
+        """Move the high watermark to what all replicas that count have; True if it moved.
+
+        It stands still while the committed ISR is too small, and while others are on record as eligible: they have what
+        was committed before, and would lack what is committed now."""
+        if not self.is_leader or self.eligible or len(self.isr) < self._replicas_to_commit:
             return False
         reached = isr_rules.high_watermark(
             self.log.log_end_offset,
@@ -210,7 +227,9 @@ class Partition:
 
     def isr_to_propose(self) -> tuple[int, ...] | None:
         """The ISR that this leader would write now: without those that lag, with those that have caught up. None where
-        it is right as it is, or where a change is on its way already."""
+        it is right as it is, or where a change is on its way already. The same ISR again where others are eligible
+        beside it though it is large enough, as when the setting was changed: before they are not, nothing is committed.
+        """
         if not self.is_leader or self.proposed_isr is not None:
             return None
         out = isr_rules.lagging(
@@ -222,7 +241,8 @@ class Partition:
             self._settings.lag_time_max_s,
         )
         joining = [b for b in self.followers if b not in self.isr and self._may_join(b)]
-        if not out and not joining:
+        to_be_cleared = bool(self.eligible) and len(self.isr) >= self._replicas_to_commit
+        if not out and not joining and not to_be_cleared:
             return None
         members = [b for b in self.isr if b not in out] + joining
         return isr_rules.in_assignment_order(self.assignment, members)
@@ -235,16 +255,31 @@ class Partition:
         """From now on the high watermark waits for the members of `isr` too. Returns what to write; the write must be
         conditional on `partition_epoch`, the version of the znode that it replaces."""
         self.proposed_isr = isr
-        return LeaderAndIsr(self.leader_id, self.leader_epoch, isr, self.controller_epoch, self.partition_epoch)
+        return isr_rules.proposal(self._committed(), isr, self.followers, self._replicas_to_commit)
 
-    def isr_written(self, written: LeaderAndIsr, version: int) -> bool:
-        """ZooKeeper holds the proposed ISR at this version. True if the high watermark moved."""
-        if not self.is_pending(written):
-            return False
-        self.isr = written.isr
+    def _committed(self) -> LeaderAndIsr:
+        return LeaderAndIsr(
+            self.leader_id,
+            self.leader_epoch,
+            self.isr,
+            self.controller_epoch,
+            self.partition_epoch,
+            self.isr_epochs,
+            self.eligible,
+            self.eligible_epochs,
+        )
+
+    def _commit(self, state: LeaderAndIsr, version: int) -> bool:
+        """True if the high watermark moved."""
+        self.isr, self.isr_epochs = state.isr, state.isr_epochs
+        self.eligible, self.eligible_epochs = state.eligible, state.eligible_epochs
         self.proposed_isr = None
         self.partition_epoch = version
         return self.advance_high_watermark()
+
+    def isr_written(self, written: LeaderAndIsr, version: int) -> bool:
+        """ZooKeeper holds the proposed ISR at this version. True if the high watermark moved."""
+        return self.is_pending(written) and self._commit(written, version)
 
     def isr_conflict(self, proposed: LeaderAndIsr, actual: LeaderAndIsr) -> bool:
         """ZooKeeper refused: it holds `actual`. Adopted where it is of this leadership; otherwise somebody else leads
@@ -253,10 +288,7 @@ class Partition:
             return False
         if (actual.leader, actual.leader_epoch) != (self.leader_id, self.leader_epoch):
             return False
-        self.isr = actual.isr
-        self.proposed_isr = None
-        self.partition_epoch = actual.partition_epoch
-        return self.advance_high_watermark()
+        return self._commit(actual, actual.partition_epoch)
 
     def is_pending(self, proposal: LeaderAndIsr) -> bool:
         """The proposal's outcome still matters: nothing newer was told since."""

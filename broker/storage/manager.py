@@ -38,6 +38,7 @@ from broker.storage.checkpoints import (
     encode_meta_properties,
     encode_topic_id,
 )
+from broker.storage.continuity import CONTINUITY_FILE, DataContinuity
 from broker.storage.log import Log, LogConfig, LogDirectory
 from broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
 from protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -53,6 +54,7 @@ _OWN_FILES = (
     HIGH_WATERMARK_FILE,
     META_PROPERTIES_FILE,
     CLEAN_SHUTDOWN_FILE,
+    CONTINUITY_FILE,
     LOCK_FILE,
     "controller-timeline.jsonl",  # the broker's flight recorder, kept with its data
     "controller-timeline.jsonl.1",
@@ -106,6 +108,7 @@ class LogManager:
         self._recovery_points = self._directory.recovery_points
         self._log_start_offsets = self._directory.log_start_offsets
         self._high_watermarks = OffsetCheckpoint(self._disk, self._path(HIGH_WATERMARK_FILE))
+        self._continuity = DataContinuity(self._disk, log_dir)
         self._logs: dict[TopicPartition, Log] = {}
         self._partition_locks: dict[TopicPartition, asyncio.Lock] = {}
         self._lock: Lock | None = None
@@ -126,6 +129,8 @@ class LogManager:
             try:
                 self._check_owner(cluster_id)
                 self._read_clean_marker()
+                self._continuity.begin(was_clean=self.was_clean)
+                self._remove_clean_marker()
                 recovery_points = self._read_offsets(self._recovery_points)
                 log_start_offsets = self._read_offsets(self._log_start_offsets)
                 self._read_offsets(self._high_watermarks)
@@ -200,8 +205,12 @@ class LogManager:
             self.was_clean = True
         except MalformedFile as error:
             logger.warning("%s; taking the last stop for a crash", error)
-        self._disk.remove(path)
-        self._disk.sync_directory(self.log_dir)
+
+    def _remove_clean_marker(self) -> None:
+        path = self._path(CLEAN_SHUTDOWN_FILE)
+        if self._disk.exists(path):
+            self._disk.remove(path)
+            self._disk.sync_directory(self.log_dir)
 
     def _read_offsets(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
         try:
@@ -245,6 +254,11 @@ class LogManager:
             self._adopt(partition, opened, self._default_config)
 
         await asyncio.gather(*(open_one(partition) for partition in found))
+        if self.damaged:
+            await self._distrust(f"{len(self.damaged)} replicas cannot be opened")
+        gone = sorted(p for p, offset in recovery_points.items() if offset > 0 and p not in found)
+        if gone:
+            await self._distrust(f"the directories of {', '.join(map(str, gone[:10]))} are gone")
 
     def _open_log(self, partition: TopicPartition, clean: bool, recovery_point: int, log_start_offset: int) -> _Opened:
         """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
@@ -261,6 +275,7 @@ class LogManager:
             log_start_offset=log_start_offset,
             index_interval_bytes=self._default_config.index_interval_bytes,
             now_ms=self._world.clock.wall_ms(),
+            before_loss=self._continuity.distrust,
         )
         return _Opened(topic_id, recovered)
 
@@ -278,6 +293,25 @@ class LogManager:
         log = Log(self._directory, self._path(str(partition)), partition, opened.topic_id, config, opened.recovered)
         self._logs[partition] = log
         return log
+
+    # -- what the cluster may believe of this directory --
+
+    @property
+    def trusted_since(self) -> int:
+        """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
+        return self._continuity.trusted_since
+
+    def registered(self, broker_epoch: int) -> None:
+        """The broker has this epoch now. Durable on return, where it is the epoch since which nothing was lost; blocks
+        for that once. A disk that fails here takes the directory offline."""
+        try:
+            self._continuity.registered(broker_epoch)
+        except OSError as error:
+            self._directory.fail(error, f"writing {self._path(CONTINUITY_FILE)}")
+
+    async def _distrust(self, reason: str) -> None:
+        """Raises OSError."""
+        await self._world.executor.run(self._continuity.distrust, reason)
 
     # -- logs --
 
@@ -355,6 +389,8 @@ class LogManager:
             self.reports.pop(partition, None)
             doomed = self._path(_deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
             try:
+                # A recovery point whose log is gone would be taken for a loss by the next start.
+                await self._world.executor.run(self._recovery_points.lower, partition, 0)
                 await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)
             except OSError as error:
                 self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
@@ -449,6 +485,10 @@ class LogManager:
         """Call `listener`, once, when a write or fsync has failed: nothing is appended or read any more."""
         self._directory.on_offline(listener)
 
+    def fail(self, error: OSError, doing: str) -> None:
+        """Something else than a log could not be written to this directory: it is as offline as by a log."""
+        self._directory.fail(error, doing)
+
     @property
     def failure(self) -> BaseException | None:
         """Why the directory is offline; None while it is not."""
@@ -476,6 +516,12 @@ class LogManager:
                 clean = False  # the directory went offline, and everybody has been told
         for log in self.logs():
             await log.close()
+        if opened and self._directory.failure is not None:
+            try:
+                # The kernel may have given up pages that it could not write: they are there until they are not.
+                await self._distrust("the log directory has failed")
+            except OSError as error:
+                logger.error("%s cannot be written: %s", self._path(CONTINUITY_FILE), error)
         if clean:
             try:
                 self._disk.write_atomically(self._path(CLEAN_SHUTDOWN_FILE), encode_clean_shutdown(broker_epoch))

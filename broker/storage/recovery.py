@@ -20,7 +20,7 @@ segment below the recovery point, which no crash explains, nothing is touched an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from broker.storage.checkpoints import LEADER_EPOCH_FILE, MalformedFile, decode_epochs
@@ -157,11 +157,13 @@ def recover(
     log_start_offset: int,
     index_interval_bytes: int,
     now_ms: int,
+    before_loss: Callable[[str], None] = lambda reason: None,
 ) -> Recovered:
     """Open the log in `directory`, mending what a crash left. Blocks.
 
     `recovery_point` is what the checkpoint says, 0 if nothing; `clean`: the broker stopped in order, so all of the log
-    is on disk. A directory without segments becomes an empty log that begins at `log_start_offset`.
+    is on disk. A directory without segments becomes an empty log that begins at `log_start_offset`. `before_loss` is
+    called with a reason before anything is cut that is more than an incomplete last batch: afterwards nothing shows it.
     Raises DamagedLog, CorruptRecord (damage below the recovery point), OSError.
     """
     bases, snapshots = _tidy(disk, directory)
@@ -207,6 +209,8 @@ def recover(
             if flushed:
                 raise DamagedLog(f"{problem}, where it had been safely on disk; to open it would delete what follows")
             lost_more = next_base is not None or scan.bad is None or not scan.bad.incomplete
+            if lost_more:
+                before_loss(problem)
             cut = segment.size - scan.position
             for later_base in reversed(bases[index + 1 :]):
                 later = Segment(disk, directory, later_base, index_interval_bytes)
@@ -224,6 +228,7 @@ def recover(
             problem = (
                 problem or f"the log in {directory} ends at offset {end_offset}, {recovery_point} had been on disk"
             )
+            before_loss(problem)
         believed = end_offset if clean else min(recovery_point, end_offset)
         epochs, epochs_end = _load_epochs(disk, directory, believed)
         if not clean or problem:

@@ -13,6 +13,7 @@ write does both here: the new state is the same, and a failover is half as long.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from controller.cluster_state import (
@@ -22,10 +23,12 @@ from controller.cluster_state import (
     DeletionIneligible,
     DeletionQueued,
     DeletionResumed,
+    LogEndReported,
     ReplicaFailed,
     ReplicaRecovered,
     Snapshot,
     TopicAdded,
+    TopicSettings,
     in_order,
 )
 from controller.decisions import elections
@@ -34,7 +37,7 @@ from controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveB
 from controller.states.partition import PartitionState
 from controller.states.replica import PartitionReplica, ReplicaState
 from protocol.errors import ErrorCode
-from protocol.model import NO_LEADER, Broker, TopicPartition
+from protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition, replicas_to_commit
 from protocol.znodes import delete_topic_path, partitions_path
 
 
@@ -179,12 +182,20 @@ def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
     return builder.build()
 
 
-def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[TopicPartition, ErrorCode]) -> Plan:
+def replicas_answered(
+    state: ClusterState,
+    broker_id: int,
+    errors: Mapping[TopicPartition, ErrorCode],
+    log_ends: Iterable[LogEndReported] = (),
+) -> Plan:
     """A broker's answer to LeaderAndIsr: KAFKA_STORAGE_ERROR says that the replica's log directory has failed.
 
-    `settle` over the partitions whose replica failed or recovered comes next.
+    `settle` over the partitions whose replica failed, recovered, or reported how its log ends comes next.
     """
     builder = PlanBuilder()
+    for report in log_ends:
+        if state.leader(report.replica.partition) == NO_LEADER and report.replica.partition in state.leadership:
+            builder.change(report)
     for partition in in_order(errors):
         replica = PartitionReplica(partition, broker_id)
         if partition not in state.assignments or broker_id not in state.live_brokers:
@@ -211,12 +222,13 @@ def settle(
     state: ClusterState,
     partitions: Iterable[TopicPartition],
     *,
-    unclean_topics: Container[str] = (),
+    settings: Mapping[str, TopicSettings] = MappingProxyType({}),
     tell: Container[int] = (),
     announce: Iterable[TopicPartition] = (),
     announce_brokers: bool = False,
 ) -> Plan:
-    """Give each of the partitions the leader and the ISR that it should have.
+    """Give each of the partitions the leader and the ISR that it should have. `settings` are those of
+    `topics_to_settle`.
 
     Live replicas of a changed partition hear of it by LeaderAndIsr, all live brokers by UpdateMetadata. Brokers
     in `tell` hear of their replicas among `partitions` even if nothing changed; `announce` goes into the
@@ -230,7 +242,7 @@ def settle(
         if partition not in state.assignments or state.is_queued_for_deletion(partition.topic):
             continue
         if partition in state.leadership:
-            if _settle_known(builder, state, partition, unclean=partition.topic in unclean_topics, tell=tell):
+            if _settle_known(builder, state, partition, settings.get(partition.topic, TopicSettings()), tell):
                 changed.append(partition)
         elif state.partition_state(partition) is PartitionState.NEW:
             if _settle_new(builder, state, partition, created_in):
@@ -245,7 +257,9 @@ def settle(
 
 def _settle_new(builder: PlanBuilder, state: ClusterState, partition: TopicPartition, created_in: set[str]) -> bool:
     live = state.live_replicas(partition)
-    first = elections.first_state(state.assignments[partition], live, state.controller_epoch)
+    first = elections.first_state(
+        state.assignments[partition], state.live_brokers_of(partition), state.controller_epoch
+    )
     if first is None:
         builder.note(f"{partition} stays new: none of its replicas {list(state.assignments[partition])} lives")
         return False
@@ -261,27 +275,39 @@ def _settle_new(builder: PlanBuilder, state: ClusterState, partition: TopicParti
 
 
 def _settle_known(
-    builder: PlanBuilder, state: ClusterState, partition: TopicPartition, *, unclean: bool, tell: Container[int]
+    builder: PlanBuilder,
+    state: ClusterState,
+    partition: TopicPartition,
+    settings: TopicSettings,
+    tell: Container[int],
 ) -> bool:
     current = state.leadership[partition]
     assignment = state.assignments[partition]
     live = state.live_replicas(partition)
     position = state.partition_state(partition)
-    target = elections.next_state(assignment, current, live, state.controller_epoch, unclean)
+    target, election = elections.decide(
+        assignment,
+        current,
+        state.live_brokers_of(partition),
+        state.controller_epoch,
+        to_commit=replicas_to_commit(settings.min_insync_replicas, len(assignment)),
+        unclean=settings.unclean_leader_election,
+        log_ends=state.log_ends(partition),
+    )
     # A partition that is still new has its state from an earlier controller: nobody may have been told of it.
     is_new = position is PartitionState.NEW
 
     if target is not current:
-        builder.write(WriteState(partition, target))
-        if target.leader != NO_LEADER and target.leader not in current.isr:
-            builder.note(
-                f"unclean election of {target.leader} for {partition}: what only {list(current.isr)} had is lost"
-            )
+        alarm = ""
+        if election is not None and election.may_lose_records:
+            alarm = _alarm(partition, current, election)
+            builder.note(alarm)
+        builder.write(WriteState(partition, target, alarm=alarm))
     if target.leader == NO_LEADER:
         if position is not PartitionState.OFFLINE:
             builder.move_partition(partition, PartitionState.OFFLINE)
         if target is not current:
-            builder.note(f"{partition} has no leader: none of its ISR {list(current.isr)} lives")
+            builder.note(_why_leaderless(partition, current, live))
     elif position is PartitionState.ONLINE and target.leader != current.leader:
         builder.move_partition(partition, PartitionState.OFFLINE, PartitionState.ONLINE)
     elif position is not PartitionState.ONLINE:
@@ -303,16 +329,33 @@ def _take_online(builder: PlanBuilder, state: ClusterState, partition: TopicPart
             builder.move_replica(replica, ReplicaState.ONLINE if broker_id in live else ReplicaState.OFFLINE)
 
 
-def topics_in_need_of_an_unclean_election(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
-    """The topics whose setting decides whether a partition gets a leader: no ISR member lives, another replica does."""
+def _alarm(partition: TopicPartition, current: LeaderAndIsr, election: elections.Election) -> str:
+    on_record = [*current.isr, *current.eligible]
+    if election.basis is elections.Basis.LONGEST_LOG:
+        return (
+            f"{election.leader} leads {partition} for its log is the longest: all of {on_record}, who had what was "
+            "acknowledged, are back and may have lost some of it; what was only in memory when the power failed is lost"
+        )
+    return f"unclean election of {election.leader} for {partition}: what only {on_record} had is lost"
+
+
+def _why_leaderless(partition: TopicPartition, current: LeaderAndIsr, live: Container[int]) -> str:
+    back = [broker_id for broker_id in (*current.isr, *current.eligible) if broker_id in live]
+    or_eligible = f" and eligible {list(current.eligible)}" if current.eligible else ""
+    lost = f" without having lost anything ({back} have, or may have)" if back else ""
+    return f"{partition} has no leader: none of its ISR {list(current.isr)}{or_eligible} lives{lost}"
+
+
+def topics_to_settle(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
+    """The topics whose settings decide about some of the partitions: not those where all is right as it is, nor those
+    where nobody lives."""
     topics = {
         partition.topic
         for partition in partitions
         if partition in state.leadership
         and partition in state.assignments
         and not state.is_queued_for_deletion(partition.topic)
-        and (live := state.live_replicas(partition))
-        and state.leader(partition) not in live
-        and not any(member in live for member in state.leadership[partition].isr)
+        and (live := state.live_brokers_of(partition))
+        and not elections.is_settled(state.leadership[partition], live)
     }
     return tuple(sorted(topics))

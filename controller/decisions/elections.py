@@ -1,78 +1,206 @@
-"""Who leads a partition (Kafka's Election and PartitionLeaderElectionAlgorithms). Pure, tiny, property-tested.
+"""Who leads a partition (Kafka's Election and PartitionLeaderElectionAlgorithms; KIP-903, KIP-966). Pure.
 
-`live` is who may be elected at all: brokers that are up and whose log directory works. Both functions go by the
-order of the assignment, since its head is the preferred leader, and keep the order of the ISR they are given.
+The problem: a replica is in the ISR because it had all that was acknowledged. Whether it *has* it is another question
+once its broker was away: a killed process comes back with everything, a host that lost its power without what it had
+in memory. Kafka's ZooKeeper mode elects both alike. And when the ISR has shrunk to one, and that one dies, Kafka waits
+for it, or takes it back without its tail, though others have all that was acknowledged too.
+
+The choice: what was acknowledged is in the log of every *trusted* member of the ISR and of the eligible replicas.
+- Each of them is on record with the broker epoch in which it was known to have it all. It is trusted while its broker
+  lives and says that it has lost nothing since that epoch (`Broker.trusted_since`). An unknown epoch is believed.
+- Eligible are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then on
+  (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`).
+- Elected is the first of the assignment that is trusted and in the ISR, else that is trusted and eligible. Where
+  neither is left there is no leader, and the ISR and the eligible stay on record as they are: whoever of them comes
+  back and is trusted has everything, and the last member never leaves.
+- The last resort: when all of them are back and not one is trusted, as after a power cut of the whole cluster, nobody
+  better will come. Then the longest log leads, for among what survived it has the most.
+- The topic's unclean.leader.election.enable takes whoever lives, those before the others who are on record.
+
+A leader that lives stays, but not one whose broker has registered again since it was elected: that may be another
+process, with another log. It may be elected anew, in an epoch of its own; in that of its predecessor it could give
+other records the same offsets (`Where it differs` in ARCHITECTURE.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple
 
-from controller.cluster_state import NOT_WRITTEN
-from protocol.model import INITIAL_LEADER_EPOCH, NO_LEADER, LeaderAndIsr
+from controller.cluster_state import NOT_WRITTEN, LogEnd
+from protocol.model import (
+    INITIAL_LEADER_EPOCH,
+    NO_EPOCH,
+    NO_LEADER,
+    Broker,
+    LeaderAndIsr,
+    Member,
+    eligible_after,
+    leader_and_isr,
+)
+
+Live = Mapping[int, Broker]
+"""Who may be elected at all: brokers that are up and whose log directory works."""
+
+
+class Basis(Enum):
+    """Why a replica was elected."""
+
+    IN_SYNC = "in sync"
+    ELIGIBLE = "eligible"
+    LONGEST_LOG = "longest log"
+    UNCLEAN = "unclean"
 
 
 class Election(NamedTuple):
     leader: int
-    isr: tuple[int, ...]
+    basis: Basis
+
+    @property
+    def may_lose_records(self) -> bool:
+        return self.basis in (Basis.LONGEST_LOG, Basis.UNCLEAN)
 
 
-def new_partition(assignment: Sequence[int], live: Container[int]) -> Election | None:
-    """The first live replica leads, all live ones are in sync: the log is empty. None where none lives."""
-    isr = tuple(replica for replica in assignment if replica in live)
-    return Election(isr[0], isr) if isr else None
+def is_trusted(member: Member, live: Live) -> bool:
+    """It lives, and has what it had when it was put on record."""
+    broker = live.get(member.broker_id)
+    return broker is not None and (member.epoch == NO_EPOCH or member.epoch >= broker.trusted_since)
 
 
-def offline(
-    assignment: Sequence[int], isr: Sequence[int], live: Container[int], unclean: bool = False
+def leader_stays(state: LeaderAndIsr, live: Live) -> bool:
+    """The leader lives, in the broker epoch in which it was elected."""
+    broker = live.get(state.leader)
+    if broker is None:
+        return False
+    return all(m.epoch in (NO_EPOCH, broker.epoch) for m in state.in_sync_members if m.broker_id == state.leader)
+
+
+def is_settled(state: LeaderAndIsr, live: Live) -> bool:
+    """There is nothing to decide: the leader stays, and so does all of the ISR."""
+    return leader_stays(state, live) and all(is_trusted(member, live) for member in state.in_sync_members)
+
+
+# --- Elections -----------------------------------------------------------------------------------------------
+
+
+def elect(
+    assignment: Sequence[int],
+    state: LeaderAndIsr,
+    live: Live,
+    *,
+    unclean: bool = False,
+    log_ends: Mapping[int, LogEnd] | None = None,
 ) -> Election | None:
-    """The first live replica of the assignment that is in the ISR; the ISR shrinks to its live members.
+    """Who is to lead, by the order of the assignment, whose head is the preferred leader. None where nobody can.
 
-    With `unclean`, where no such replica is left: the first live one, alone in the ISR. What only the others had
-    is lost then. None where nobody can be elected.
+    `log_ends`: how the logs end, of replicas that have said so since they were told that nobody leads.
     """
-    for replica in assignment:
-        if replica in live and replica in isr:
-            return Election(replica, tuple(member for member in isr if member in live))
+    for group, basis in ((state.in_sync_members, Basis.IN_SYNC), (state.eligible_members, Basis.ELIGIBLE)):
+        trusted = [member.broker_id for member in group if is_trusted(member, live)]
+        if trusted:
+            return Election(_first(assignment, trusted), basis)
+    longest = longest_log(assignment, state, live, log_ends or {})
+    if longest is not None:
+        return Election(longest, Basis.LONGEST_LOG)
     if unclean:
-        for replica in assignment:
-            if replica in live:
-                return Election(replica, (replica,))
+        for replicas in (state.isr, state.eligible, assignment):
+            alive = [broker_id for broker_id in replicas if broker_id in live]
+            if alive:
+                return Election(_first(assignment, alive), Basis.UNCLEAN)
     return None
 
 
-def first_state(assignment: Sequence[int], live: Container[int], controller_epoch: int) -> LeaderAndIsr | None:
-    """The state of a partition that never had one, or None where no replica lives."""
-    election = new_partition(assignment, live)
-    if election is None:
+def longest_log(
+    assignment: Sequence[int], state: LeaderAndIsr, live: Live, log_ends: Mapping[int, LogEnd]
+) -> int | None:
+    """Of all who are on record the one with the longest log, by its last epoch first. None where one of them is away,
+    or has not told how its log ends."""
+    on_record = (*state.isr, *state.eligible)
+    if not all(broker_id in live and broker_id in log_ends for broker_id in on_record):
         return None
-    return LeaderAndIsr(election.leader, INITIAL_LEADER_EPOCH, election.isr, controller_epoch, NOT_WRITTEN)
+    best = max(log_ends[broker_id] for broker_id in on_record)
+    return _first(assignment, [broker_id for broker_id in on_record if log_ends[broker_id] == best])
 
 
-def next_state(
+def _first(assignment: Sequence[int], among: Sequence[int]) -> int:
+    return next((broker_id for broker_id in assignment if broker_id in among), among[0])
+
+
+# --- The states that follow ------------------------------------------------------------------------------------
+
+
+def first_state(assignment: Sequence[int], live: Live, controller_epoch: int) -> LeaderAndIsr | None:
+    """The state of a partition that never had one: the first live replica leads, and all live ones are in sync, since
+    the log is empty. None where no replica lives."""
+    isr = [Member(broker_id, live[broker_id].epoch) for broker_id in assignment if broker_id in live]
+    if not isr:
+        return None
+    return leader_and_isr(isr[0].broker_id, INITIAL_LEADER_EPOCH, isr, (), controller_epoch, NOT_WRITTEN)
+
+
+class Decision(NamedTuple):
+    state: LeaderAndIsr
+    """The very state that there was where it is right as it is."""
+    election: Election | None = None
+    """None where the leader stays, or nobody can be elected."""
+
+
+def decide(
     assignment: Sequence[int],
     current: LeaderAndIsr,
-    live: Container[int],
+    live: Live,
     controller_epoch: int,
+    *,
+    to_commit: int,
     unclean: bool = False,
-) -> LeaderAndIsr:
-    """What the state must become now that exactly `live` live; `current` itself where it is right as it is.
+    log_ends: Mapping[int, LogEnd] | None = None,
+) -> Decision:
+    """What the state must become now that exactly `live` live. `to_commit`: `model.replicas_to_commit`.
 
-    A live leader stays, and who died leaves the ISR. A dead leader is replaced by an offline election. Where that
-    elects nobody there is no leader, and the ISR stays as it is: whoever of it comes back has all that was
-    acknowledged, and the last member never leaves. Every change raises the leader epoch, also when only the ISR
+    Who has died or is not trusted leaves the ISR; of those the dead become eligible, if it falls too low. Where nobody
+    can be elected there is no leader, and nobody leaves. Every change raises the leader epoch, also when only the ISR
     shrinks (Kafka's removeReplicasFromIsr), which fences what the removed replica still has under way.
 
     `partition_epoch` stays that of `current`: the version that the write expects.
     """
-    if current.leader in live:
-        isr = tuple(member for member in current.isr if member in live)
-        election = Election(current.leader, isr or current.isr)
+    if is_settled(current, live):
+        return Decision(current)
+    in_sync = current.in_sync_members
+    election = None
+    if leader_stays(current, live):
+        leader, isr = current.leader, [member for member in in_sync if is_trusted(member, live)]
     else:
-        election = offline(assignment, current.isr, live, unclean) or Election(NO_LEADER, current.isr)
-    if election == (current.leader, current.isr):
-        return current
-    return LeaderAndIsr(
-        election.leader, current.leader_epoch + 1, election.isr, controller_epoch, current.partition_epoch
+        election = elect(assignment, current, live, unclean=unclean, log_ends=log_ends)
+        if election is None:
+            return Decision(_successor(current, NO_LEADER, in_sync, current.eligible_members, controller_epoch))
+        leader = election.leader
+        itself = Member(leader, live[leader].epoch)
+        if election.basis is Basis.IN_SYNC:
+            isr = [itself if m.broker_id == leader else m for m in in_sync if is_trusted(m, live)]
+        else:
+            isr = [itself]
+    if election is not None and election.may_lose_records:
+        eligible: tuple[Member, ...] = ()  # from now on it is the leader's log that counts
+    else:
+        leaving = [member for member in in_sync if member.broker_id not in live or is_trusted(member, live)]
+        eligible = eligible_after(current.eligible_members, leaving, [m.broker_id for m in isr], to_commit)
+    return Decision(_successor(current, leader, isr, eligible, controller_epoch), election)
+
+
+def _successor(
+    current: LeaderAndIsr,
+    leader: int,
+    isr: Sequence[Member],
+    eligible: Sequence[Member],
+    controller_epoch: int,
+) -> LeaderAndIsr:
+    changed = (leader, tuple(isr), tuple(eligible)) != (
+        current.leader,
+        current.in_sync_members,
+        current.eligible_members,
     )
+    if not changed:
+        return current
+    epoch = current.leader_epoch + 1
+    return leader_and_isr(leader, epoch, isr, eligible, controller_epoch, current.partition_epoch)

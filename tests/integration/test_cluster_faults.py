@@ -157,15 +157,18 @@ def test_a_deleted_topic_goes_from_a_broker_that_was_down_once_it_is_back(local_
         await create(cluster, "doomed")
         view = await until(cluster, is_whole)
         away = next(b for b in (1, 2, 3) if b != view.controller_id)
-        await asyncio.to_thread(cluster.kill, BrokerId(away))
-        await until(cluster, lambda view: away not in view.brokers)
-        async with Admin(cluster.bootstrap()) as admin:
-            await admin.delete_topics(["doomed"])
         directories = {b: cluster.directory / f"broker-{b}" for b in (1, 2, 3)}
 
         def replicas(broker_id: int) -> list[str]:
             return [path.name for path in directories[broker_id].glob("doomed-*")]
 
+        async with asyncio.timeout(DEADLINE_S):
+            while len(replicas(away)) < 3:  # all are in sync from the beginning, also before they have a log
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(cluster.kill, BrokerId(away))
+        await until(cluster, lambda view: away not in view.brokers)
+        async with Admin(cluster.bootstrap()) as admin:
+            await admin.delete_topics(["doomed"])
         async with asyncio.timeout(DEADLINE_S):
             while any(replicas(b) for b in (1, 2, 3) if b != away):
                 await asyncio.sleep(0.05)

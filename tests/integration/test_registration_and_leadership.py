@@ -35,6 +35,7 @@ class Broker:
             session_timeout_ms=SESSION_TIMEOUT_MS,
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
             broker_id=broker_id,
+            trusted_since=lambda: 0,
         )
         self.leadership = Leadership(
             world,

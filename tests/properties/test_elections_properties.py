@@ -1,4 +1,4 @@
-"""Elections, and the states that follow from them, for whatever assignment, ISR and survivors."""
+"""Elections, and the states that follow from them, for whatever assignment, ISR, eligible replicas and survivors."""
 
 from __future__ import annotations
 
@@ -7,117 +7,196 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.cluster_state import LogEnd
 from controller.decisions import elections
+from controller.decisions.elections import Basis, is_trusted
 from controller.decisions.placement import assign_replicas
-from protocol.model import NO_LEADER, LeaderAndIsr
+from protocol.model import NO_EPOCH, NO_LEADER, Broker, LeaderAndIsr, Member, leader_and_isr
 
 assignments = st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True)
-live_sets = st.frozensets(st.integers(0, 9))
+epochs = st.integers(1, 6)
+
+
+@st.composite
+def brokers(draw: st.DrawFn, broker_id: int) -> Broker:
+    """In some epoch, with some trust in what it had in earlier ones."""
+    epoch = draw(epochs)
+    return Broker(broker_id, epoch, (), trusted_since=draw(st.integers(0, epoch)))
+
+
+lives = st.sets(st.integers(0, 9)).flatmap(
+    lambda ids: st.fixed_dictionaries({broker_id: brokers(broker_id) for broker_id in sorted(ids)})
+)
 
 
 @st.composite
 def partitions(draw: st.DrawFn) -> tuple[list[int], LeaderAndIsr]:
-    """An assignment and a state as they occur: the ISR is part of the assignment, in any order, never empty."""
+    """An assignment and a state as they occur: the ISR and the eligible are apart and part of the assignment, in any
+    order; the ISR is never empty. Epochs may be unknown."""
     assignment = draw(assignments)
-    isr = draw(st.lists(st.sampled_from(assignment), min_size=1, unique=True))
-    leader = draw(st.sampled_from([*isr, NO_LEADER]))
-    return assignment, LeaderAndIsr(leader, draw(st.integers(0, 50)), tuple(isr), 3, draw(st.integers(0, 50)))
+    on_record = draw(st.lists(st.sampled_from(assignment), min_size=1, unique=True))
+    in_sync = draw(st.integers(1, len(on_record)))
+    with_epochs = [Member(b, draw(st.one_of(st.just(NO_EPOCH), epochs))) for b in on_record]
+    leader = draw(st.sampled_from([*on_record[:in_sync], NO_LEADER]))
+    state = leader_and_isr(
+        leader, draw(st.integers(0, 50)), with_epochs[:in_sync], with_epochs[in_sync:], 3, draw(st.integers(0, 50))
+    )
+    return assignment, state
 
 
-@given(assignments, live_sets)
+minimums = st.integers(1, 4)
+log_ends = st.dictionaries(st.integers(0, 9), st.builds(LogEnd, st.integers(0, 3), st.integers(0, 5)))
+
+
+def on_record(state: LeaderAndIsr) -> list[int]:
+    return [*state.isr, *state.eligible]
+
+
+def trusted(state: LeaderAndIsr, live: elections.Live) -> set[int]:
+    return {m.broker_id for m in (*state.in_sync_members, *state.eligible_members) if is_trusted(m, live)}
+
+
+@given(assignments, lives)
 def test_a_new_partition_is_led_by_its_first_live_replica_with_all_live_ones_in_sync(
-    assignment: list[int], live: frozenset[int]
+    assignment: list[int], live: elections.Live
 ) -> None:
-    election = elections.new_partition(assignment, live)
+    state = elections.first_state(assignment, live, 4)
     alive = [replica for replica in assignment if replica in live]
-    assert election == ((alive[0], tuple(alive)) if alive else None)
-
-
-@given(partitions(), live_sets)
-def test_a_clean_election_chooses_a_live_member_of_the_isr_and_shrinks_it_to_the_living(
-    partition: tuple[list[int], LeaderAndIsr], live: frozenset[int]
-) -> None:
-    assignment, state = partition
-    election = elections.offline(assignment, state.isr, live)
-    candidates = [replica for replica in assignment if replica in live and replica in state.isr]
-    if not candidates:
-        assert election is None
+    if not alive:
+        assert state is None
         return
-    assert election is not None
-    assert election.leader == candidates[0]
-    assert set(election.isr) == set(candidates)
-    assert election.isr == tuple(member for member in state.isr if member in candidates)
+    assert state is not None
+    assert (state.leader, state.leader_epoch) == (alive[0], 0)
+    assert state.in_sync_members == tuple(Member(b, live[b].epoch) for b in alive)
 
 
-@given(partitions(), live_sets)
-def test_an_unclean_election_is_a_clean_one_wherever_that_is_possible(
-    partition: tuple[list[int], LeaderAndIsr], live: frozenset[int]
+@given(partitions(), lives, st.booleans(), log_ends)
+def test_who_is_elected_is_trusted_wherever_anybody_is(
+    partition: tuple[list[int], LeaderAndIsr], live: elections.Live, unclean: bool, ends: dict[int, LogEnd]
 ) -> None:
     assignment, state = partition
-    clean = elections.offline(assignment, state.isr, live)
-    unclean = elections.offline(assignment, state.isr, live, unclean=True)
-    if clean is not None:
-        assert unclean == clean
+    election = elections.elect(assignment, state, live, unclean=unclean, log_ends=ends)
+    in_sync = {m.broker_id for m in state.in_sync_members if is_trusted(m, live)}
+    everybody = trusted(state, live)
+    if everybody:
+        candidates = in_sync or everybody
+        assert election is not None
+        assert election.basis is (Basis.IN_SYNC if in_sync else Basis.ELIGIBLE)
+        assert election.leader == next(b for b in assignment if b in candidates)
+    elif all(b in live and b in ends for b in on_record(state)):
+        assert election is not None
+        assert election.basis is Basis.LONGEST_LOG
+        assert ends[election.leader] == max(ends[b] for b in on_record(state))
+    elif unclean:
+        assert (election is None) == (not set(assignment) & set(live))
+        assert election is None or (election.basis is Basis.UNCLEAN and election.leader in live)
     else:
-        alive = [replica for replica in assignment if replica in live]
-        assert unclean == ((alive[0], (alive[0],)) if alive else None)
+        assert election is None
 
 
-@given(partitions(), live_sets)
-def test_the_next_state_never_gives_up_who_may_hold_what_was_acknowledged(
-    partition: tuple[list[int], LeaderAndIsr], live: frozenset[int]
+@given(partitions(), lives, minimums)
+def test_the_next_state_never_gives_up_who_has_what_was_acknowledged(
+    partition: tuple[list[int], LeaderAndIsr], live: elections.Live, to_commit: int
 ) -> None:
     assignment, state = partition
-    after = elections.next_state(assignment, state, live, controller_epoch=4)
+    after, election = elections.decide(assignment, state, live, 4, to_commit=to_commit)
     assert after.isr, "the last member never leaves the ISR"
-    assert set(after.isr) <= set(state.isr)
-    assert after.leader == NO_LEADER or (after.leader in after.isr and after.leader in live)
-    if state.leader in live:
-        assert after.leader == state.leader, "a live leader stays"
-    if after.leader != NO_LEADER:
-        assert set(after.isr) <= live
-    else:
-        assert after.isr == state.isr
-        assert not live & set(state.isr)
+    assert set(on_record(after)) <= set(on_record(state)), "nobody is put on record who was not"
+    assert not set(after.isr) & set(after.eligible)
+    if elections.leader_stays(state, live):
+        assert after.leader == state.leader
+        assert election is None
+    if after.leader == NO_LEADER:
+        assert not trusted(state, live)
+        assert (after.isr, after.eligible) == (state.isr, state.eligible)
+    elif after is not state:
+        assert after.leader in after.isr
+        assert all(is_trusted(member, live) for member in after.in_sync_members)
+        assert (after.leader, live[after.leader].epoch) in after.in_sync_members or election is None
+        if len(after.isr) < to_commit:
+            # Nothing is committed from here on: whoever had everything, and may have it still, can lead later.
+            gone = set(on_record(state)) - set(on_record(after))
+            assert not gone & trusted(state, live), "who is trusted stays on record"
+            assert all(b in live for b in gone), "the dead may come back"
+        else:
+            assert after.eligible == ()
 
 
-@given(partitions(), live_sets, st.booleans())
-def test_every_change_raises_the_leader_epoch_by_one_and_nothing_else_does(
-    partition: tuple[list[int], LeaderAndIsr], live: frozenset[int], unclean: bool
+@given(partitions(), lives, minimums, st.booleans(), log_ends)
+def test_whoever_stays_on_record_keeps_the_epoch_in_which_it_had_everything_but_the_new_leader(
+    partition: tuple[list[int], LeaderAndIsr],
+    live: elections.Live,
+    to_commit: int,
+    unclean: bool,
+    ends: dict[int, LogEnd],
 ) -> None:
     assignment, state = partition
-    after = elections.next_state(assignment, state, live, controller_epoch=4, unclean=unclean)
+    after, election = elections.decide(assignment, state, live, 4, to_commit=to_commit, unclean=unclean, log_ends=ends)
+    before: dict[int, int] = dict((*state.in_sync_members, *state.eligible_members))
+    for broker_id, epoch in (*after.in_sync_members, *after.eligible_members):
+        if election is not None and broker_id == election.leader:
+            assert epoch == live[broker_id].epoch
+        else:
+            assert epoch == before[broker_id]
+
+
+@given(partitions(), lives, minimums, st.booleans(), log_ends)
+def test_every_change_raises_the_leader_epoch_by_one_and_nothing_else_does(
+    partition: tuple[list[int], LeaderAndIsr],
+    live: elections.Live,
+    to_commit: int,
+    unclean: bool,
+    ends: dict[int, LogEnd],
+) -> None:
+    assignment, state = partition
+    after, election = elections.decide(assignment, state, live, 4, to_commit=to_commit, unclean=unclean, log_ends=ends)
     assert after.partition_epoch == state.partition_epoch, "the version that the write expects"
-    if (after.leader, after.isr) == (state.leader, state.isr):
-        assert after is state
+    if after is state:
+        assert election is None
     else:
         assert after.leader_epoch == state.leader_epoch + 1
         assert after.controller_epoch == 4
+    recorded = dict(state.in_sync_members).get(state.leader, NO_EPOCH)
+    if after.leader == state.leader and recorded != NO_EPOCH and recorded != live[state.leader].epoch:
+        assert after is not state, "another run of the leader leads in another epoch"
 
 
-@given(partitions(), live_sets, st.booleans())
+@given(partitions(), lives, minimums, st.booleans(), log_ends)
 def test_deciding_twice_decides_nothing_new(
-    partition: tuple[list[int], LeaderAndIsr], live: frozenset[int], unclean: bool
+    partition: tuple[list[int], LeaderAndIsr],
+    live: elections.Live,
+    to_commit: int,
+    unclean: bool,
+    ends: dict[int, LogEnd],
 ) -> None:
     assignment, state = partition
-    after = elections.next_state(assignment, state, live, 4, unclean)
-    assert elections.next_state(assignment, after, live, 4, unclean) is after
+    after, _ = elections.decide(assignment, state, live, 4, to_commit=to_commit, unclean=unclean, log_ends=ends)
+    again, _ = elections.decide(assignment, after, live, 4, to_commit=to_commit, unclean=unclean, log_ends=ends)
+    assert again is after
 
 
-@given(st.data())
-def test_one_loss_after_the_other_ends_with_a_leader_as_long_as_an_isr_member_lives(data: st.DataObject) -> None:
+@given(st.data(), minimums)
+def test_one_loss_after_the_other_leaves_a_leader_to_the_last_and_whoever_of_the_last_returns_leads_again(
+    data: st.DataObject, to_commit: int
+) -> None:
     assignment = data.draw(assignments)
-    state = elections.first_state(assignment, assignment, 4)
+    live = {broker_id: Broker(broker_id, 1, ()) for broker_id in assignment}
+    state = elections.first_state(assignment, live, 4)
     assert state is not None
-    live = set(assignment)
     for lost in data.draw(st.permutations(assignment)):
-        live.discard(lost)
-        state = elections.next_state(assignment, state, live, 4)
+        del live[lost]
+        eligible = state.eligible
+        state, _ = elections.decide(assignment, state, live, 4, to_commit=to_commit)
         if live:
             assert state.leader in live
-            assert set(state.isr) == live
+            assert set(state.isr) == set(live)
         else:
-            assert (state.leader, state.isr) == (NO_LEADER, (lost,))
+            assert (state.leader, state.isr, state.eligible) == (NO_LEADER, (lost,), eligible)
+    # Nothing was committed without them, so each of the last `to_commit` has everything.
+    assert len(on_record(state)) == min(to_commit, len(assignment))
+    back = data.draw(st.sampled_from(on_record(state)))
+    state, _ = elections.decide(assignment, state, {back: Broker(back, 2, ())}, 4, to_commit=to_commit)
+    assert state.leader == back
 
 
 @given(

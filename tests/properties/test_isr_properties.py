@@ -57,6 +57,15 @@ def test_a_follower_one_fetch_behind_under_load_stays_in_sync() -> None:
     assert follower.last_caught_up_s == 98.0
 
 
+def test_a_late_fetch_of_a_former_run_says_nothing_about_the_present_one() -> None:
+    follower = Follower()
+    record_fetch(follower, 7, 10, 1.0, broker_epoch=5)
+    record_fetch(follower, 10, 10, 2.0, broker_epoch=4)
+    assert (follower.log_end_offset, follower.broker_epoch) == (7, 5)
+    record_fetch(follower, 8, 10, 3.0, broker_epoch=6)
+    assert (follower.log_end_offset, follower.broker_epoch) == (8, 6)
+
+
 def test_nobody_joins_before_the_epoch_start_nor_under_a_former_broker_epoch() -> None:
     follower = Follower(log_end_offset=10, broker_epoch=7)
     assert may_join(follower, high_watermark=10, epoch_start_offset=10, alive_epoch=7)

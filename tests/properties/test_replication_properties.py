@@ -1,13 +1,14 @@
-"""Three replicas over real logs, an abstract controller and ZooKeeper, and any order of what can happen to them.
+"""Three replicas on data directories, the real elections, an abstract ZooKeeper, any order of what can happen to them.
 
-What is acknowledged with acks=all must be in the log of every replica that could be elected: every member of the ISR.
-The controller here is three lines (elect the first live member of the ISR, take the dead out of it); messages from it
-arrive when hypothesis says so, ISR writes reach ZooKeeper late or in conflict.
+Processes are killed, as many as there are; sessions are lost and replaced; power cuts take what was not flushed from
+one replica at a time, that is, not from another before it has everything again. The controller notices late who came
+and went, its messages arrive when hypothesis says so, ISR writes reach ZooKeeper late or in conflict. Whatever the
+order: what was acknowledged with acks=all, or could be read by a consumer, is in the log of everybody who could be
+elected, and somebody can be.
 """
 
 import asyncio
-import shutil
-import tempfile
+from random import Random
 from typing import NamedTuple
 
 import msgspec
@@ -18,15 +19,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.replication.partition import Partition, Settings
 from broker.storage.log import Log, LogConfig
 from broker.storage.manager import LogManager
+from controller.cluster_state import LogEnd
+from controller.decisions import elections
 from protocol.errors import BrokerError, ErrorCode
 from protocol.messages import LeaderAndIsrPartition
-from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from protocol.real_world import RealWorld
+from protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
 from protocol.records import decode_batch, encode_batch, iterate_batches
+from tests.power_cut_disk import PowerCutDisk
+from tests.storage_support import StorageWorld
 
 BROKERS = (1, 2, 3)
 PARTITION = TopicPartition("t", 0)
+MIN_INSYNC_REPLICAS = 2
 LAG_S = 10.0
+NOT_REGISTERED_YET = 1 << 62
 MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH)
 brokers = st.sampled_from(BROKERS)
 
@@ -56,98 +62,188 @@ class Replication(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.directory = tempfile.mkdtemp(prefix="minibroker-replication-")
-        self.world = RealWorld(threads=1)
         self.clock = FakeClock()
-        self.managers: list[LogManager] = []
+        self.disks = {b: PowerCutDisk() for b in BROKERS}
+        self.managers: dict[int, LogManager] = {}
         self.logs: dict[int, Log] = {}
+        self.left: dict[int, dict[int, bytes | None]] = {}
+        """What the logs of killed processes hold."""
         self.partitions: dict[int, Partition] = {}
-        self.broker_epochs = dict.fromkeys(BROKERS, 1)
-        self.alive = set(BROKERS)
-        self.zookeeper = LeaderAndIsr(1, 0, BROKERS, 1, 0)
+        self.broker_epochs = dict.fromkeys(BROKERS, 0)
+        self.epochs_given = 0
+        self.trusted_since = dict.fromkeys(BROKERS, NOT_REGISTERED_YET)
+        self.alive: set[int] = set()
+        self.stopped_cleanly: set[int] = set()
+        self.lossy: set[int] = set()
+        """Lost something in a power cut, and are not known to have everything again."""
+        self.picture: dict[int, Broker] = {}
+        """Who lives, as far as the controller knows."""
+        self.log_ends: dict[int, tuple[int, LogEnd]] = {}
+        """With the leader epoch in which they were reported."""
+        self.zookeeper = LeaderAndIsr(1, 0, BROKERS, 1, 0, BROKERS)
         self.proposals: list[tuple[Partition, LeaderAndIsr]] = []
         self.pending: list[Pending] = []
-        self.acknowledged: dict[int, bytes] = {}
+        self.promised: dict[int, bytes] = {}
+        """Acknowledged, or below the high watermark of somebody who leads."""
         self.values = 0
 
     @initialize()
     def open(self) -> None:
         for broker_id in BROKERS:
-            manager = LogManager(self.world, f"{self.directory}/{broker_id}", broker_id)
-            self.managers.append(manager)
-            self.loop.run_until_complete(manager.open("cluster"))
-            self.logs[broker_id] = self.loop.run_until_complete(manager.get_or_create(PARTITION, "id", LogConfig()))
-            self.restart_process(broker_id)
+            self.restart(broker_id)
+        self.change_controller()
+        for broker_id in BROKERS:
             self.deliver(broker_id)
 
     def teardown(self) -> None:
-        for manager in self.managers:
-            self.loop.run_until_complete(manager.close(clean=False))
-        self.world.close()
+        for broker_id in sorted(self.alive):
+            self.loop.run_until_complete(self.managers[broker_id].close(clean=False))
         self.loop.close()
-        shutil.rmtree(self.directory)
+
+    # -- processes --
+
+    def registration(self, broker_id: int) -> Broker:
+        return Broker(broker_id, self.broker_epochs[broker_id], (), trusted_since=self.trusted_since[broker_id])
+
+    def register(self, broker_id: int) -> None:
+        self.epochs_given += 1
+        self.broker_epochs[broker_id] = self.epochs_given
+        manager = self.managers[broker_id]
+        manager.registered(self.epochs_given)
+        expected = min(self.trusted_since[broker_id], self.epochs_given)
+        assert manager.trusted_since == expected, "distrusted only after a power cut"
+        self.trusted_since[broker_id] = expected
+
+    @rule(broker_id=brokers)
+    def restart(self, broker_id: int) -> None:
+        """A new process. Its high watermark checkpoint may be as old as can be."""
+        if broker_id in self.alive:
+            return
+        manager = self.managers[broker_id] = LogManager(StorageWorld(self.disks[broker_id]), "/data", broker_id)
+        self.loop.run_until_complete(manager.open("cluster"))
+        log = self.loop.run_until_complete(manager.get_or_create(PARTITION, "id", LogConfig()))
+        self.logs[broker_id] = log
+        self.partitions[broker_id] = Partition(
+            PARTITION,
+            log,
+            Settings(broker_id, LAG_S, MIN_INSYNC_REPLICAS),
+            self.clock,
+            lambda b: self.picture[b].epoch if b in self.picture else None,
+        )
+        self.alive.add(broker_id)
+        self.stopped_cleanly.discard(broker_id)
+        self.register(broker_id)
+
+    @rule(broker_id=brokers)
+    def lose_the_session(self, broker_id: int) -> None:
+        """The same process registers again."""
+        if broker_id in self.alive:
+            self.register(broker_id)
+
+    @rule(broker_id=brokers, clean=st.booleans())
+    def stop(self, broker_id: int, clean: bool) -> None:
+        """Killed, or stopped in order."""
+        if broker_id not in self.alive:
+            return
+        self.left[broker_id] = self.read(self.logs[broker_id])
+        self.loop.run_until_complete(self.managers[broker_id].close(clean=clean))
+        self.alive.discard(broker_id)
+        if clean:
+            self.stopped_cleanly.add(broker_id)
+        dead = self.partitions[broker_id]
+        self.pending = [p for p in self.pending if p.partition is not dead]
+
+    @rule(broker_id=brokers, seed=st.integers(0, 1_000))
+    def cut_the_power(self, broker_id: int, seed: int) -> None:
+        if self.lossy - {broker_id}:
+            return
+        nothing_to_lose = broker_id in self.stopped_cleanly
+        self.stop(broker_id, False)
+        self.disks[broker_id].power_cut(Random(seed))
+        if nothing_to_lose:
+            return
+        self.trusted_since[broker_id] = NOT_REGISTERED_YET
+        self.lossy.add(broker_id)
+
+    @rule(power_fails=st.booleans(), seed=st.integers(0, 1_000))
+    def the_leader_is_back_before_anybody_notices(self, power_fails: bool, seed: int) -> None:
+        """As when the controller goes down with it."""
+        leader = self.zookeeper.leader
+        if leader not in self.alive or (power_fails and self.lossy - {leader}):
+            return
+        if power_fails:
+            self.cut_the_power(leader, seed)
+        else:
+            self.stop(leader, False)
+        self.restart(leader)
+        self.change_controller()
+
+    @rule(broker_id=brokers)
+    def checkpoint(self, broker_id: int) -> None:
+        if broker_id in self.alive:
+            self.loop.run_until_complete(self.managers[broker_id].checkpoint_recovery_points())
 
     # -- the controller and ZooKeeper --
 
-    def restart_process(self, broker_id: int) -> None:
-        """A new process on the same log. Its high watermark checkpoint may be as old as can be."""
-        self.partitions[broker_id] = Partition(
-            PARTITION,
-            self.logs[broker_id],
-            Settings(broker_id, LAG_S, 2),
-            self.clock,
-            lambda b: self.broker_epochs[b] if b in self.alive else None,
+    @rule()
+    def notice(self) -> None:
+        """The controller sees who is registered: first it settles without those that are gone, or another run."""
+        registered = {b: self.registration(b) for b in sorted(self.alive)}
+        if registered == self.picture:
+            return
+        self.picture = {b: known for b, known in self.picture.items() if registered.get(b) == known}
+        self.log_ends = {b: end for b, end in self.log_ends.items() if b in self.picture}
+        self.settle()
+        self.picture = registered
+        self.settle()
+
+    @rule()
+    def change_controller(self) -> None:
+        """The next one sees only how things are."""
+        self.picture = {b: self.registration(b) for b in sorted(self.alive)}
+        self.log_ends.clear()
+        self.settle()
+
+    @rule()
+    def settle(self) -> None:
+        """As after the notification of an ISR change."""
+        before = self.zookeeper
+        log_ends = {b: end for b, (epoch, end) in self.log_ends.items() if epoch == before.leader_epoch}
+        after, election = elections.decide(
+            BROKERS, before, self.picture, 1, to_commit=MIN_INSYNC_REPLICAS, log_ends=log_ends
         )
-
-    def write_state(self, leader: int, isr: tuple[int, ...]) -> None:
-        old = self.zookeeper
-        self.zookeeper = LeaderAndIsr(leader, old.leader_epoch + 1, isr, 1, old.partition_epoch + 1)
-
-    def elect(self) -> None:
-        """Offline election: the first live member of the ISR, and the ISR without the dead."""
-        candidates = tuple(b for b in self.zookeeper.isr if b in self.alive)
-        if candidates:
-            self.write_state(candidates[0], candidates)
-        else:
-            self.write_state(NO_LEADER, self.zookeeper.isr)
+        assert election is None or not election.may_lose_records, "with one power cut at a time it never comes to this"
+        if after is not before:
+            self.zookeeper = msgspec.structs.replace(after, partition_epoch=before.partition_epoch + 1)
 
     @rule(broker_id=brokers)
     def deliver(self, broker_id: int) -> None:
-        """LeaderAndIsr reaches a broker."""
-        if broker_id not in self.alive:
+        """LeaderAndIsr reaches a broker, if it is of the broker epoch for which it was sent."""
+        known = self.picture.get(broker_id)
+        if broker_id not in self.alive or known is None or known.epoch != self.broker_epochs[broker_id]:
             return
         partition, state = self.partitions[broker_id], self.zookeeper
         told = LeaderAndIsrPartition(
-            0, 1, state.leader, state.leader_epoch, list(state.isr), state.partition_epoch, list(BROKERS)
+            0,
+            1,
+            state.leader,
+            state.leader_epoch,
+            list(state.isr),
+            state.partition_epoch,
+            list(BROKERS),
+            isr_epochs=list(state.isr_epochs),
+            eligible=list(state.eligible),
+            eligible_epochs=list(state.eligible_epochs),
         )
         if partition.is_stale(told):
             return
         if state.leader == broker_id:
             partition.become_leader(told)
-        else:
-            partition.become_follower(told)
-
-    @rule(broker_id=brokers)
-    def crash(self, broker_id: int) -> None:
-        if broker_id not in self.alive:
             return
-        self.alive.discard(broker_id)
-        dead = self.partitions[broker_id]
-        self.pending = [p for p in self.pending if p.partition is not dead]
-        if self.zookeeper.leader == broker_id:
-            self.elect()
-        elif broker_id in self.zookeeper.isr and len(self.zookeeper.isr) > 1:
-            self.write_state(self.zookeeper.leader, tuple(b for b in self.zookeeper.isr if b != broker_id))
-
-    @rule(broker_id=brokers)
-    def restart(self, broker_id: int) -> None:
-        if broker_id in self.alive:
-            return
-        self.alive.add(broker_id)
-        self.broker_epochs[broker_id] += 1
-        self.restart_process(broker_id)
-        if self.zookeeper.leader == NO_LEADER:
-            self.elect()
+        partition.become_follower(told)
+        if state.leader == NO_LEADER:
+            end = partition.log.log_end_offset
+            self.log_ends[broker_id] = (state.leader_epoch, LogEnd(partition.log.epoch_at(end - 1), end))
 
     # -- the data path --
 
@@ -203,7 +299,9 @@ class Replication(RuleBasedStateMachine):
     def write_isr(self, data: st.DataObject) -> None:
         """A proposal reaches ZooKeeper, whether its leader still lives or not."""
         index = data.draw(st.integers(0, len(self.proposals) - 1))
-        partition, proposal = self.proposals.pop(index)
+        self.carry_out(*self.proposals.pop(index))
+
+    def carry_out(self, partition: Partition, proposal: LeaderAndIsr) -> None:
         if proposal.partition_epoch == self.zookeeper.partition_epoch:
             version = proposal.partition_epoch + 1
             self.zookeeper = msgspec.structs.replace(proposal, partition_epoch=version)
@@ -211,22 +309,69 @@ class Replication(RuleBasedStateMachine):
         else:
             partition.isr_conflict(proposal, self.zookeeper)
 
+    @rule(times=st.integers(1, 3))
+    def all_goes_well(self, times: int) -> None:
+        """For those who live: everything arrives, and records too."""
+        for _ in range(times):
+            self.notice()
+            self.settle()
+            while self.proposals:
+                self.carry_out(*self.proposals.pop(0))
+            for broker_id in BROKERS:
+                self.deliver(broker_id)
+            if self.zookeeper.leader in self.alive:
+                self.produce(self.zookeeper.leader, 1)
+            for broker_id in BROKERS:
+                self.fetch(broker_id, 3)
+            self.note_promises()
+
+    @rule()
+    def heal(self) -> None:
+        """Everybody is back, and everything arrives: then all are in sync, and what was promised is there."""
+        for broker_id in BROKERS:
+            self.restart(broker_id)
+        self.all_goes_well(6)
+        for broker_id in BROKERS:
+            self.fetch(broker_id, 100)
+            self.fetch(broker_id, 1)
+        leader = self.zookeeper.leader
+        assert self.zookeeper.isr == BROKERS
+        assert self.zookeeper.eligible == ()
+        assert self.partitions[leader].high_watermark == self.logs[leader].log_end_offset
+        assert self.promised.items() <= self.read(self.logs[leader]).items()
+
     # -- what must hold --
 
     @invariant()
-    def acknowledged_records_are_in_every_replica_that_could_be_elected(self) -> None:
+    def promised_records_are_in_every_replica_that_could_be_elected_and_there_is_one(self) -> None:
+        self.note_promises()
+        if not self.logs:
+            return
+        state = self.zookeeper
+        on_record = (*state.in_sync_members, *state.eligible_members)
+        electable = [member for member in on_record if member.epoch >= self.trusted_since[member.broker_id]]
+        for broker_id, epoch in electable:
+            held = self.read(self.logs[broker_id]) if broker_id in self.alive else self.left[broker_id]
+            missing = {o: v for o, v in self.promised.items() if held.get(o) != v}
+            assert not missing, f"broker {broker_id} of epoch {epoch} lacks {missing}: {state}"
+        self.lossy -= {member.broker_id for member in state.in_sync_members if member in electable}
+        assert electable, f"nobody could be elected: {state}, {self.trusted_since}"
+
+    def note_promises(self) -> None:
         still = []
         for pending in self.pending:
             code = pending.partition.acknowledgement(pending.offset + 1, pending.leading_since)
             if code is None:
                 still.append(pending)
             elif code is ErrorCode.NONE:
-                assert self.acknowledged.setdefault(pending.offset, pending.value) == pending.value
+                assert self.promised.setdefault(pending.offset, pending.value) == pending.value
         self.pending = still
-        for broker_id in self.zookeeper.isr:
-            held = self.contents(broker_id)
-            missing = {o: v for o, v in self.acknowledged.items() if held.get(o) != v}
-            assert not missing, f"broker {broker_id} of ISR {self.zookeeper.isr} lacks {missing}"
+        for broker_id in sorted(self.alive):
+            partition = self.partitions[broker_id]
+            if partition.is_leader:
+                for offset, value in self.read(partition.log).items():
+                    if offset < partition.high_watermark and value is not None:
+                        assert self.promised.setdefault(offset, value) == value
 
     @invariant()
     def logs_agree_below_the_lowest_high_watermark_of_those_that_lead_or_follow(self) -> None:
@@ -238,9 +383,6 @@ class Replication(RuleBasedStateMachine):
         mark = min((p.high_watermark for p in current), default=0)
         logs = [{o: v for o, v in self.read(p.log).items() if o < mark} for p in current]
         assert all(log == logs[0] for log in logs)
-
-    def contents(self, broker_id: int) -> dict[int, bytes | None]:
-        return self.read(self.logs[broker_id]) if broker_id in self.logs else {}
 
     @staticmethod
     def read(log: Log) -> dict[int, bytes | None]:

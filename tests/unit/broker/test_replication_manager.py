@@ -78,6 +78,41 @@ def test_acks_all_ends_with_an_error_when_the_isr_has_become_too_small_meanwhile
     with_one_broker(tmp_path, scenario)
 
 
+def test_acks_all_ends_with_an_error_when_the_leader_itself_is_left_alone(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        answer = broker.produce(RECORDS, timeout_ms=600_000)
+        await asyncio.sleep(1)
+        assert not answer.done()
+        await asyncio.sleep(2 * LAG_S)  # nobody fetches
+        assert broker.partition().isr == (1,)
+        assert answer.result().error_code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        found = broker.in_zookeeper()
+        assert (found.isr, found.eligible) == ((1,), (2, 3))
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_acks_one_is_answered_where_nothing_can_be_committed(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1,), eligible={2: 5}))
+        assert broker.produce(RECORDS, acks=1).result().error_code == ErrorCode.NONE
+        assert broker.partition().high_watermark == 0
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_replica_that_nobody_leads_tells_how_its_log_ends(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=3, isr=(1, 2)))
+        broker.produce(RECORDS, acks=1)
+        assert await broker.told(state(epoch=4, isr=(1, 2))) == []  # an epoch in which nothing is written
+        [answer] = await broker.told(state(leader=-1, epoch=5, isr=(1,)))
+        assert answer == PartitionError(TOPIC, 0, ErrorCode.NONE, leader_epoch=5, last_epoch=3, log_end_offset=3)
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_acks_all_survives_a_new_epoch_of_the_same_leader(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state())
@@ -179,7 +214,7 @@ def test_the_high_watermark_moves_when_a_follower_outside_of_the_isr_that_it_wai
 
 def test_a_fetch_waits_for_min_bytes_of_committed_records(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
-        await broker.told(state(isr=(1,)))
+        await broker.told(state(isr=(1,), replicas=(1, 2)))
         reading = broker.fetch(fetch_of(0), max_wait_ms=10_000, min_bytes=2 * len(RECORDS))
         broker.produce(RECORDS, acks=1)
         await asyncio.sleep(0.1)
@@ -195,7 +230,7 @@ def test_a_fetch_waits_for_min_bytes_of_committed_records(tmp_path: Path) -> Non
 
 def test_a_fetch_that_waited_in_vain_is_answered_with_what_there_is(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
-        await broker.told(state(isr=(1,)))
+        await broker.told(state(isr=(1,), replicas=(1, 2)))
         broker.produce(RECORDS, acks=1)
         reading = broker.fetch(fetch_of(0), max_wait_ms=300, min_bytes=1_000_000)
         await asyncio.sleep(0.299)
@@ -241,7 +276,7 @@ def test_a_waiting_fetch_is_answered_when_the_leader_moves(tmp_path: Path) -> No
 
 def test_a_waiting_fetch_is_answered_when_its_log_has_been_closed(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
-        await broker.told(state(isr=(1,)))
+        await broker.told(state(isr=(1,), replicas=(1, 2)))
         broker.produce(RECORDS, acks=1)
         reading = broker.fetch(fetch_of(0), max_wait_ms=10_000, min_bytes=1_000_000)
         await broker.partition().log.close()
@@ -290,7 +325,7 @@ def test_a_fetch_for_another_topic_of_the_same_name_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize("max_bytes", [-1, 0, 1])
 def test_a_fetch_with_an_absurd_limit_gets_one_batch(tmp_path: Path, max_bytes: int) -> None:
     async def scenario(broker: OneBroker) -> None:
-        await broker.told(state(isr=(1,)))
+        await broker.told(state(isr=(1,), replicas=(1, 2)))
         for _ in range(2):
             broker.produce(RECORDS, acks=1)
         for answer in (broker.fetch(fetch_of(0), max_bytes=max_bytes), broker.fetch(fetch_of(0, max_bytes=max_bytes))):

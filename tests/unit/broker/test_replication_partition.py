@@ -269,6 +269,98 @@ def test_who_holds_no_replica_cannot_fetch_as_one(tmp_path: Path) -> None:
     assert refusal(lambda: partition.record_follower_fetch(9, 0, 1)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+# -- below min.insync.replicas, and who is eligible then --
+
+
+def test_nothing_is_committed_while_fewer_than_min_insync_replicas_are_in_sync(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state())
+    end = append(partition, 3)
+    fetches(partition, 2, end)
+    fetches(partition, 3, end)
+    partition.become_leader(state(epoch=1, isr=(1,), eligible={2: 1, 3: 1}))
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    assert append(partition, acks=1) == end + 1
+    assert not partition.advance_high_watermark()
+    fetches(partition, 2, end + 1)
+    assert partition.high_watermark == end
+    proposal = partition.propose_isr((1, 2))
+    assert not partition.advance_high_watermark()
+    partition.isr_written(proposal, 2)
+    assert partition.high_watermark == end + 1
+
+
+@pytest.mark.parametrize(("replicas", "configured"), [((1, 2), None), ((1, 2, 3), 1), ((1,), 2)])
+def test_where_one_in_sync_replica_is_enough_or_all_there_are_it_commits_alone(
+    tmp_path: Path, replicas: tuple[int, ...], configured: int | None
+) -> None:
+    partition, clock = open_partition(tmp_path, min_insync_replicas=configured)
+    partition.become_leader(state(isr=(1,), replicas=replicas))
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    assert append(partition) == partition.high_watermark
+
+
+def test_an_append_that_waits_when_too_few_are_left_in_sync_is_told_at_once(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state())
+    end = append(partition, acks=-1)
+    partition.become_leader(state(epoch=1, isr=(1,)))
+    assert partition.high_watermark < end
+    assert partition.acknowledgement(end, 0) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+
+def test_who_leaves_an_isr_that_gets_too_small_stays_eligible_with_the_epoch_on_record(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state(isr_epochs=(11, 12, 13)))
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    append(partition)
+    fetches(partition, 3, 1, broker_epoch=1)
+    one_left = partition.propose_isr((1, 3))
+    assert (one_left.isr_epochs, one_left.eligible) == ((11, 13), ())
+    partition.isr_written(one_left, 1)
+    two_left = partition.propose_isr((1,))
+    assert (two_left.isr_epochs, two_left.eligible, two_left.eligible_epochs) == ((11,), (3,), (13,))
+    partition.isr_written(two_left, 2)
+    assert (partition.eligible, partition.eligible_epochs) == ((3,), (13,))
+
+
+def test_who_joins_does_so_with_the_epoch_it_fetches_in_and_enough_of_them_end_all_eligibility(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path, alive={1: 21, 2: 22, 3: 23}, min_insync_replicas=3)
+    partition.become_leader(state(isr=(1,), isr_epochs=(11,), eligible={2: 12, 3: 13}))
+    fetches(partition, 2, 0, broker_epoch=22)
+    isr = partition.isr_to_propose()
+    assert isr == (1, 2)
+    proposal = partition.propose_isr(isr)
+    assert (proposal.isr_epochs, proposal.eligible, proposal.eligible_epochs) == ((11, 22), (3,), (13,))
+    partition.isr_written(proposal, 1)
+    fetches(partition, 3, 0, broker_epoch=23)
+    proposal = partition.propose_isr((1, 2, 3))
+    assert (proposal.isr_epochs, proposal.eligible, proposal.eligible_epochs) == ((11, 22, 23), (), ())
+
+
+def test_what_others_could_not_have_is_not_committed_while_they_are_on_record(tmp_path: Path) -> None:
+    """As when the controller's broker and this one have different settings."""
+    partition, clock = open_partition(tmp_path, min_insync_replicas=1)
+    partition.become_leader(state(isr=(1,), eligible={2: 12}))
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    append(partition)
+    assert partition.high_watermark == 0
+    assert partition.isr_to_propose() == (1,)
+    proposal = partition.propose_isr((1,))
+    assert proposal.eligible == ()
+    assert partition.isr_written(proposal, 1)
+    assert partition.high_watermark == 1
+    assert partition.isr_to_propose() is None
+
+
+def test_a_conflict_brings_the_epochs_and_the_eligible_too(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2)))
+    proposal = partition.propose_isr((1, 2, 3))
+    partition.isr_conflict(proposal, LeaderAndIsr(1, 0, (1,), 1, 5, (7,), (2,), (8,)))
+    assert (partition.isr_epochs, partition.eligible, partition.eligible_epochs) == ((7,), (2,), (8,))
+
+
 # -- where consumers begin --
 
 
@@ -295,7 +387,7 @@ def test_latest_is_not_available_until_the_high_watermark_has_reached_the_epochs
 
 def test_offsets_for_times(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
-    partition.become_leader(state(isr=(1,)))
+    partition.become_leader(state(isr=(1,), replicas=(1, 2)))
     append(partition, 3)
     assert partition.offset_for(NOW + 1, -1, CONSUMER) == (NOW + 1, 1)
     assert partition.offset_for(NOW + 99, -1, CONSUMER) == (-1, -1)

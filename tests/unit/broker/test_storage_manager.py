@@ -77,6 +77,7 @@ def test_logs_are_there_again_after_a_restart(data: Path) -> None:
     assert sorted(os.listdir(data)) == [
         CLEAN_MARKER,
         ".lock",
+        "data-continuity",
         "meta.properties",
         "orders-0",
         "other.topic-x-12",

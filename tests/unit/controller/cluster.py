@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from broker.replication.isr import Follower, proposal
 from controller.controller import Controller, ControllerSettings
 from protocol import messages as m
 from protocol import znodes
@@ -19,7 +20,16 @@ from protocol.apis import APIS, decode_request, decode_request_envelope, encode_
 from protocol.errors import ErrorCode
 from protocol.framing import FrameReader, request_limit
 from protocol.messages import CreatableAssignment, CreatableConfig, CreatableTopic
-from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Broker, Endpoint, LeaderAndIsr, TopicPartition
+from protocol.model import (
+    CONTROL_LISTENER,
+    DEFAULT_LISTENER,
+    NO_LEADER,
+    Broker,
+    Endpoint,
+    LeaderAndIsr,
+    TopicPartition,
+    replicas_to_commit,
+)
 from protocol.world import (
     Check,
     Create,
@@ -81,6 +91,10 @@ class ObedientBroker:
         self.live_brokers: dict[int, int] = {}
         """Ids and epochs of the last UpdateMetadata."""
         self.deleted: list[TopicPartition] = []
+        self.trusted_since = 0
+        """What it registers with."""
+        self.log_ends: dict[TopicPartition, tuple[int, int]] = {}
+        """Last epoch and log end offset that it reports of replicas without a leader; (-1, 0) where none is given."""
         self.answer: Callable[[Told], m.Message | None] = self.obey
         self._registration = asyncio.Lock()
 
@@ -110,7 +124,8 @@ class ObedientBroker:
                 with suppress(NoNode):
                     await self.session.delete(path)  # what an earlier run left behind
                 with suppress(NodeExists):
-                    await self.session.create(path, znodes.encode_broker(endpoints, None, 0), ephemeral=True)
+                    data = znodes.encode_broker(endpoints, None, 0, self.trusted_since)
+                    await self.session.create(path, data, ephemeral=True)
                 with suppress(NoNode):
                     _, stat = await self.session.get(path, self._registration_changed)
                     self.epoch = stat.czxid
@@ -139,16 +154,28 @@ class ObedientBroker:
         return {partition for partition, role in self.roles.items() if role.leader == self.id}
 
     async def change_isr(self, partition: TopicPartition, isr: Sequence[int]) -> None:
-        """As a leader does it: a conditional write, then a notification."""
+        """As a leader does it: a conditional write, then a notification. Who joins does so in its present epoch."""
         assert self.world is not None
         await self.world.process.run(self._change_isr(partition, isr))
 
     async def _change_isr(self, partition: TopicPartition, isr: Sequence[int]) -> None:
         assert self.session is not None
         role = self.roles[partition]
-        state = LeaderAndIsr(self.id, role.leader_epoch, tuple(isr), role.controller_epoch, role.partition_epoch)
+        known = LeaderAndIsr(
+            self.id,
+            role.leader_epoch,
+            tuple(role.isr),
+            role.controller_epoch,
+            role.partition_epoch,
+            tuple(role.isr_epochs),
+            tuple(role.eligible),
+            tuple(role.eligible_epochs),
+        )
+        followers = {b.id: Follower(broker_epoch=b.epoch) for b in self.cluster.brokers.values()}
+        state = proposal(known, isr, followers, replicas_to_commit(None, len(role.replicas)))
         stat = await self.session.set(znodes.state_path(partition), znodes.encode_state(state), role.partition_epoch)
-        role.partition_epoch, role.isr = stat.version, list(isr)
+        role.partition_epoch, role.isr, role.isr_epochs = stat.version, list(isr), list(state.isr_epochs)
+        role.eligible, role.eligible_epochs = list(state.eligible), list(state.eligible_epochs)
         data = znodes.encode_isr_change([partition])
         await self.session.create(znodes.ISR_CHANGE_PREFIX, data, sequence=True)
 
@@ -187,7 +214,11 @@ class ObedientBroker:
                 )
                 if newer:
                     self.roles[partition] = state
-                errors.append(m.PartitionError(*partition, ErrorCode.NONE))
+                answer = m.PartitionError(*partition, ErrorCode.NONE)
+                if state.leader == NO_LEADER:
+                    answer.leader_epoch = state.leader_epoch
+                    answer.last_epoch, answer.log_end_offset = self.log_ends.get(partition, (-1, 0))
+                errors.append(answer)
         return errors
 
     def _delete_replicas(self, body: m.StopReplicaRequest) -> list[m.PartitionError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from textwrap import dedent
+from types import MappingProxyType
 
 import msgspec
 
@@ -20,7 +21,7 @@ CONTROLLER = 100
 EPOCH = 7
 
 
-def broker(broker_id: int, epoch: int | None = None) -> Broker:
+def broker(broker_id: int, epoch: int | None = None, trusted_since: int = 0) -> Broker:
     """Broker 2 has epoch 20 unless it is said otherwise."""
     return Broker(
         broker_id,
@@ -29,6 +30,7 @@ def broker(broker_id: int, epoch: int | None = None) -> Broker:
             Endpoint("CONTROLLER", f"host-{broker_id}", 9091),
             Endpoint("PLAINTEXT", f"host-{broker_id}", 9092),
         ),
+        trusted_since=trusted_since,
     )
 
 
@@ -38,8 +40,20 @@ def partition(name: str) -> TopicPartition:
     return TopicPartition(topic, int(number))
 
 
-def leads(leader: int, epoch: int, isr: Iterable[int], version: int = 5, controller_epoch: int = 6) -> LeaderAndIsr:
-    return LeaderAndIsr(leader, epoch, tuple(isr), controller_epoch, version)
+def leads(
+    leader: int,
+    epoch: int,
+    isr: Iterable[int],
+    version: int = 5,
+    controller_epoch: int = 6,
+    *,
+    epochs: Iterable[int] = (),
+    eligible: Mapping[int, int] = MappingProxyType({}),
+) -> LeaderAndIsr:
+    """`epochs` are those of the ISR, `eligible` are replicas with theirs."""
+    return LeaderAndIsr(
+        leader, epoch, tuple(isr), controller_epoch, version, tuple(epochs), tuple(eligible), tuple(eligible.values())
+    )
 
 
 def picture(

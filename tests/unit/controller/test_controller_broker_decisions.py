@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.cluster_state import ReplicaFailed, Snapshot
+from controller.cluster_state import ReplicaFailed, Snapshot, TopicSettings
 from controller.decisions import brokers
 from controller.states.partition import PartitionState
 from controller.states.replica import PartitionReplica, ReplicaState
@@ -72,18 +72,18 @@ def test_an_unclean_election_is_for_topics_that_ask_for_it_and_says_what_it_cost
     state = picture([1, 2, 3], {"orders-0": (1, 3, 2), "clicks-0": (1, 3, 2)}, states)
     carry_out(state, brokers.lost(state, [1]))
     affected = [partition("orders-0"), partition("clicks-0")]
-    assert brokers.topics_in_need_of_an_unclean_election(state, affected) == ("clicks", "orders")
-    plan = brokers.settle(state, affected, unclean_topics={"clicks"})
+    assert brokers.topics_to_settle(state, affected) == ("clicks", "orders")
+    plan = brokers.settle(state, affected, settings={"clicks": TopicSettings(unclean_leader_election=True)})
     assert "write clicks-0: leader 3, epoch 5, isr [3] (over version 5)" in lines(plan)
     assert "note: unclean election of 3 for clicks-0: what only [1] had is lost" in lines(plan)
     assert "write orders-0: leader -1, epoch 5, isr [1] (over version 5)" in lines(plan)
 
 
-def test_no_setting_is_asked_for_where_a_clean_election_is_possible_or_none_at_all() -> None:
-    states = {"clean-0": leads(1, 4, [1, 2]), "dead-0": leads(3, 4, [3]), "healthy-0": leads(2, 4, [2])}
-    state = picture([1, 2], {"clean-0": (1, 2), "dead-0": (3,), "healthy-0": (2, 1)}, states)
+def test_no_setting_is_asked_for_where_all_is_well_or_nobody_lives() -> None:
+    states = {"changing-0": leads(1, 4, [1, 2]), "dead-0": leads(3, 4, [3]), "healthy-0": leads(2, 4, [2])}
+    state = picture([1, 2], {"changing-0": (1, 2), "dead-0": (3,), "healthy-0": (2, 1)}, states)
     carry_out(state, brokers.lost(state, [1]))
-    assert brokers.topics_in_need_of_an_unclean_election(state, state.assignments) == ()
+    assert brokers.topics_to_settle(state, state.assignments) == ("changing",)
 
 
 def test_when_all_in_sync_replicas_die_at_once_each_of_them_may_come_back_and_lead() -> None:
@@ -95,7 +95,7 @@ def test_when_all_in_sync_replicas_die_at_once_each_of_them_may_come_back_and_le
     carry_out(state, brokers.added(state, [broker(2, epoch=21)]))
     assert lines(brokers.settle(state, state.partitions_without_leader(), tell=[2])) == text("""
         partition orders-0 -> OnlinePartition
-        write orders-0: leader 2, epoch 6, isr [2] (over version 6)
+        write orders-0: leader 2, epoch 6, isr [2], eligible [1] (over version 6)
         LeaderAndIsr to 2: orders-0
         LeaderAndIsr to 3: orders-0
         UpdateMetadata to 2 3: orders-0

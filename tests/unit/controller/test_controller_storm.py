@@ -23,7 +23,8 @@ TOPICS = ("alpha", "beta", "gamma")
 STEPS = 400
 HARM = (
     *("kill",) * 3,
-    *("start",) * 5,
+    *("start",) * 4,
+    *("start_without_memory",) * 2,
     *("isr",) * 10,
     *("create",) * 4,
     *("delete", "bounce", "slander", "suspend", "suspend", "depose", "expire", "mute", "wait"),
@@ -72,9 +73,13 @@ class Storm:
         self._expect(now.controller_epoch >= before.controller_epoch, f"{partition}: {before} -> {now}: epoch fell")
         self._expect(now.leader_epoch == before.leader_epoch + by_controller, f"{partition}: {before} -> {now}: epoch")
         if now.leader not in (before.leader, NO_LEADER):
-            self._expect(now.leader in before.isr, f"{partition}: {before} -> {now} elects who may lack records")
+            on_record = (*before.isr, *before.eligible)
+            self._expect(now.leader in on_record, f"{partition}: {before} -> {now} elects who may lack records")
         if by_controller:
-            self._expect(set(now.isr) <= set(before.isr), f"{partition}: {before} -> {now}: the ISR grew")
+            known = (before.isr, (now.leader,))  # the second: one that was eligible
+            grew = not any(set(now.isr) <= set(isr) for isr in known)
+            foreign = not {*now.isr, *now.eligible} <= {*before.isr, *before.eligible}
+            self._expect(not (grew or foreign), f"{partition}: {before} -> {now}: somebody joined")
 
     def _expect(self, condition: object, problem: str) -> None:
         if not condition:
@@ -110,6 +115,11 @@ class Storm:
                     self.office.suspect(broker)
             case "start" if dead:
                 await self.random.choice(dead).start()
+            case "start_without_memory" if dead:
+                broker = self.random.choice(dead)
+                broker.trusted_since = znodes.SINCE_THIS_REGISTRATION
+                await broker.start()
+                broker.trusted_since = broker.epoch
             case "bounce" if alive:
                 with suppress(ZooKeeperError):
                     await self.random.choice(alive).bounce()

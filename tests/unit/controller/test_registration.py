@@ -16,6 +16,7 @@ from protocol.znodes import (
     CLUSTER_ID,
     CONTROLLER_EPOCH,
     PERSISTENT_PATHS,
+    SINCE_THIS_REGISTRATION,
     broker_path,
     decode_broker,
     encode_broker,
@@ -39,6 +40,7 @@ class Run:
         self.world: VirtualWorld = cluster.simulation.host(host).start_process()
         self.endpoints = (Endpoint(DEFAULT_LISTENER, host, port), Endpoint(CONTROL_LISTENER, host, port + 1))
         self.broker_id = broker_id
+        self.trusted_since = SINCE_THIS_REGISTRATION
         self.heard: list[str] = []
         self.failures: list[Exception] = []
         self._registration: Registration | None = None
@@ -62,12 +64,19 @@ class Run:
             session_timeout_ms=SESSION_TIMEOUT_MS,
             connect_timeout_ms=1_000,
             broker_id=self.broker_id,
+            trusted_since=lambda: self.trusted_since,
             rack="r1",
         )
         registration.on_session(lambda session, epoch: self.heard.append(f"{session.session_id:x} {epoch}"))
+        registration.on_session(lambda _, epoch: self.resolve(epoch))
         registration.on_lost(lambda state: self.heard.append(state.value))
         registration.on_failure(self.failures.append)
         return registration
+
+    def resolve(self, broker_epoch: int) -> None:
+        """As the data directory does."""
+        if self.trusted_since == SINCE_THIS_REGISTRATION:
+            self.trusted_since = broker_epoch
 
     @property
     def registration(self) -> Registration:
@@ -170,6 +179,19 @@ def test_a_broker_is_registered_with_its_endpoints_and_the_node_is_its_epoch() -
         await broker.close()
         assert not cluster.zookeeper.has(PATH)
         assert len(broker.heard) == 1
+
+    simulate(scenario)
+
+
+def test_a_registration_says_since_when_the_brokers_data_can_be_trusted_and_the_next_one_the_same() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        broker = await Run(cluster, "host-1", 9092).start()
+        first = cluster.zookeeper.stat(PATH).czxid
+        assert decode_broker(1, cluster.zookeeper.data(PATH), first).trusted_since == first
+        broker.session.expire()
+        await cluster.until(lambda: broker.registration.broker_epoch > first and broker.holds_the_node())
+        second = cluster.zookeeper.stat(PATH).czxid
+        assert decode_broker(1, cluster.zookeeper.data(PATH), second).trusted_since == first
 
     simulate(scenario)
 

@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from protocol import znodes
-from protocol.model import Broker, Endpoint, LeaderAndIsr, TopicPartition
+from protocol.model import NO_EPOCH, Broker, Endpoint, LeaderAndIsr, Member, TopicPartition
 from protocol.znodes import MalformedZnode, ProducerIdBlock, TopicZnode
 
 PARTITION = TopicPartition("orders", 3)
@@ -24,7 +24,17 @@ def test_what_kafka_wrote_for_a_broker_is_understood() -> None:
         b'{"listener_security_protocol_map":{"PLAINTEXT":"PLAINTEXT"},"endpoints":["PLAINTEXT://h:9092"],"jmx_port":9999,'
         b'"features":{},"host":"h","timestamp":"1","port":9092,"version":5,"tags":{}}'
     )
-    assert znodes.decode_broker(0, data, 5).endpoints == (Endpoint("PLAINTEXT", "h", 9092),)
+    broker = znodes.decode_broker(0, data, 5)
+    assert (broker.endpoints, broker.trusted_since) == ((Endpoint("PLAINTEXT", "h", 9092),), 0)
+
+
+@pytest.mark.parametrize(
+    ("written", "means"), [(17, 17), (0, 0), (znodes.SINCE_THIS_REGISTRATION, 42), (99, 42)], ids=str
+)
+def test_a_broker_says_since_which_epoch_its_data_can_be_trusted(written: int, means: int) -> None:
+    data = znodes.encode_broker([Endpoint("PLAINTEXT", "h", 9092)], None, 0, written)
+    assert list(json.loads(data))[-1] == "trusted_since"
+    assert znodes.decode_broker(7, data, 42).trusted_since == means
 
 
 @pytest.mark.parametrize("endpoint", ["", "PLAINTEXT", "PLAINTEXT://h", "PLAINTEXT://h:x", "PLAINTEXT://h:99999"])
@@ -58,6 +68,27 @@ def test_a_state_reads_back_with_the_version_of_its_znode() -> None:
     data = znodes.encode_state(state)
     assert znodes.decode_state(PARTITION, data, 9) == state
     assert json.loads(data) == {"controller_epoch": 7, "leader": 3, "version": 1, "leader_epoch": 2, "isr": [3, 1]}
+
+
+def test_a_state_carries_the_epochs_of_its_members_and_who_is_eligible_at_its_end() -> None:
+    state = LeaderAndIsr(3, 2, (3, 1), 7, 9, isr_epochs=(40, 20), eligible=(2,), eligible_epochs=(30,))
+    data = znodes.encode_state(state)
+    assert znodes.decode_state(PARTITION, data, 9) == state
+    assert data.endswith(b'"version":1,"isr_epochs":[40,20],"eligible":[2],"eligible_epochs":[30]}')
+    assert state.in_sync_members == (Member(3, 40), Member(1, 20))
+    assert state.eligible_members == (Member(2, 30),)
+
+
+def test_what_kafka_wrote_for_a_state_has_members_of_unknown_epochs() -> None:
+    data = b'{"controller_epoch":7,"leader":3,"version":1,"leader_epoch":2,"isr":[3,1]}'
+    assert znodes.decode_state(PARTITION, data, 9).in_sync_members == (Member(3, NO_EPOCH), Member(1, NO_EPOCH))
+
+
+@pytest.mark.parametrize("fields", [{"isr_epochs": [1]}, {"eligible": [2], "eligible_epochs": [1, 2]}])
+def test_epochs_that_do_not_fit_their_replicas_are_refused(fields: dict[str, list[int]]) -> None:
+    node = {"controller_epoch": 7, "leader": 3, "leader_epoch": 2, "isr": [3, 1]}
+    with pytest.raises(MalformedZnode, match="/brokers/topics/orders/partitions/3/state"):
+        znodes.decode_state(PARTITION, json.dumps(node | fields).encode(), 9)
 
 
 def test_the_controller_znode_is_kafkas() -> None:

@@ -1,0 +1,132 @@
+"""Since when nothing was lost of what this data directory held: the broker's word on whether its data can be believed.
+
+The problem: what is acknowledged is in the memory of every in-sync replica, not on its disk. A broker whose process
+was killed comes back with all of it, for the kernel still has it; a broker whose host lost its power comes back with
+less, and nothing in its files shows that a tail is missing. Elected all the same, it would make the others cut off what
+was acknowledged.
+
+The choice: the broker says of itself since which broker epoch (KIP-380: each registration has a new one) it has lost
+nothing. That number is kept in a small file, together with the boot id of the host. It stays what it is over a clean
+stop, and over a crash under the same boot id; otherwise, and wherever recovery had to cut more than an incomplete last
+batch, it becomes "from my next registration on". The registration carries it to the controller, which elects by it
+(`controller/decisions/elections.py`).
+
+Whatever is interrupted must err on the side of distrust:
+- a loss is written down before the recovery cuts anything, for the next recovery would find nothing to cut;
+- the file has the present boot id before the clean-shutdown marker is removed, which is before anything is appended:
+  so it never says of a host's start that all is well, where somebody wrote under an earlier one;
+- the epoch of the registration is in the file before this broker obeys any order under it.
+
+Rejected: a word for each partition (one more file to sync with each); an fsync per append, which makes all of this
+unnecessary and costs a disk's latency for each batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import msgspec
+
+from broker.storage.checkpoints import MalformedFile
+from protocol.world import Disk
+from protocol.znodes import SINCE_THIS_REGISTRATION
+
+logger = logging.getLogger("minibroker.storage")
+
+CONTINUITY_FILE = "data-continuity"
+
+_VERSION = 0
+
+
+class Continuity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file says: under the host's start `boot_id`, all that was written since the broker epoch `trusted_since`
+    is there. SINCE_THIS_REGISTRATION: nothing is sure before the next registration."""
+
+    version: int = _VERSION
+    boot_id: str
+    trusted_since: int
+
+
+def encode_continuity(continuity: Continuity) -> bytes:
+    return msgspec.json.encode(continuity)
+
+
+def decode_continuity(path: str, data: bytes) -> Continuity:
+    """Raises MalformedFile."""
+    try:
+        found = msgspec.json.decode(data, type=Continuity)
+    except msgspec.MsgspecError as error:
+        raise MalformedFile(f"{path} is damaged: {error}") from error
+    if found.version != _VERSION or found.trusted_since < SINCE_THIS_REGISTRATION:
+        raise MalformedFile(f"{path} is damaged: version {found.version}, trusted since {found.trusted_since}")
+    return found
+
+
+class DataContinuity:
+    """One data directory's. Calls block for the write of a small file; what they change is durable when they return.
+    They raise OSError."""
+
+    def __init__(self, disk: Disk, log_dir: str) -> None:
+        self._disk = disk
+        self._path = f"{log_dir}/{CONTINUITY_FILE}"
+        self._boot_id = ""
+        self._trusted_since = SINCE_THIS_REGISTRATION
+        self._writing = threading.Lock()
+
+    @property
+    def trusted_since(self) -> int:
+        """For the registration: a broker epoch, or SINCE_THIS_REGISTRATION."""
+        return self._trusted_since
+
+    def begin(self, *, was_clean: bool) -> None:
+        """First of all, before the marker of the clean stop is removed and before any log is opened."""
+        self._boot_id = self._present_boot_id()
+        found = self._read()
+        trusted_since = SINCE_THIS_REGISTRATION
+        if found is not None and (was_clean or (self._boot_id and found.boot_id == self._boot_id)):
+            trusted_since = found.trusted_since
+        elif found is not None:
+            logger.warning(
+                "the host was started anew, and the broker had not stopped in order before: what it wrote last may be "
+                "missing, so it is not elected for what it had"
+            )
+        if found == Continuity(boot_id=self._boot_id, trusted_since=trusted_since):
+            self._trusted_since = trusted_since
+        else:
+            self._write(trusted_since)
+
+    def distrust(self, reason: str) -> None:
+        """Something is lost, or is about to be. Called from any thread."""
+        with self._writing:
+            if self._trusted_since == SINCE_THIS_REGISTRATION:
+                return
+            logger.warning("what the data directory held is incomplete: %s", reason)
+            self._write(SINCE_THIS_REGISTRATION)
+
+    def registered(self, broker_epoch: int) -> None:
+        """This broker has this epoch. What it writes from now on is there until it says otherwise."""
+        with self._writing:
+            # Epochs only grow; but for a ZooKeeper that was set up anew, under which nothing is on record yet.
+            if self._trusted_since == SINCE_THIS_REGISTRATION or broker_epoch < self._trusted_since:
+                self._write(broker_epoch)
+
+    def _write(self, trusted_since: int) -> None:
+        content = encode_continuity(Continuity(boot_id=self._boot_id, trusted_since=trusted_since))
+        self._disk.write_atomically(self._path, content)
+        self._trusted_since = trusted_since
+
+    def _read(self) -> Continuity | None:
+        if not self._disk.exists(self._path):
+            return None
+        try:
+            return decode_continuity(self._path, self._disk.read_file(self._path))
+        except MalformedFile as error:
+            logger.warning("%s; going on without it", error)
+            return None
+
+    def _present_boot_id(self) -> str:
+        try:
+            return self._disk.boot_id()
+        except FileNotFoundError:
+            return ""  # an operating system that has none: then only a clean stop is believed

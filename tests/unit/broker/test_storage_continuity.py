@@ -1,0 +1,328 @@
+"""Since when a data directory has lost nothing: what survives which stop, and that interruptions err on distrust."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from broker.storage.checkpoints import MalformedFile
+from broker.storage.continuity import (
+    CONTINUITY_FILE,
+    Continuity,
+    DataContinuity,
+    decode_continuity,
+    encode_continuity,
+)
+from broker.storage.log import LogConfig
+from broker.storage.manager import DataDirectoryUnusable, LogManager
+from protocol.znodes import SINCE_THIS_REGISTRATION
+from tests.power_cut_disk import PowerCutDisk
+from tests.storage_support import NOW, PARTITION, StorageWorld, batch
+
+FILE = f"/data/{CONTINUITY_FILE}"
+CONFIG = LogConfig()
+
+
+class Host:
+    """A data directory and its starts. Epochs are given in the order of the registrations: 1, 2, ..."""
+
+    def __init__(self) -> None:
+        self.disk = PowerCutDisk()
+        self.epochs = 0
+
+    def live(
+        self,
+        *,
+        clean: bool = False,
+        register: bool = True,
+        records: int = 1,
+        action: Callable[[LogManager], None] = lambda logs: None,
+    ) -> int:
+        """One life of the broker. Returns what it had to say when it registered."""
+
+        async def run() -> int:
+            logs = LogManager(StorageWorld(self.disk), "/data", 1, checkpoint_interval_ms=10**9)
+            await logs.open("cluster")
+            said = logs.trusted_since
+            if register:
+                self.epochs += 1
+                logs.registered(self.epochs)
+            if PARTITION not in logs.damaged:
+                log = await logs.get_or_create(PARTITION, "id", CONFIG)
+                for _ in range(records):
+                    log.append_as_leader(batch(), 0, NOW)
+            action(logs)
+            await logs.close(clean=clean)
+            return said
+
+        return asyncio.run(run())
+
+    def crash_while_starting(self, after_changes: int) -> bool:
+        """The process, and its disk with it, dies after so many changes. False: it had started by then."""
+        self.disk.changes_left = after_changes
+
+        async def run() -> bool:
+            logs = LogManager(StorageWorld(self.disk), "/data", 1, checkpoint_interval_ms=10**9)
+            try:
+                await logs.open("cluster")
+            except DataDirectoryUnusable:
+                return True
+            alive = self.disk.changes_left is None or self.disk.changes_left > 0
+            self.disk.changes_left = None
+            await logs.close(clean=False)
+            return not alive
+
+        died = asyncio.run(run())
+        self.disk.changes_left = None
+        return died
+
+    def cut_power(self, seed: int = 0) -> None:
+        self.disk.power_cut(Random(seed))
+
+    def damage_the_middle(self) -> None:
+        """Of three batches or more: what follows is cut by the next start."""
+        path = f"/data/{PARTITION}/00000000000000000000.log"
+        file = self.disk.open(path)
+        position = file.size() // 2
+        file.pwrite([bytes([file.pread(1, position)[0] ^ 0xFF])], position)
+        file.close()
+
+
+def test_a_new_directory_is_trusted_from_its_first_registration_on() -> None:
+    host = Host()
+    assert host.live() == SINCE_THIS_REGISTRATION
+    assert decode_continuity(FILE, host.disk.read_file(FILE)) == Continuity(boot_id="boot-1", trusted_since=1)
+
+
+def test_a_killed_process_comes_back_with_everything() -> None:
+    host = Host()
+    host.live()
+    assert [host.live(), host.live()] == [1, 1]
+
+
+def test_after_a_power_cut_nothing_is_believed_before_the_next_registration() -> None:
+    host = Host()
+    host.live()
+    host.cut_power()
+    assert host.live() == SINCE_THIS_REGISTRATION
+    assert host.live() == 2
+
+
+def test_a_clean_stop_outlasts_the_start_of_the_host() -> None:
+    host = Host()
+    host.live(clean=True)
+    host.cut_power()
+    assert host.live() == 1
+    assert host.live() == 1, "the file has the new boot id"
+    host.cut_power()
+    assert host.live() == SINCE_THIS_REGISTRATION
+
+
+def test_the_same_process_registers_again_with_the_epoch_that_it_got_first() -> None:
+    host = Host()
+
+    def lose_the_session(logs: LogManager) -> None:
+        logs.registered(7)
+        assert logs.trusted_since == 1
+
+    host.live(action=lose_the_session)
+    assert host.live() == 1
+
+
+def test_who_was_never_registered_has_nothing_to_be_believed() -> None:
+    host = Host()
+    host.live(register=False)
+    assert host.live(clean=True, register=False) == SINCE_THIS_REGISTRATION
+    assert host.live() == SINCE_THIS_REGISTRATION
+
+
+def test_a_lower_epoch_is_of_another_zookeeper() -> None:
+    host = Host()
+    host.epochs = 1_000
+    host.live()
+    host.epochs = 5
+    host.live()
+    assert host.live() == 6
+
+
+def test_a_log_that_had_to_be_cut_is_distrusted_though_the_host_was_up_all_the_time() -> None:
+    host = Host()
+    host.live(records=5)
+    host.damage_the_middle()
+    assert host.live() == SINCE_THIS_REGISTRATION
+    assert host.live() == 2
+
+
+def test_an_incomplete_last_batch_is_what_a_killed_process_leaves_and_costs_no_trust() -> None:
+    host = Host()
+    host.live(records=3)
+    file = host.disk.open(f"/data/{PARTITION}/00000000000000000000.log")
+    file.truncate(file.size() - 5)
+    assert host.live() == 1
+
+
+def test_a_log_shorter_than_its_recovery_point_is_distrusted() -> None:
+    host = Host()
+    host.live(records=3, clean=True)
+    host.disk.open(f"/data/{PARTITION}/00000000000000000000.log").truncate(0)
+    assert host.live() == SINCE_THIS_REGISTRATION
+
+
+def test_a_replica_that_cannot_be_opened_or_whose_directory_was_removed_is_distrusted() -> None:
+    host = Host()
+    host.live(records=3, clean=True)
+    host.disk.remove(f"/data/{PARTITION}/partition.metadata")
+    file = host.disk.open(f"/data/{PARTITION}/partition.metadata", create=True)
+    file.pwrite([b"nonsense"], 0)
+    assert host.live(clean=True) == SINCE_THIS_REGISTRATION
+    host.disk.remove_tree(f"/data/{PARTITION}")
+    assert host.live(records=2, clean=True) == 2, "as it was damaged when 2 was registered, nothing of it counts"
+    host.disk.remove_tree(f"/data/{PARTITION}")
+    assert host.live() == SINCE_THIS_REGISTRATION
+
+
+def test_a_deleted_topic_costs_no_trust() -> None:
+    host = Host()
+
+    async def delete() -> None:
+        logs = LogManager(StorageWorld(host.disk), "/data", 1)
+        await logs.open("cluster")
+        await logs.delete(PARTITION)
+        await logs.close(clean=False)
+
+    host.live(records=3, clean=True)
+    asyncio.run(delete())
+    assert host.live() == 1
+
+
+def test_a_disk_that_has_failed_is_distrusted_though_it_works_again() -> None:
+    host = Host()
+
+    def fail(logs: LogManager) -> None:
+        logs._directory.fail(OSError("no more"), "writing")
+
+    host.live(action=fail, clean=True)
+    assert host.live() == SINCE_THIS_REGISTRATION
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"nonsense",
+        b"{}",
+        b'{"version":1,"boot_id":"boot-1","trusted_since":1}',
+        b'{"boot_id":"","trusted_since":-2}',
+    ],
+)
+def test_a_damaged_file_is_as_good_as_none(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    host = Host()
+    host.live(clean=True)
+    host.disk.write_atomically(FILE, content)
+    with pytest.raises(MalformedFile, match=CONTINUITY_FILE):
+        decode_continuity(FILE, content)
+    with caplog.at_level(logging.WARNING):
+        assert host.live() == SINCE_THIS_REGISTRATION
+    assert CONTINUITY_FILE in caplog.text
+
+
+def test_where_the_host_has_no_boot_id_only_a_clean_stop_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+
+    def none() -> str:
+        raise FileNotFoundError("/proc/sys/kernel/random/boot_id")
+
+    monkeypatch.setattr(host.disk, "boot_id", none)
+    host.live(clean=True)
+    assert host.live() == 1
+    assert host.live() == SINCE_THIS_REGISTRATION
+
+
+def test_what_cannot_be_written_down_is_not_taken_for_written() -> None:
+    disk = PowerCutDisk()
+    disk.make_directories("/data")
+    disk.write_atomically(FILE, encode_continuity(Continuity(boot_id="boot-1", trusted_since=3)))
+    continuity = DataContinuity(disk, "/data")
+    continuity.begin(was_clean=False)
+    disk.changes_left = 0
+    for _ in range(2):
+        with pytest.raises(OSError):
+            continuity.distrust("the test says so")
+    disk.changes_left = None
+    assert decode_continuity(FILE, disk.read_file(FILE)).trusted_since == 3
+    continuity.distrust("the test says so")
+    assert decode_continuity(FILE, disk.read_file(FILE)).trusted_since == SINCE_THIS_REGISTRATION
+
+
+# --- Crashes in the middle of a start --------------------------------------------------------------------------
+
+
+def starts_that_die(prepare: Callable[[Host], None]) -> list[Host]:
+    """Hosts whose broker died after the first, second, ... change of a start, until one start gets through."""
+    hosts = []
+    for changes in range(1_000):
+        host = Host()
+        prepare(host)
+        died = host.crash_while_starting(changes)
+        hosts.append(host)
+        if not died:
+            return hosts
+    raise AssertionError("a start takes a thousand changes")
+
+
+def with_a_damaged_log(host: Host) -> None:
+    host.live(records=5)
+    host.damage_the_middle()
+
+
+def with_a_shortened_log(host: Host) -> None:
+    host.live(records=3, clean=True)
+    host.disk.open(f"/data/{PARTITION}/00000000000000000000.log").truncate(0)
+
+
+def with_a_removed_directory(host: Host) -> None:
+    host.live(records=3, clean=True)
+    host.disk.remove_tree(f"/data/{PARTITION}")
+
+
+def after_a_power_cut(host: Host) -> None:
+    host.live(records=5)
+    host.cut_power()
+
+
+@pytest.mark.parametrize(
+    "loss", [with_a_damaged_log, with_a_shortened_log, with_a_removed_directory, after_a_power_cut]
+)
+@pytest.mark.parametrize("power_fails", [False, True], ids=["killed", "power cut"])
+def test_wherever_a_start_after_a_loss_is_interrupted_the_next_one_knows_of_it(
+    loss: Callable[[Host], None], power_fails: bool
+) -> None:
+    hosts = starts_that_die(loss)
+    assert len(hosts) > 3, "there is something to interrupt"
+    for number, host in enumerate(hosts):
+        if power_fails:
+            host.cut_power(seed=number)
+        assert host.live() == SINCE_THIS_REGISTRATION, f"after {number} changes"
+
+
+def test_a_start_after_a_clean_stop_may_be_killed_at_any_point_and_nothing_is_distrusted() -> None:
+    def stopped_and_moved_to_a_new_start_of_the_host(host: Host) -> None:
+        host.live(records=3, clean=True)
+        host.cut_power()
+
+    for number, host in enumerate(starts_that_die(stopped_and_moved_to_a_new_start_of_the_host)):
+        assert host.live() == 1, f"after {number} changes"
+
+
+def test_what_was_written_after_a_start_of_the_host_is_never_believed_after_the_next_one() -> None:
+    for seed in range(20):
+        host = Host()
+        host.live(clean=True)
+        host.cut_power(seed)
+        host.live(records=2)  # by another start of the host than the one that was stopped cleanly
+        host.cut_power(seed)
+        assert host.live() == SINCE_THIS_REGISTRATION
