@@ -9,7 +9,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test check up bench faults hostile image compose-test clean
+.PHONY: setup demo test check up bench faults spark-faults hostile simulate simulate-nightly mutants image compose-test clean
 
 setup: $(STAMP)
 
@@ -36,25 +36,48 @@ check: setup
 up: setup
 	$(BIN)/minibroker up
 
-# On a cluster of its own, whose data is removed at the end.
+# On clusters of its own, whose processes and data are gone at the end. BENCH_OPTIONS=--quick takes half a minute.
 BENCH_DATA := .minibroker/bench
+BENCH_OPTIONS :=
 bench: setup
-	$(BIN)/minibroker up --detach --data $(BENCH_DATA) --base-port 29092
-	$(BIN)/minibroker bench produce --data $(BENCH_DATA) && \
-	$(BIN)/minibroker bench consume --by batches --data $(BENCH_DATA) && \
-	$(BIN)/minibroker bench consume --by records --data $(BENCH_DATA); \
-	status=$$?; $(BIN)/minibroker down --delete-data --yes --data $(BENCH_DATA); exit $$status
+	$(BIN)/python -m tests.benchmarks.matrix --data $(BENCH_DATA) $(BENCH_OPTIONS)
 
 # Kills members of a cluster of its own under load, ROUNDS times each, and judges what was acknowledged.
 ROUNDS := 3
 faults: setup
 	$(BIN)/python -m tests.faults.kill_rounds --rounds $(ROUNDS)
 
+# Kills drivers, executors, leaders and controllers while topics are ingested, on local[2] and on a small Spark cluster;
+# then the Parquet files must equal the topics. SPARK_OPTIONS='--modes local --kinds driver,leader' does some of it.
+SPARK_OPTIONS :=
+spark-faults: setup
+	$(BIN)/python -m tests.faults.spark_rounds --rounds $(ROUNDS) $(SPARK_OPTIONS)
+
 # Bad input in bulk, and hundreds of slow connections, each at a broker of its own.
 FRAMES := 200000
 hostile: setup
 	$(BIN)/python -m tests.faults.hostile_frames --frames $(FRAMES)
 	$(BIN)/python -m tests.faults.slow_connections
+
+# The whole cluster in one process on virtual time, under a storm of faults for each seed. SEED=17 replays one of them;
+# MUTANT=name plants one of the bugs of tests/simulation/mutants.
+SEEDS := 1..200
+MINUTES := 3
+SEED :=
+MUTANT :=
+simulate: setup
+	$(BIN)/python -m tests.simulation.simulate --minutes $(MINUTES) --floors \
+		$(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(MUTANT),--mutant $(MUTANT))
+
+# New seeds every night, for as many hours as it takes; the first one stands in the output.
+NIGHTLY_SEEDS := 3000
+simulate-nightly: setup
+	first=$$(($$(date +%s) / 86400 * 10000)); \
+	$(BIN)/python -m tests.simulation.simulate --minutes $(MINUTES) --floors --seeds $$first..$$((first + $(NIGHTLY_SEEDS) - 1))
+
+# How many seeds it takes to catch each planted bug. All of them, or the one that MUTANT names.
+mutants: setup
+	$(BIN)/python -m tests.simulation.hunt --minutes $(MINUTES) $(if $(MUTANT),--mutant $(MUTANT))
 
 # Builds the images of deploy/docker-compose.yml, and prints their sizes. Where no base image can be pulled, it makes one
 # from Debian's packages (as root, with debootstrap).

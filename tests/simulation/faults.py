@@ -1,0 +1,335 @@
+"""The catalogue of faults: what a storm can do to a cluster, each for a while, and each undone at its end.
+
+A fault is a coroutine. It picks a victim, strikes, counts itself, waits, and undoes what it did; cancelled, it undoes
+it at once. Where no victim is to be had it does nothing, and is not counted. Processes that die are started again by
+the storm's keepers. A fault of a whole process reserves its broker (`storm.hold`), since a second one would undo the
+first; faults of networks, disks, clocks and ZooKeeper overlap with anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from client.admin import Admin
+from protocol.errors import MinibrokerError
+from tests.simulation.cluster import PORT, host_name
+from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
+
+if TYPE_CHECKING:
+    from tests.simulation.storm import Storm
+
+Fault = Callable[["Storm"], Awaitable[None]]
+
+
+# --- Processes and machines ------------------------------------------------------------------------------------
+
+
+async def _kill(storm: Storm) -> None:
+    """kill -9 of any broker."""
+    broker_id = storm.some_broker()
+    if broker_id is not None:
+        storm.count("kill", f"broker {broker_id}")
+        storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _kill_leader(storm: Storm) -> None:
+    broker_id = storm.leader()
+    if broker_id is not None:
+        storm.count("kill leader", f"broker {broker_id}")
+        storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _kill_controller(storm: Storm) -> None:
+    for broker_id in storm.cluster.active_controllers():
+        if broker_id in storm.idle_brokers():
+            storm.count("kill controller", f"broker {broker_id}")
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _kill_several(storm: Storm) -> None:
+    """Two or three at the same moment."""
+    victims = storm.idle_brokers()
+    if len(victims) > 1:
+        victims = storm.dice.sample(victims, storm.dice.randint(2, len(victims)))
+        storm.count("kill several", f"brokers {victims}")
+        for broker_id in victims:
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _power_cut(storm: Storm) -> None:
+    """What was not synced is gone. Never before the last victim has caught up: see the storm's essay."""
+    broker_id = storm.leader() if storm.dice.random() < 0.7 else storm.some_broker()
+    if broker_id is not None and not storm.damaged:
+        storm.count("power cut", f"broker {broker_id}")
+        storm.damaged.add(broker_id)
+        storm.take_down(broker_id, storm.cluster.power_cut)
+
+
+async def _stop(storm: Storm) -> None:
+    """A stop in good order, and a start."""
+    broker_id = storm.some_broker()
+    if broker_id is not None:
+        with storm.hold(broker_id):
+            storm.count("clean stop", f"broker {broker_id}")
+            await storm.stop(broker_id)
+
+
+async def _pause(storm: Storm) -> None:
+    """SIGSTOP, for a moment or beyond every timeout; a broker that is paused may die."""
+    broker_id = storm.leader() if storm.dice.random() < 0.5 else storm.some_broker()
+    if broker_id is None:
+        return
+    with storm.hold(broker_id):
+        storm.count("pause", f"broker {broker_id}")
+        storm.cluster.pause_broker(broker_id)
+        try:
+            await asyncio.sleep(storm.dice.choice([0.3, 2.0, 5.0, 12.0]) * storm.dice.uniform(0.5, 1.5))
+            if storm.dice.random() < 0.2:
+                storm.note(f"broker {broker_id} is killed while it is paused")
+                storm.take_down(broker_id, storm.cluster.kill_broker)
+                return
+        finally:
+            storm.cluster.resume_broker(broker_id)
+        storm.note(f"broker {broker_id} goes on")
+
+
+async def _kill_client(storm: Storm) -> None:
+    name = storm.dice.choice(storm.workload.names)
+    storm.count("kill client", name)
+    storm.workload.restart(name)
+
+
+# --- The network -----------------------------------------------------------------------------------------------
+
+
+async def _partition(storm: Storm) -> None:
+    """One broker cut off from the other brokers, both ways or one way."""
+    network, dice = storm.simulation.network, storm.dice
+    victim = dice.choice(storm.cluster.broker_ids)
+    others = [broker_id for broker_id in storm.cluster.broker_ids if broker_id != victim]
+    if dice.random() < 0.3:
+        others = [dice.choice(others)]
+    ways = dice.choice(["both", "both", "to it", "from it"])
+    links = [(host_name(victim), host_name(other)) for other in others if ways != "to it"]
+    links += [(host_name(other), host_name(victim)) for other in others if ways != "from it"]
+    storm.count("partition", f"broker {victim} from {others}, {ways}")
+    for source, target in links:
+        network.block(source, target)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        for source, target in links:
+            network.unblock(source, target)
+        storm.note(f"broker {victim} and {others} reach each other")
+
+
+async def _isolation(storm: Storm) -> None:
+    """One broker cut off from everybody: brokers, clients and ZooKeeper."""
+    simulation = storm.simulation
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("isolation", victim)
+    simulation.network.unreachable(victim, True)
+    simulation.zookeeper.cut(victim)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        simulation.network.unreachable(victim, False)
+        simulation.zookeeper.uncut(victim)
+        storm.note(f"{victim} is back in the network")
+
+
+async def _client_partition(storm: Storm) -> None:
+    """A client that does not reach one broker, or is not reached by it."""
+    client = storm.dice.choice(storm.workload.names)
+    broker = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    source, target = storm.dice.choice([(client, broker), (broker, client)])
+    storm.count("client partition", f"{source} to {target}")
+    storm.simulation.network.block(source, target)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        storm.simulation.network.unblock(source, target)
+
+
+async def _reset(storm: Storm) -> None:
+    hosts = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
+    first = storm.dice.choice(hosts)
+    second = storm.dice.choice([host for host in hosts + storm.workload.names if host != first])
+    connections = storm.simulation.network.reset(first, second)
+    if connections:
+        storm.count("reset", f"{connections} connections of {first} and {second}")
+
+
+async def _slow_network(storm: Storm) -> None:
+    network, dice = storm.simulation.network, storm.dice
+    high_s = dice.choice([0.01, 0.1, 0.5])
+    bandwidth = dice.choice([None, 50_000.0, 1_000_000.0])
+    storm.count("slow network", f"up to {high_s} s, {bandwidth or 'any number of'} bytes/s")
+    network.set_latency(high_s / 10, high_s)
+    network.set_bandwidth(bandwidth)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        network.set_latency(MIN_LATENCY_S, MAX_LATENCY_S)
+        network.set_bandwidth(None)
+
+
+async def _connection_storm(storm: Storm) -> None:
+    """Many connections at once that say nothing, and are dropped after a while."""
+    world = storm.cluster.client("stranger")
+    broker = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    count = storm.dice.choice([20, 100])
+    storm.count("connection storm", f"{count} connections to {broker}")
+
+    async def connect() -> None:
+        with suppress(OSError):
+            await world.network.connect(broker, PORT, asyncio.Protocol)
+
+    try:
+        tasks = [world.process.start(connect()) for _ in range(count)]
+        await asyncio.wait(tasks, timeout=storm.dice.uniform(1, 10))
+    finally:
+        world.process.kill()
+
+
+# --- Disks and clocks ------------------------------------------------------------------------------------------
+
+
+async def _failing_disk(storm: Storm) -> None:
+    """An I/O error: the broker must take its log directory offline, and acknowledge nothing more."""
+    broker_id = storm.some_broker()
+    if broker_id is None:
+        return
+    operation = storm.dice.choice(["pwrite", "pwrite", "fdatasync", "open", "rename", "sync_directory"])
+    storm.count("failing disk", f"broker {broker_id}, {operation}")
+    with storm.bad_disk(broker_id) as faults:
+        faults.fail(operation, errno.EIO, after=storm.dice.randrange(20))
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _full_disk(storm: Storm) -> None:
+    broker_id = storm.some_broker()
+    if broker_id is None:
+        return
+    storm.count("full disk", f"broker {broker_id}")
+    with storm.bad_disk(broker_id) as faults:
+        faults.free_bytes = storm.dice.randrange(3_000)
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _slow_disk(storm: Storm) -> None:
+    broker_id = storm.dice.choice(storm.cluster.broker_ids)
+    delay_s = storm.dice.choice([0.05, 0.5, 3.0])
+    storm.count("slow disk", f"broker {broker_id}, {delay_s} s a sync")
+    with storm.bad_disk(broker_id) as faults:
+        faults.sync_delay_s = delay_s
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _clock_jump(storm: Storm) -> None:
+    """The wall clock of a broker or client is wrong from now on."""
+    name = storm.dice.choice([*map(host_name, storm.cluster.broker_ids), *storm.workload.names])
+    offset_ms = storm.dice.choice([-86_400_000, -5_000, -100, 0, 100, 5_000, 86_400_000])
+    storm.count("clock jump", f"{name} by {offset_ms} ms")
+    storm.simulation.host(name).clock_offset_ms = offset_ms
+
+
+# --- ZooKeeper -------------------------------------------------------------------------------------------------
+
+
+async def _zookeeper_down(storm: Storm) -> None:
+    storm.count("ZooKeeper down", "for everybody")
+    storm.simulation.zookeeper.stop()
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        storm.simulation.zookeeper.start()
+        storm.note("ZooKeeper is back")
+
+
+async def _zookeeper_cut(storm: Storm) -> None:
+    """One broker does not reach ZooKeeper; the others do."""
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("ZooKeeper cut", victim)
+    storm.simulation.zookeeper.cut(victim)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        storm.simulation.zookeeper.uncut(victim)
+
+
+async def _zookeeper_connection_loss(storm: Storm) -> None:
+    """What was under way may have been carried out or not."""
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("ZooKeeper connection loss", victim)
+    storm.simulation.zookeeper.lose_connections(victim)
+
+
+async def _zookeeper_expiry(storm: Storm) -> None:
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("ZooKeeper expiry", victim)
+    storm.simulation.zookeeper.expire(victim)
+
+
+# --- What users do meanwhile -----------------------------------------------------------------------------------
+
+
+async def _topic_churn(storm: Storm) -> None:
+    """A topic is created, and deleted some time later, whatever else goes on."""
+    world = storm.cluster.client("churn")
+    name = f"side-{storm.dice.randrange(1 << 30)}"
+    storm.count("topic churn", name)
+
+    async def churn() -> None:
+        with suppress(MinibrokerError):
+            async with Admin(storm.cluster.bootstrap, world=world) as admin:
+                await admin.create_topic(name, partitions=3, replication_factor=3)
+                await asyncio.sleep(world.random.uniform(0, 5))
+                await admin.delete_topic(name)
+
+    try:
+        await asyncio.wait([world.process.start(churn())], timeout=30)
+    finally:
+        world.process.kill()
+
+
+# --- Pieces ----------------------------------------------------------------------------------------------------
+
+
+def _span_s(storm: Storm) -> float:
+    """How long a fault lasts: mostly short, now and then beyond every timeout."""
+    return storm.dice.choice([0.2, 1.0, 3.0, 8.0, 20.0]) * storm.dice.uniform(0.5, 1.5)
+
+
+FAULTS: dict[str, Fault] = {
+    "kill": _kill,
+    "kill leader": _kill_leader,
+    "kill controller": _kill_controller,
+    "kill several": _kill_several,
+    "power cut": _power_cut,
+    "clean stop": _stop,
+    "pause": _pause,
+    "kill client": _kill_client,
+    "partition": _partition,
+    "isolation": _isolation,
+    "client partition": _client_partition,
+    "reset": _reset,
+    "slow network": _slow_network,
+    "connection storm": _connection_storm,
+    "failing disk": _failing_disk,
+    "full disk": _full_disk,
+    "slow disk": _slow_disk,
+    "clock jump": _clock_jump,
+    "ZooKeeper down": _zookeeper_down,
+    "ZooKeeper cut": _zookeeper_cut,
+    "ZooKeeper connection loss": _zookeeper_connection_loss,
+    "ZooKeeper expiry": _zookeeper_expiry,
+    "topic churn": _topic_churn,
+}
+
+KEPT_IN_EVERY_STORM = ("kill leader", "power cut")
+"""Without them a storm could not reach its floors."""

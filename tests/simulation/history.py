@@ -1,0 +1,190 @@
+"""What clients saw, and what is wrong with it (after Jepsen's Kafka workload). Pure: a history in, anomalies out.
+
+Every value is unique and was sent once, so each place where it turns up can be told apart. A history is complete when
+all clients have ended and `final` holds what fresh consumers read from each partition's beginning to its end, after
+everything was healed.
+
+What counts as an anomaly depends on what was promised. With acks=all: nothing acknowledged is lost, nothing is there
+twice, each producer's records are in order. With acks=1 a crash may lose what was acknowledged, and a retry may repeat
+or reorder: such losses are only counted, so that a run shows that they would be seen. For both: an offset has one value
+for ever, nothing that a consumer has seen vanishes, and a consumer neither skips nor goes back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from protocol.model import TopicPartition
+
+
+class Anomaly(NamedTuple):
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+class Sent(NamedTuple):
+    producer: str
+    """Unique to one start of one producer."""
+    number: int
+    """Grows with every send of the producer."""
+    partition: TopicPartition
+
+
+class Acknowledged(NamedTuple):
+    value: bytes
+    offset: int
+    at_s: float
+
+
+class Polled(NamedTuple):
+    consumer: str
+    """Unique to one start of one consumer."""
+    partition: TopicPartition
+    offset: int
+    value: bytes
+    at_s: float
+
+
+@dataclass
+class History:
+    durable_topics: frozenset[str]
+    """Those that are written with acks=all by idempotent producers."""
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    acknowledged: dict[TopicPartition, list[Acknowledged]] = field(default_factory=lambda: defaultdict(list))
+    failed: int = 0
+    """Records that were reported as not delivered: each may be there or not."""
+    polled: list[Polled] = field(default_factory=list)
+    truncations: list[str] = field(default_factory=list)
+    """What consumers were told of records that were gone: LogTruncated, OFFSET_OUT_OF_RANGE."""
+    final: dict[TopicPartition, dict[int, bytes]] = field(default_factory=dict)
+    """By offset."""
+
+    def lost_with_acks_1(self) -> int:
+        """Legal losses."""
+        return sum(
+            self.final.get(partition, {}).get(record.offset) != record.value
+            for partition, records in self.acknowledged.items()
+            if partition.topic not in self.durable_topics
+            for record in records
+        )
+
+
+def check(history: History) -> list[Anomaly]:
+    """Every anomaly of a complete history, kind by kind."""
+    return [
+        *_inconsistent_offsets(history),
+        *_lost_writes(history),
+        *_duplicates(history),
+        *_reorderings(history),
+        *_phantoms(history),
+        *_poll_jumps(history),
+        *(Anomaly("truncated under a consumer", text) for text in history.truncations),
+    ]
+
+
+def _inconsistent_offsets(history: History) -> Iterator[Anomaly]:
+    """One offset, two values, whoever saw them. Not for acknowledgements of acks=1, whose offsets may be reused."""
+    seen: dict[tuple[TopicPartition, int], tuple[bytes, str]] = {}
+
+    def see(partition: TopicPartition, offset: int, value: bytes, who: str) -> Iterator[Anomaly]:
+        before = seen.setdefault((partition, offset), (value, who))
+        if before[0] != value:
+            yield Anomaly(
+                "inconsistent offset",
+                f"{partition} offset {offset} is {_show(before[0])} to {before[1]} and {_show(value)} to {who}",
+            )
+
+    for poll in history.polled:
+        yield from see(poll.partition, poll.offset, poll.value, f"{poll.consumer} at {poll.at_s:.3f} s")
+    for partition, records in history.acknowledged.items():
+        if partition.topic in history.durable_topics:
+            for record in records:
+                if record.offset >= 0:
+                    yield from see(partition, record.offset, record.value, f"its producer at {record.at_s:.3f} s")
+    for partition, values in history.final.items():
+        for offset, value in values.items():
+            yield from see(partition, offset, value, "the final read")
+
+
+def _lost_writes(history: History) -> Iterator[Anomaly]:
+    """Acknowledged with acks=all, or seen by a consumer, and not there in the end."""
+    there = {partition: set(values.values()) for partition, values in history.final.items()}
+    for partition, records in history.acknowledged.items():
+        if partition.topic in history.durable_topics:
+            for record in records:
+                if record.value not in there.get(partition, ()):
+                    yield Anomaly(
+                        "lost write",
+                        f"{_show(record.value)}, acknowledged at {record.at_s:.3f} s at offset {record.offset} "
+                        f"of {partition}",
+                    )
+    for poll in history.polled:
+        if poll.value not in there.get(poll.partition, ()):
+            yield Anomaly(
+                "lost write",
+                f"{_show(poll.value)}, which {poll.consumer} read at {poll.at_s:.3f} s at offset {poll.offset} "
+                f"of {poll.partition}",
+            )
+
+
+def _duplicates(history: History) -> Iterator[Anomaly]:
+    for partition, values in history.final.items():
+        if partition.topic not in history.durable_topics:
+            continue
+        first: dict[bytes, int] = {}
+        for offset, value in sorted(values.items()):
+            if value in first:
+                yield Anomaly("duplicate", f"{_show(value)} at offsets {first[value]} and {offset} of {partition}")
+            first.setdefault(value, offset)
+
+
+def _reorderings(history: History) -> Iterator[Anomaly]:
+    """Within a partition, each producer's records stand in the order in which it sent them."""
+    for partition, values in history.final.items():
+        if partition.topic not in history.durable_topics:
+            continue
+        last: dict[str, Sent] = {}
+        for offset, value in sorted(values.items()):
+            sent = history.sent.get(value)
+            if sent is None:
+                continue
+            before = last.get(sent.producer)
+            if before is not None and sent.number < before.number:
+                yield Anomaly(
+                    "reordering",
+                    f"{sent.producer}, {partition}: number {sent.number} at offset {offset}, after {before.number}",
+                )
+            last[sent.producer] = sent
+
+
+def _phantoms(history: History) -> Iterator[Anomaly]:
+    """Values that were never sent, or not to that partition."""
+    for partition, values in history.final.items():
+        for offset, value in values.items():
+            sent = history.sent.get(value)
+            if sent is None or sent.partition != partition:
+                yield Anomaly("phantom", f"{_show(value)} at offset {offset} of {partition} was never sent there")
+
+
+def _poll_jumps(history: History) -> Iterator[Anomaly]:
+    """Without compaction and transactions a consumer sees every offset, each one after the one before."""
+    next_offsets: dict[tuple[str, TopicPartition], int] = {}
+    for poll in history.polled:
+        expected = next_offsets.get((poll.consumer, poll.partition), poll.offset)
+        if poll.offset != expected:
+            yield Anomaly(
+                "poll skip" if poll.offset > expected else "poll step back",
+                f"{poll.consumer} read offset {poll.offset} of {poll.partition} at {poll.at_s:.3f} s, "
+                f"where {expected} was next",
+            )
+        next_offsets[poll.consumer, poll.partition] = poll.offset + 1
+
+
+def _show(value: bytes) -> str:
+    return value.partition(b"|")[0].decode("ascii", "replace")

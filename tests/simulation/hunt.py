@@ -1,0 +1,97 @@
+"""Can the storms see? `make mutants`: each planted bug against seed after seed, until one accuses it.
+
+    python -m tests.simulation.hunt [--mutant NAME ...] [--max-seeds 300] [--minutes 3] [--jobs N]
+
+A line for each mutant, as soon as it is done: how many seeds it took, and what caught it. An accusation counts if it
+speaks of what was promised (not of a process that crashed), and if the same seed accuses nobody without the mutant.
+
+Exit code: 0, every one was caught; 1, at least one was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import NamedTuple
+
+from tests.simulation.history import Anomaly
+from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.simulate import simulate_many
+from tests.simulation.storm import Report
+
+CRASHES = ("failed", "a broker failed by itself", "a client crashed", "the storm itself failed")
+"""Anomalies that say that something stumbled, not what the cluster has lost by it."""
+
+
+class Catch(NamedTuple):
+    """How a hunt ended."""
+
+    mutant: Mutant
+    seeds: int
+    """How many were tried."""
+    anomaly: Anomaly | None
+    """What the last one found; None: the mutant got away."""
+    crashes: int
+    """Seeds in which something crashed, and nothing else was found."""
+    seconds: float
+
+    def __str__(self) -> str:
+        found = f"{self.seeds:4d}  {self.anomaly.kind}" if self.anomaly is not None else f">{self.seeds:3d}  NOT CAUGHT"
+        crashes = f" ({self.crashes} seeds with crashes alone)" if self.crashes else ""
+        return f"{self.mutant.name:38} {self.mutant.family:26} {found}{crashes}"
+
+
+def hunt(mutant: Mutant, *, max_seeds: int, minutes: float, jobs: int | None) -> Catch:
+    """Storms in the order of their seeds until one convicts the mutant."""
+    began = time.monotonic()
+    tried = crashes = 0
+    conviction: Anomaly | None = None
+    for outcome in simulate_many(range(1, max_seeds + 1), minutes, mutant=mutant.name, jobs=jobs):
+        tried += 1
+        conviction = _broken_promise(outcome.report)
+        if conviction is None:
+            crashes += bool(outcome.report.anomalies)
+        elif _accuses_nobody(outcome.report.seed, minutes):
+            break
+        else:
+            conviction = None
+    return Catch(mutant, tried, conviction, crashes, time.monotonic() - began)
+
+
+def _broken_promise(report: Report) -> Anomaly | None:
+    return next((anomaly for anomaly in report.anomalies if anomaly.kind not in CRASHES), None)
+
+
+def _accuses_nobody(seed: int, minutes: float) -> bool:
+    """The product as it is passes this seed."""
+    [outcome] = simulate_many([seed], minutes)
+    return not outcome.report.anomalies
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.hunt", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--mutant", action="append", choices=sorted(MUTANTS), help="only this one; may be repeated")
+    parser.add_argument("--max-seeds", type=int, default=300, help="for each mutant (300)")
+    parser.add_argument("--minutes", type=float, default=3, help="virtual minutes of a storm (3)")
+    parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
+    arguments = parser.parse_args()
+
+    began = time.monotonic()
+    catches: list[Catch] = []
+    print(f"{'mutant':38} {'family':26} seeds caught by")
+    for name in arguments.mutant or MUTANTS:
+        catch = hunt(MUTANTS[name], max_seeds=arguments.max_seeds, minutes=arguments.minutes, jobs=arguments.jobs)
+        catches.append(catch)
+        print(catch, flush=True)
+    at_large = [catch.mutant.name for catch in catches if catch.anomaly is None]
+    print(f"\n{len(catches) - len(at_large)} of {len(catches)} caught in {time.monotonic() - began:.0f} s")
+    if at_large:
+        print(f"at large: {', '.join(at_large)}")
+    return 1 if at_large else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What must hold at every moment of a run, whatever has just been broken; looked at from outside, often.
+
+- Per partition and leader epoch at most one process leads, ever.
+- A replica's high watermark never goes back while its process lives and its leader epoch stays.
+- Below their high watermarks, the logs of all replicas are equal: offsets, leader epochs and checksums.
+- Whoever may be elected has every record that was acknowledged with acks=all.
+- The controller epoch never goes back, in ZooKeeper and in each broker's process.
+
+`look` may be called at any moment between two callbacks of the loop: each of these holds there, not only when things
+have settled. What follows is compared to what was seen before, so a violation that mends itself between two looks
+may be missed; the histories of clients are the other half of the net.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+
+from broker.replication.manager import ReplicaManager
+from broker.replication.partition import Partition
+from protocol import znodes
+from protocol.model import TopicPartition
+from protocol.records import iterate_batches
+from tests.simulation.cluster import VirtualCluster
+from tests.simulation.history import Anomaly
+
+_READ_BYTES = 1024 * 1024
+
+_BatchPrint = tuple[int, int, int]
+"""Of a batch: last offset, leader epoch, checksum."""
+
+
+class Invariants:
+    def __init__(self, cluster: VirtualCluster) -> None:
+        self._cluster = cluster
+        self._leaders: dict[tuple[TopicPartition, int], str] = {}
+        self._high_watermarks: dict[tuple[TopicPartition, str, int], int] = {}
+        self._controller_epoch = 0
+        self._batches: dict[TopicPartition, dict[int, tuple[_BatchPrint, str]]] = {}
+        self._compared: dict[tuple[TopicPartition, str], int] = {}
+        """Up to where a process's log has been compared."""
+
+    def look(self, acknowledged_ends: Mapping[TopicPartition, int], damaged: Container[int]) -> Iterator[Anomaly]:
+        """Everything that is wrong now, and was not reported before.
+
+        `acknowledged_ends`: one past the highest offset that clients know to be acknowledged with acks=all.
+        `damaged`: brokers that had a power cut and have not caught up with everything since.
+        """
+        yield from self._controller_epochs()
+        for broker_id in self._cluster.broker_ids:
+            replicas = self._replicas(broker_id)
+            if replicas is None:
+                continue
+            process = self._cluster.process(broker_id).name
+            for partition in replicas.partitions():
+                yield from self._leadership(partition, process)
+                yield from self._high_watermark(partition, process)
+                yield from self._logs(partition, process)
+        for topic_partition, end in acknowledged_ends.items():
+            yield from self._electable(topic_partition, end, damaged)
+
+    def _replicas(self, broker_id: int) -> ReplicaManager | None:
+        """None where the broker is down, or has not come so far yet."""
+        broker = self._cluster.living_broker(broker_id)
+        return None if broker is None else broker._replicas
+
+    def _controller_epochs(self) -> Iterator[Anomaly]:
+        zookeeper = self._cluster.simulation.zookeeper
+        if not zookeeper.has(znodes.CONTROLLER_EPOCH):
+            return
+        epoch = znodes.decode_controller_epoch(zookeeper.data(znodes.CONTROLLER_EPOCH))
+        if epoch < self._controller_epoch:
+            yield Anomaly("controller epoch went back", f"from {self._controller_epoch} to {epoch}")
+        self._controller_epoch = epoch
+
+    def _leadership(self, partition: Partition, process: str) -> Iterator[Anomaly]:
+        if not partition.is_leader:
+            return
+        key = (partition.topic_partition, partition.leader_epoch)
+        leader = self._leaders.setdefault(key, process)
+        if leader != process:
+            yield Anomaly(
+                "two leaders in an epoch", f"{key[0]} epoch {key[1]} was led by {leader}, now {process} leads in it"
+            )
+            self._leaders[key] = process
+
+    def _high_watermark(self, partition: Partition, process: str) -> Iterator[Anomaly]:
+        key = (partition.topic_partition, process, partition.leader_epoch)
+        before = self._high_watermarks.get(key, 0)
+        if partition.high_watermark < before:
+            yield Anomaly(
+                "high watermark went back",
+                f"{key[0]} on {process}, epoch {partition.leader_epoch}: from {before} to {partition.high_watermark}",
+            )
+        self._high_watermarks[key] = partition.high_watermark
+
+    def _logs(self, partition: Partition, process: str) -> Iterator[Anomaly]:
+        log, end = partition.log, partition.high_watermark
+        key = (partition.topic_partition, process)
+        offset = self._compared.get(key, log.log_start_offset)
+        if offset >= end or log._directory.failure is not None:
+            return
+        known = self._batches.setdefault(partition.topic_partition, {})
+        while offset < end:
+            records = log.read(offset, _READ_BYTES, end)
+            if not records:
+                yield Anomaly("a log has a hole", f"{key[0]} on {process}: nothing at {offset}, below {end}")
+                break
+            for header, _, _ in iterate_batches(records):
+                batch = (header.last_offset, header.partition_leader_epoch, header.crc)
+                other, other_process = known.setdefault(header.base_offset, (batch, process))
+                if other != batch:
+                    yield Anomaly(
+                        "logs differ",
+                        f"{key[0]} at offset {header.base_offset}, below the high watermark {end} of {process}: "
+                        f"(last offset, epoch, crc) is {batch} there and was {other} on {other_process}",
+                    )
+                offset = header.next_offset
+        self._compared[key] = offset
+
+    def _electable(self, topic_partition: TopicPartition, end: int, damaged: Container[int]) -> Iterator[Anomaly]:
+        state = self._cluster.state(topic_partition)
+        for broker_id in (*state.isr, *state.eligible):
+            replicas = self._replicas(broker_id)
+            partition = replicas.partition(topic_partition) if replicas is not None else None
+            if partition is None or broker_id in damaged:
+                continue
+            if partition.log.log_end_offset < end:
+                yield Anomaly(
+                    "an electable replica lacks acknowledged records",
+                    f"{topic_partition} on broker {broker_id}, of the ISR {list(state.isr)} and the eligible "
+                    f"{list(state.eligible)} in epoch {state.leader_epoch}, ends at {partition.log.log_end_offset}; "
+                    f"{end} was acknowledged",
+                )

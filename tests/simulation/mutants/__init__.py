@@ -1,0 +1,40 @@
+"""Planted bugs: one for each kind that such a system is known for, to show that the storms would find it.
+
+A storm in which nothing goes wrong says little as long as nobody knows what it could have seen. So each family of bugs
+in the catalogue is planted, as the smallest change that somebody could have made, and the storm must accuse it: by a
+client's history, by an invariant of the whole cluster, or because the cluster does not recover. A bug that only makes a
+broker stumble over an assertion of its own shows nothing, so none is planted that way.
+
+The product knows nothing of this. `planted` replaces functions while it lasts (see `planting`).
+
+Where the product has two fences against the same bug, taking down one shows nothing: then the mutant takes down both,
+and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.simulation.mutants import clients, control, elections, replication, storage
+from tests.simulation.mutants.planting import Mutant, Patches, mutants_of
+
+__all__ = ["MUTANTS", "Mutant", "Patches", "planted"]
+
+MUTANTS: dict[str, Mutant] = {
+    mutant.name: mutant
+    for module in (replication, elections, control, storage, clients)
+    for mutant in mutants_of(module)
+}
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Plant the mutant of that name for as long as this lasts; None: nothing."""
+    patches = Patches()
+    try:
+        if name is not None:
+            MUTANTS[name].plant(patches)
+        yield
+    finally:
+        patches.undo()

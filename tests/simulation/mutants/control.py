@@ -1,0 +1,141 @@
+"""Planted bugs around the controller: who may write and give orders, and who notices what changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.handlers import control
+from broker.replication.partition import Partition
+from controller import executor, leadership
+from controller.leadership import Leadership
+from controller.registration import Registration
+from controller.tenure import Tenure
+from protocol.world import ConnectionLoss, SessionState
+from tests.simulation.mutants.planting import Patches, mutant
+
+# --- Two controllers ---------------------------------------------------------------------------------------------
+
+
+def _write_unfenced(patches: Patches) -> None:
+    @patches.instead_of(executor, "_batches")
+    def batches(original: Any, writes: Any, epoch_version: int) -> Any:
+        return original(writes, -1)
+
+
+@mutant("KAFKA-6082", "a controller's writes do not depend on the version of /controller_epoch")
+def unfenced_controller_writes(patches: Patches) -> None:
+    _write_unfenced(patches)
+
+
+@mutant(
+    "KAFKA-4447, KAFKA-1096",
+    "a controller that has resigned goes on with its events; and its writes are not fenced, which would end it",
+)
+def resigned_controller_goes_on(patches: Patches) -> None:
+    @patches.instead_of(Tenure, "close")
+    async def close(original: Any, self: Tenure) -> None:
+        """Nothing: its task runs on."""
+
+    _write_unfenced(patches)
+
+
+def _obey_older_controllers(patches: Patches) -> None:
+    @patches.instead_of(control, "_fence")
+    async def fence(original: Any, services: Any, request: Any) -> None:
+        request.controller_epoch = max(request.controller_epoch, services.control_epoch.highest)
+        await original(services, request)
+
+
+@mutant("older controller", "a broker obeys a controller though it knows of a newer one")
+def older_controller_obeyed(patches: Patches) -> None:
+    _obey_older_controllers(patches)
+
+
+@mutant(
+    "older leader epoch",
+    "a broker takes on a role in an older leader epoch than its own; such orders come from older controllers only, "
+    "which it obeys too",
+)
+def older_leader_epoch_accepted(patches: Patches) -> None:
+    @patches.instead_of(Partition, "is_stale")
+    def is_stale(original: Any, self: Partition, state: Any) -> bool:
+        return False
+
+    _obey_older_controllers(patches)
+
+
+@mutant("KIP-380, KAFKA-7235", "a broker obeys orders that were meant for an earlier run of it")
+def stale_broker_epoch_accepted(patches: Patches) -> None:
+    @patches.instead_of(control, "_fence")
+    async def fence(original: Any, services: Any, request: Any) -> None:
+        request.broker_epoch = await services.registered_epoch(request.broker_epoch)
+        await original(services, request)
+
+
+@mutant(
+    "KAFKA-13407",
+    "a broker that won the race for /controller, and whose answer got lost, takes the node for another's: nobody acts",
+)
+def elected_and_never_started(patches: Patches) -> None:
+    @patches.instead_of(Leadership, "_race")
+    async def race(original: Any, self: Leadership, *rest: Any) -> None:
+        try:
+            await original(self, *rest)
+        except ConnectionLoss:
+            self._claim = None
+            raise
+
+    @patches.instead_of(leadership, "judge")
+    def judge(original: Any, *rest: Any) -> Any:
+        verdict = original(*rest)
+        return leadership.Verdict.FOLLOWER if verdict is leadership.Verdict.INVALID else verdict
+
+
+# --- Watches that are gone after a reconnect -----------------------------------------------------------------------
+
+
+@mutant("watches", "a controller that is connected again does not set its watches anew")
+def controller_watches_lost(patches: Patches) -> None:
+    @patches.instead_of(Tenure, "session_changed")
+    def session_changed(original: Any, self: Tenure, state: Any) -> None:
+        self._access.session_changed()
+
+
+@mutant("watches", "a broker that is connected again believes that the watch on its registration is still set")
+def registration_watch_lost(patches: Patches) -> None:
+    @patches.instead_of(Registration, "_stay_registered")
+    async def stay_registered(original: Any, self: Registration, session: Any) -> None:
+        await original(self, _WatchedOnce(session))
+
+
+class _WatchedOnce:
+    """A ZooKeeper session that sets a watch by `exists` only where it has not set one that has not fired."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._is_watched = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def exists(self, path: str, watch: Any = None) -> Any:
+        if watch is None or self._is_watched:
+            return await self._session.exists(path)
+
+        def fired(event: Any) -> None:
+            self._is_watched = False
+            watch(event)
+
+        found = await self._session.exists(path, fired)
+        self._is_watched = True
+        return found
+
+
+@mutant("watches", "who runs for controller believes, connected again, that the watch on /controller is still set")
+def leadership_watch_lost(patches: Patches) -> None:
+    @patches.instead_of(Leadership, "_state_changed")
+    def state_changed(original: Any, self: Leadership, session: Any, state: Any) -> None:
+        watching = self._watching
+        original(self, session, state)
+        if session is self._session and state is not SessionState.EXPIRED:
+            self._watching = watching

@@ -1,0 +1,64 @@
+"""Planted bugs of elections: who leads, in which epoch, and who is believed to have everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from controller.decisions import brokers, elections
+from protocol import model
+from tests.simulation.mutants.planting import Patches, mutant
+
+
+@mutant("unclean election", "where no member of the ISR lives, whoever lives is elected, in every topic")
+def unclean_election_always(patches: Patches) -> None:
+    @patches.instead_of(elections, "elect")
+    def elect(original: Any, *rest: Any, **named: Any) -> Any:
+        return original(*rest, **named | {"unclean": True})
+
+
+@mutant("leader epochs", "an election does not raise the leader epoch")
+def leader_epoch_not_raised(patches: Patches) -> None:
+    @patches.instead_of(elections, "decide")
+    def decide(original: Any, assignment: Any, current: Any, *rest: Any, **named: Any) -> Any:
+        decision = original(assignment, current, *rest, **named)
+        if decision.state is current:
+            return decision
+        return decision._replace(state=msgspec.structs.replace(decision.state, leader_epoch=current.leader_epoch))
+
+
+@mutant("leader epochs", "a leader that was restarted leads on in its epoch, though it is another process")
+def leader_stays_over_a_restart(patches: Patches) -> None:
+    @patches.instead_of(elections, "leader_stays")
+    def leader_stays(original: Any, state: Any, live: Any) -> bool:
+        return state.leader in live
+
+
+@mutant("KIP-903", "a replica that has lost data is elected as if it had all that it had when it joined the ISR")
+def untrusted_replica_elected(patches: Patches) -> None:
+    @patches.instead_of(elections, "is_trusted")
+    def is_trusted(original: Any, member: Any, live: Any) -> bool:
+        return member.broker_id in live
+
+
+@mutant("KIP-966", "an election does not look at the replicas that are eligible outside of the ISR")
+def eligible_replicas_ignored(patches: Patches) -> None:
+    @patches.instead_of(elections, "elect")
+    def elect(original: Any, assignment: Any, state: Any, *rest: Any, **named: Any) -> Any:
+        known = msgspec.structs.replace(state, eligible=(), eligible_epochs=())
+        return original(assignment, known, *rest, **named)
+
+
+@mutant("KIP-966", "who leaves an ISR that is too small then is not put on record as eligible")
+def eligible_replicas_forgotten(patches: Patches) -> None:
+    @patches.instead_of(model, "eligible_after")
+    def eligible_after(original: Any, *rest: Any, **named: Any) -> Any:
+        return ()
+
+
+@mutant("KAFKA-1120, KIP-380", "a broker that registered again before anybody looked is taken for the one from before")
+def bounce_not_noticed(patches: Patches) -> None:
+    @patches.instead_of(brokers, "difference")
+    def difference(original: Any, *rest: Any) -> Any:
+        return original(*rest)._replace(bounced=())

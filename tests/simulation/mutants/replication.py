@@ -1,0 +1,244 @@
+"""Planted bugs of replication: what leaders count, what followers cut, who joins the ISR, what is acknowledged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from broker.replication import isr as isr_rules
+from broker.replication.fetcher import Fetcher
+from broker.replication.manager import ReplicaManager
+from broker.replication.partition import CONSUMER, Partition
+from broker.storage.log import Log
+from protocol import model
+from protocol.errors import ErrorCode
+from protocol.model import NO_EPOCH
+from protocol.records import iterate_batches
+from protocol.world import SetData
+from tests.simulation.mutants.planting import Patches, mutant
+
+# --- Where a follower cuts its log -----------------------------------------------------------------------------
+
+
+def _never_ask_where_epochs_part(patches: Patches) -> None:
+    @patches.instead_of(Partition, "next_fetch")
+    def next_fetch(original: Any, self: Partition, *rest: Any) -> Any:
+        fetch = original(self, *rest)
+        fetch.last_fetched_epoch = NO_EPOCH
+        return fetch
+
+
+@mutant(
+    "KIP-101, KAFKA-1211",
+    "who begins to follow cuts its log at its own high watermark, and not where its epochs part from the leader's",
+)
+def truncation_by_high_watermark(patches: Patches) -> None:
+    @patches.instead_of(Partition, "become_follower")
+    def become_follower(original: Any, self: Partition, state: Any) -> None:
+        is_new = state.leader_epoch > self.leader_epoch
+        original(self, state)
+        if is_new:
+            self.log.truncate_to(self.high_watermark)
+
+    _never_ask_where_epochs_part(patches)
+
+
+@mutant("KIP-279, KAFKA-6361", "a follower whose log is no longer than the leader's is taken for a prefix of it")
+def divergence_by_length_alone(patches: Patches) -> None:
+    _never_ask_where_epochs_part(patches)
+
+
+@mutant(
+    "KIP-320", "the leader asks no fetching follower for epochs: neither for the one that it follows in, nor its log's"
+)
+def fetch_not_fenced_by_epoch(patches: Patches) -> None:
+    @patches.instead_of(Partition, "check_fetch")
+    def check_fetch(original: Any, self: Partition, fetch: Any, replica_id: int) -> Any:
+        if replica_id != CONSUMER:
+            fetch = msgspec.structs.replace(fetch, current_leader_epoch=NO_EPOCH, last_fetched_epoch=NO_EPOCH)
+        return original(self, fetch, replica_id)
+
+
+@mutant("KAFKA-14704, KAFKA-9491", "a follower takes over the high watermark before it cuts its log, and keeps it then")
+def high_watermark_before_truncation(patches: Patches) -> None:
+    @patches.instead_of(Partition, "apply_fetched")
+    def apply_fetched(original: Any, self: Partition, response: Any) -> Any:
+        raised = max(self.high_watermark, min(response.high_watermark, self.log.log_end_offset))
+        fetched = original(self, response)
+        self.high_watermark = max(self.high_watermark, raised)
+        return fetched
+
+
+@mutant("KAFKA-7415", "a leader's epoch begins behind the first batch that it wrote in it, not before")
+def epoch_begins_too_late(patches: Patches) -> None:
+    @patches.instead_of(Log, "assign_epoch_start")
+    def assign_epoch_start(original: Any, self: Log, epoch: int, offset: int) -> None:
+        """Nothing: it is noted with the first append."""
+
+    @patches.instead_of(Log, "append_as_leader")
+    def append_as_leader(original: Any, self: Log, records: Any, leader_epoch: int, now_ms: int) -> Any:
+        is_first = leader_epoch > self.latest_epoch
+        info = original(self, records, leader_epoch, now_ms)
+        if is_first and not info.duplicate:
+            self._epochs.truncate_from_end(info.first_offset)
+            self._epochs.assign(leader_epoch, info.next_offset)
+        return info
+
+
+@mutant(
+    "a stale answer to a fetch",
+    "the answer to a fetch of an earlier epoch is appended when it comes, wherever the log ends by then",
+)
+def late_answer_is_appended(patches: Patches) -> None:
+    @patches.instead_of(Fetcher, "_apply")
+    def apply(original: Any, self: Fetcher, asked: Any, response: Any) -> None:
+        original(self, {partition: self._follows.get(partition) for partition in asked}, response)
+
+    @patches.instead_of(Log, "append_as_follower")
+    def append_as_follower(original: Any, self: Log, records: Any) -> Any:
+        info = None
+        for header, start, end in iterate_batches(records):
+            if header.partition_leader_epoch >= self.latest_epoch:
+                self._log_end_offset = header.base_offset
+                info = original(self, memoryview(records)[start:end])
+        return info
+
+
+# --- What a leader counts as replicated ------------------------------------------------------------------------
+
+
+@mutant("acknowledged too early", "acks=all is answered as soon as the leader itself has the records")
+def acknowledged_before_replicated(patches: Patches) -> None:
+    @patches.instead_of(Partition, "acknowledgement")
+    def acknowledgement(original: Any, self: Partition, *rest: Any) -> ErrorCode:
+        code = original(self, *rest)
+        return ErrorCode.NONE if code is None else code
+
+
+@mutant("high watermark too high", "the high watermark is the leader's log end")
+def high_watermark_is_log_end(patches: Patches) -> None:
+    @patches.instead_of(isr_rules, "high_watermark")
+    def high_watermark(original: Any, leader_end_offset: int, *rest: Any) -> int:
+        return leader_end_offset
+
+
+@mutant("high watermark too high", "members of the ISR that have not fetched from a new leader yet are not waited for")
+def not_waiting_for_who_has_not_fetched(patches: Patches) -> None:
+    @patches.instead_of(isr_rules, "high_watermark")
+    def high_watermark(original: Any, leader_end_offset: int, followers: Any, *rest: Any) -> int:
+        known = {broker_id: follower for broker_id, follower in followers.items() if follower.log_end_offset >= 0}
+        return original(leader_end_offset, known, *rest)  # type: ignore[no-any-return]
+
+
+@mutant("high watermark too high", "a follower counts as having what was sent to it, before it asks for what follows")
+def sent_counts_as_stored(patches: Patches) -> None:
+    @patches.instead_of(Partition, "read")
+    def read(original: Any, self: Partition, fetch: Any, replica_id: int, **limits: Any) -> Any:
+        response = original(self, fetch, replica_id, **limits)
+        if len(response.records) and replica_id in self.followers:
+            *_, (header, _, _) = iterate_batches(response.records)
+            self.followers[replica_id].log_end_offset = header.next_offset
+            self.advance_high_watermark()
+        return response
+
+
+@mutant(
+    "KIP-497", "an ISR that is on its way to ZooKeeper does not count: the high watermark goes by the committed one"
+)
+def high_watermark_of_committed_isr(patches: Patches) -> None:
+    @patches.instead_of(Partition, "maximal_isr")
+    def maximal_isr(original: Any, self: Partition) -> set[int]:
+        return set(self.isr)
+
+    # The second fence: who has been caught up of late is waited for, whether it is in the ISR or not.
+    @patches.instead_of(isr_rules, "high_watermark")
+    def high_watermark(original: Any, leader_end_offset: int, followers: Any, maximal_isr: Any, *rest: Any) -> int:
+        members = {broker_id: follower for broker_id, follower in followers.items() if broker_id in maximal_isr}
+        return original(leader_end_offset, members, maximal_isr, *rest)  # type: ignore[no-any-return]
+
+
+@mutant("KIP-497", "an ISR counts as soon as it is on its way to ZooKeeper: who is to leave it is not waited for")
+def high_watermark_of_proposed_isr(patches: Patches) -> None:
+    @patches.instead_of(Partition, "maximal_isr")
+    def maximal_isr(original: Any, self: Partition) -> set[int]:
+        return set(self.isr if self.proposed_isr is None else self.proposed_isr)
+
+
+@mutant("uncommitted reads", "consumers may read up to the log's end")
+def consumers_read_to_the_end(patches: Patches) -> None:
+    @patches.instead_of(Partition, "readable_end")
+    def readable_end(original: Any, self: Partition, replica_id: int) -> int:
+        return self.log.log_end_offset
+
+
+@mutant("min.insync.replicas", "min.insync.replicas is taken for 1, whatever it is")
+def min_insync_replicas_not_checked(patches: Patches) -> None:
+    @patches.instead_of(model, "min_insync_replicas")
+    def min_insync_replicas(original: Any, *rest: Any) -> int:
+        return 1
+
+
+@mutant("KIP-966", "the high watermark moves on while fewer than min.insync.replicas are in sync")
+def high_watermark_moves_below_min_isr(patches: Patches) -> None:
+    @patches.instead_of(Partition, "advance_high_watermark")
+    def advance_high_watermark(original: Any, self: Partition) -> bool:
+        isr, eligible = self.isr, self.eligible
+        self.isr, self.eligible = isr * len(self.assignment), ()  # so that it looks large enough
+        try:
+            return bool(original(self))
+        finally:
+            self.isr, self.eligible = isr, eligible
+
+
+# --- Who is in the ISR -----------------------------------------------------------------------------------------
+
+
+@mutant("KAFKA-7128", "who has caught up with the high watermark joins the ISR, wherever the leader's epoch began")
+def join_before_epoch_start(patches: Patches) -> None:
+    @patches.instead_of(isr_rules, "may_join")
+    def may_join(original: Any, follower: Any, high_watermark: int, epoch_start_offset: int, *rest: Any) -> bool:
+        return bool(original(follower, high_watermark, 0, *rest))
+
+
+class _WithoutVersions:
+    """A ZooKeeper session that writes whatever the version is."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Any:
+        return await self._session.set(path, data)
+
+    async def multi(self, operations: Any) -> Any:
+        return await self._session.multi([o._replace(version=-1) if isinstance(o, SetData) else o for o in operations])
+
+
+@mutant("KAFKA-8836", "a leader writes the ISR whatever the state znode's version is")
+def isr_written_without_version(patches: Patches) -> None:
+    @patches.instead_of(ReplicaManager, "__init__")
+    def init(original: Any, self: ReplicaManager, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        sessions = self._sessions
+
+        async def without_versions() -> Any:
+            return _WithoutVersions(await sessions())
+
+        self._sessions = without_versions
+
+
+@mutant(
+    "KAFKA-2729, KAFKA-3042",
+    "a leader does not learn the version that its write gave the znode, nor from the conflict that follows",
+)
+def cached_version_for_ever(patches: Patches) -> None:
+    @patches.instead_of(Partition, "isr_written")
+    def isr_written(original: Any, self: Partition, written: Any, version: int) -> bool:
+        return bool(original(self, written, self.partition_epoch))
+
+    @patches.instead_of(Partition, "isr_conflict")
+    def isr_conflict(original: Any, self: Partition, *rest: Any) -> bool:
+        return False

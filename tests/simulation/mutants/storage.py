@@ -1,0 +1,92 @@
+"""Planted bugs of storage: what is on disk, what is believed to be, and what a restart makes of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from broker.storage import log as log_module
+from broker.storage import recovery
+from broker.storage.continuity import DataContinuity
+from broker.storage.log import Log, LogDirectory
+from broker.storage.manager import LogManager
+from broker.storage.producer_state import ProducerState
+from tests.simulation.disk import ProcessDisk
+from tests.simulation.mutants.planting import Patches, mutant
+
+
+@mutant("no fdatasync", "a flush moves the recovery point without having synced the segments")
+def recovery_point_without_sync(patches: Patches) -> None:
+    @patches.instead_of(log_module._Flush, "carry_out")
+    def carry_out(original: Any, self: Any, *rest: Any) -> None:
+        self.files = []
+        original(self, *rest)
+
+
+@mutant("no CRC check", "recovery believes every batch whose header makes sense")
+def recovery_without_crc(patches: Patches) -> None:
+    def believe(*_: Any) -> None:
+        pass
+
+    patches.set(recovery, "validate_batch", believe)
+
+
+@mutant(
+    "KAFKA-10778", "an I/O error of a write or a sync is reported, and the log directory used on as if it had worked"
+)
+def io_error_ignored(patches: Patches) -> None:
+    @patches.instead_of(LogDirectory, "fail")
+    def fail(original: Any, self: LogDirectory, *rest: Any) -> None:
+        """Nothing."""
+
+    @patches.instead_of(log_module._Flush, "carry_out")
+    def carry_out(original: Any, self: Any, *rest: Any) -> None:
+        with suppress(OSError):
+            original(self, *rest)
+
+
+@mutant("KAFKA-15375, KAFKA-10471", "the marker of a clean stop stays when the broker starts")
+def clean_marker_stays(patches: Patches) -> None:
+    @patches.instead_of(LogManager, "_remove_clean_marker")
+    def remove_clean_marker(original: Any, self: LogManager) -> None:
+        """Nothing."""
+
+
+@mutant(
+    "KAFKA-3968",
+    "no directory is ever synced (of the product's many places one alone would be made good by the next)",
+)
+def directories_not_synced(patches: Patches) -> None:
+    @patches.instead_of(ProcessDisk, "sync_directory")
+    def sync_directory(original: Any, self: ProcessDisk, path: str) -> None:
+        """Nothing."""
+
+
+@mutant("KAFKA-7415", "the epoch of who becomes leader is not on the way to the file of leader epochs")
+def leader_epoch_not_persisted(patches: Patches) -> None:
+    @patches.instead_of(Log, "assign_epoch_start")
+    def assign_epoch_start(original: Any, self: Log, *rest: Any) -> None:
+        version = self._epochs.version
+        original(self, *rest)
+        self._epochs.version = version
+
+
+@mutant("KIP-98", "a leader does not look at the sequence numbers of producers")
+def sequences_not_checked(patches: Patches) -> None:
+    @patches.instead_of(ProducerState, "check")
+    def check(original: Any, self: ProducerState, header: Any) -> None:
+        """Whatever comes is new."""
+
+
+@mutant("KIP-98", "a truncation leaves the state of producers as it is, so batches that are gone are still known")
+def producers_not_rewound(patches: Patches) -> None:
+    @patches.instead_of(Log, "_rewind_producers")
+    def rewind_producers(original: Any, self: Log, offset: int) -> None:
+        """Nothing."""
+
+
+@mutant("KIP-903, KIP-966", "a broker whose host was started anew says that it has lost nothing")
+def lost_page_cache_not_noticed(patches: Patches) -> None:
+    @patches.instead_of(DataContinuity, "_present_boot_id")
+    def present_boot_id(original: Any, self: DataContinuity) -> str:
+        return "always the same"

@@ -1,0 +1,178 @@
+"""Storms by the hundred: `make simulate`, and the exact replay of one of them.
+
+    python -m tests.simulation.simulate --seeds 1..200 --minutes 3
+    python -m tests.simulation.simulate --seed 17 [--log FILE]
+
+Each seed is a storm of so many virtual minutes (see `tests.simulation.storm`), in a worker process. A seed with an
+anomaly is printed with the timeline that led to it; the same seed brings the same storm again, event for event, on any
+machine with the same Python and packages. `--log` writes what the brokers and clients log, with virtual times.
+
+Exit code: 0, all is well; 1, an anomaly, or (with --floors) a storm that was too mild to say anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.process import current_process
+from tests.simulation.storm import Report, simulate
+
+_TIMELINE_SHOWN = 60
+_PROGRESS_EVERY_S = 10
+
+
+class Outcome(NamedTuple):
+    report: Report
+    cpu_s: float
+
+
+def simulate_many(
+    seeds: Sequence[int], minutes: float, *, mutant: str | None = None, jobs: int | None = None
+) -> Iterator[Outcome]:
+    """The outcome of each seed, in the order of the seeds. Leaving early ends the workers."""
+    jobs = min(jobs or os.cpu_count() or 1, len(seeds))
+    tasks = [(seed, minutes, mutant) for seed in seeds]
+    # Started afresh, and a new one for every few seeds: what a storm leaves behind must not reach the next.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, maxtasksperchild=20) as pool:
+        yield from pool.imap(_outcome, tasks)
+
+
+def _outcome(task: tuple[int, float, str | None]) -> Outcome:
+    seed, minutes, mutant = task
+    logging.disable(logging.CRITICAL)
+    began = time.process_time()
+    with planted(mutant):
+        report = simulate(seed, minutes)
+    return Outcome(report, time.process_time() - began)
+
+
+def print_failure(report: Report, minutes: float, mutant: str | None, shown: int = _TIMELINE_SHOWN) -> None:
+    print(f"\nseed {report.seed}: {len(report.anomalies)} anomalies")
+    for anomaly in report.anomalies:
+        print(f"  {anomaly}")
+    print("what came before:")
+    for line in report.timeline[-shown:]:
+        print(f"  {line}")
+    planted_bug = f" --mutant {mutant}" if mutant else ""
+    print(f"replay: python -m tests.simulation.simulate --seed {report.seed} --minutes {minutes:g}{planted_bug}")
+
+
+def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
+    """What these storms were like, and how fast."""
+    reports = [outcome.report for outcome in outcomes]
+    cpu_s = sum(outcome.cpu_s for outcome in outcomes)
+    virtual_s = sum(report.virtual_s for report in reports)
+    faults: Counter[str] = sum((report.faults for report in reports), Counter())
+    lines = [
+        f"{len(reports)} seeds in {wall_s:.0f} s ({len(reports) / wall_s * 60:.1f} a minute), "
+        f"{virtual_s / 3600:.2f} simulated cluster-hours, {virtual_s / 3600 / (cpu_s / 60):.2f} per CPU minute",
+        "faults: " + ", ".join(f"{count} {kind}" for kind, count in faults.most_common()),
+        _range("faults a seed", [report.faults.total() for report in reports]),
+        _range("records acknowledged", [report.acknowledged for report in reports]),
+        _range("leader changes with produce in flight", [report.leader_changes for report in reports]),
+        _range("unclean restarts", [report.unclean_restarts for report in reports]),
+        _range("seconds until whole after the last fault", [round(report.recovery_s, 1) for report in reports]),
+        f"acknowledged with acks=1 and lost, as is legal: {sum(report.lost_with_acks_1 for report in reports)}",
+        f"seeds below a floor: {sum(bool(report.below_floors()) for report in reports)}",
+        f"anomalies: {sum(len(report.anomalies) for report in reports)} "
+        f"in {sum(bool(report.anomalies) for report in reports)} seeds",
+    ]
+    return "\n".join(lines)
+
+
+def _range(name: str, values: Sequence[float]) -> str:
+    return f"{name}: at least {min(values)}, {sum(values) / len(values):.1f} on average, at most {max(values)}"
+
+
+def _seeds(text: str) -> list[int]:
+    first, dots, last = text.partition("..")
+    try:
+        seeds = list(range(int(first), int(last) + 1)) if dots else [int(first)]
+    except ValueError:
+        seeds = []
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a seed nor FIRST..LAST")
+    return seeds
+
+
+class _VirtualTime(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            record.virtual_s = asyncio.get_running_loop().time()
+        except RuntimeError:
+            record.virtual_s = 0.0
+        owner = current_process.get()
+        record.owner = "-" if owner is None else owner.name
+        return True
+
+
+def _log_to(path: str) -> None:
+    handler = logging.FileHandler(path, mode="w")
+    handler.addFilter(_VirtualTime())
+    handler.setFormatter(logging.Formatter("%(virtual_s)10.4f %(owner)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG, handlers=[handler])
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _replay(seed: int, minutes: float, mutant: str | None, log: str | None) -> int:
+    if log:
+        _log_to(log)
+    else:
+        logging.disable(logging.CRITICAL)
+    began = time.process_time()
+    with planted(mutant):
+        report = simulate(seed, minutes)
+    print_failure(report, minutes, mutant, shown=len(report.timeline))
+    print(summary([Outcome(report, time.process_time() - began)], time.process_time() - began))
+    print(f"trace: {report.trace}")
+    return 1 if report.anomalies else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.simulate", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--seeds", type=_seeds, default=_seeds("1..200"), metavar="FIRST..LAST")
+    parser.add_argument("--seed", type=int, help="replay this one, with its whole timeline")
+    parser.add_argument("--minutes", type=float, default=3, help="virtual minutes of a storm (3)")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="with this bug planted")
+    parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
+    parser.add_argument("--floors", action="store_true", help="fail where a storm was too mild")
+    parser.add_argument("--log", metavar="FILE", help="with --seed: what brokers and clients log")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        return _replay(arguments.seed, arguments.minutes, arguments.mutant, arguments.log)
+
+    began = told = time.monotonic()
+    outcomes: list[Outcome] = []
+    failed = False
+    many = simulate_many(arguments.seeds, arguments.minutes, mutant=arguments.mutant, jobs=arguments.jobs)
+    for outcome in many:
+        outcomes.append(outcome)
+        if outcome.report.anomalies:
+            failed = True
+            print_failure(outcome.report, arguments.minutes, arguments.mutant)
+        elif arguments.floors and (misses := outcome.report.below_floors()):
+            failed = True
+            print(f"\nseed {outcome.report.seed} was too mild: {'; '.join(misses)}")
+        if time.monotonic() - told > _PROGRESS_EVERY_S:
+            told = time.monotonic()
+            print(f"{len(outcomes)} of {len(arguments.seeds)} seeds, {told - began:.0f} s", file=sys.stderr)
+    print()
+    print(summary(outcomes, time.monotonic() - began))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,493 @@
+"""A cluster under a seeded storm of faults, and the verdict: what was promised, and was it kept?
+
+The problem: bugs of a replicated log need several things to go wrong within the same few milliseconds. Waiting for that
+in real time takes weeks, and then it cannot be had again.
+
+The choice: one seed decides everything, and each seed is a storm of its own kind. It draws which faults occur and how
+often (a fault that is rare in the mix of all seeds is frequent in some), the brokers' timeouts, sizes of segments and
+fetches, how many clients there are and what they send, and whether ready tasks are shuffled. Faults last for a while
+and overlap; between bouts there is quiet, in which the cluster may recover. In the end everything is healed, must be
+whole again within LIVENESS_S, and is read back.
+
+What the cluster promises, and so what a storm may do: acks=all with min.insync.replicas=2 survives any number of kills,
+pauses, partitions and failed disks, of all brokers at once too, since the page cache outlives a process. Of power cuts,
+which take what was not synced, it survives one broker's at a time: the next one comes when the last victim has caught
+up. Everything else may happen whenever the seed says so.
+
+Rejected: the same mix for every seed (all seeds are then alike, and the rare combination never comes); faults at the
+random moments of a real run (nothing to replay).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+from client.admin import Admin
+from client.producer import Producer
+from protocol import znodes
+from protocol.errors import MinibrokerError
+from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from protocol.world import Operation, SetData, World
+from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.disk import DiskFaults
+from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM
+from tests.simulation.history import Acknowledged, Anomaly, History, Sent, check
+from tests.simulation.invariants import Invariants
+from tests.simulation.loop import run
+from tests.simulation.process import ProcessKilled
+from tests.simulation.workload import DURABLE, ProducerSettings, Workload, read_everything
+from tests.simulation.world import Simulation
+from tests.simulation.zookeeper import VirtualSession
+
+LIVENESS_S = 60.0
+"""So long after the last fault everything must be whole: RELIABILITY's bound."""
+
+LEAST_FAULTS = 15
+LEAST_ACKNOWLEDGED = 1_000
+LEAST_LEADER_CHANGES = 3
+LEAST_UNCLEAN_RESTARTS = 1
+
+_BROKERS = 3
+_LOOK_EVERY_S = 0.1
+_TIMELINE_LENGTH = 400
+
+
+@dataclass
+class Report:
+    """How a storm went."""
+
+    seed: int
+    virtual_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    leader_changes: int = 0
+    """While a producer waited for that partition's answer."""
+    unclean_restarts: int = 0
+    lost_with_acks_1: int = 0
+    """Legal, and seen."""
+    recovery_s: float = 0.0
+    """From the last fault until everything was whole again."""
+    anomalies: list[Anomaly] = field(default_factory=list)
+    timeline: list[str] = field(default_factory=list)
+    trace: str = ""
+
+    def below_floors(self) -> list[str]:
+        """Which of the floors this storm did not reach: it was too mild to say much."""
+        floors = (
+            ("faults", self.faults.total(), LEAST_FAULTS),
+            ("acknowledged records", self.acknowledged, LEAST_ACKNOWLEDGED),
+            ("leader changes with produce in flight", self.leader_changes, LEAST_LEADER_CHANGES),
+            ("unclean restarts", self.unclean_restarts, LEAST_UNCLEAN_RESTARTS),
+        )
+        return [f"{value} {name}, at least {least} are due" for name, value, least in floors if value < least]
+
+
+def simulate(seed: int, minutes: float) -> Report:
+    """A whole storm of so many virtual minutes. Never raises for what goes wrong in it: that is an anomaly."""
+    report = Report(seed)
+    dice = Random(f"{seed} storm")
+    limit_s = minutes * 60 + 600
+    try:
+        run(_storm(report, dice, minutes * 60), seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict on this seed
+        report.anomalies.append(Anomaly("failed", "; ".join(_flat(error))))
+    return report
+
+
+async def _storm(report: Report, dice: Random, seconds: float) -> None:
+    storm = Storm(report, dice)
+    try:
+        await storm.run(seconds)
+    finally:
+        report.virtual_s = storm.simulation.loop.time()
+        report.trace = storm.simulation.loop.trace
+
+
+class Storm:
+    def __init__(self, report: Report, dice: Random) -> None:
+        self.simulation = Simulation()
+        self.report = report
+        self.dice = dice
+        self.cluster = VirtualCluster(
+            self.simulation, _BROKERS, _broker_settings(dice), on_broker_failure=self._broker_failed
+        )
+        self.partitions = [TopicPartition(f"{DURABLE}-0", p) for p in range(dice.randint(1, 3))]
+        if dice.random() < 0.5:
+            self.partitions.append(TopicPartition(f"{DURABLE}-1", 0))
+        self.partitions.append(TopicPartition("fast", 0))
+        self._history = History(frozenset(p.topic for p in self.partitions if p.topic.startswith(DURABLE)))
+        self.workload = Workload(self.cluster, self._history)
+        self._invariants = Invariants(self.cluster)
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._down = {broker_id: asyncio.Event() for broker_id in self.cluster.broker_ids}
+        self._restart_after_s = dict.fromkeys(self.cluster.broker_ids, 0.0)
+        self.busy: set[int] = set()
+        """Brokers that a fault of a whole process has in hand: no other may touch them meanwhile."""
+        self.damaged: set[int] = set()
+        """Brokers that had a power cut and have not caught up with everything since."""
+        self._bad_disks: Counter[int] = Counter()
+        """How many faults the disks of brokers have now."""
+        self._hurt: set[int] = set()
+        """Brokers whose disks had a fault since their last start: they may fail by themselves."""
+        self._faults: set[asyncio.Task[None]] = set()
+        self._weights = self._draw_weights()
+        self._reported: set[str] = set()
+        self._leadership: dict[str, tuple[TopicPartition, LeaderAndIsr]] = {}
+        """What the state znodes of the partitions hold, by their paths."""
+
+    # -- the course of it --
+
+    async def run(self, seconds: float) -> None:
+        await self.cluster.start()
+        await self._create_topics()
+        self._leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self.partitions}
+        self.simulation.zookeeper.after = self._written
+        watching = asyncio.create_task(self._watch_invariants(), name="invariants")
+        self._keepers = {b: asyncio.create_task(self._keep(b), name=f"keeper of {b}") for b in self.cluster.broker_ids}
+        self._start_clients()
+        end_s = self._now_s + seconds
+        while self._now_s < end_s:
+            await self._bout(min(self._now_s + self.dice.uniform(15, 45), end_s))
+            self.note("quiet")
+            await asyncio.sleep(min(self.dice.uniform(5, 15), max(0.0, end_s - self._now_s)))
+        await self._heal()
+        await self._recover()
+        watching.cancel()
+        self._look()
+        self._judge()
+
+    async def _bout(self, end_s: float) -> None:
+        """Faults one after the other, each for a while, until the end; those under way then go on."""
+        mean_s = self.dice.choice([1.0, 2.0, 3.0])
+        kinds = sorted(self._weights)
+        weights = [self._weights[kind] for kind in kinds]
+        while True:
+            await asyncio.sleep(self.dice.expovariate(1 / mean_s))
+            if self._now_s >= end_s:
+                return
+            [kind] = self.dice.choices(kinds, weights)
+            task = asyncio.create_task(self._inflict(kind), name=kind)
+            self._faults.add(task)
+            task.add_done_callback(self._fault_ended)
+
+    async def _inflict(self, kind: str) -> None:
+        await FAULTS[kind](self)
+
+    def _fault_ended(self, task: asyncio.Task[None]) -> None:
+        self._faults.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._accuse(Anomaly("the storm itself failed", f"{task.get_name()}: {error!r}"))
+
+    async def _heal(self) -> None:
+        """End every fault: each undoes what it has done."""
+        while self._faults:
+            for fault in sorted(self._faults, key=lambda task: task.get_name()):
+                fault.cancel()
+            await asyncio.wait(sorted(self._faults, key=lambda task: task.get_name()))
+        self.note("healed")
+
+    async def _recover(self) -> None:
+        """Everything must be whole again in time: brokers, ISRs, producers, topics; then every log is read."""
+        healed_s = self._now_s
+        doing = ""
+        try:
+            async with asyncio.timeout(LIVENESS_S):
+                doing = "all brokers up and all replicas in sync"
+                await self.cluster.until(self._is_whole, within_s=2 * LIVENESS_S)
+                doing = "an acknowledgement from each partition"
+                probe = self.cluster.client("probe")
+                await probe.process.run(_produce_to_each(self.cluster.bootstrap, probe, self._history, self.partitions))
+            self.report.recovery_s = self._now_s - healed_s
+            doing = "the end of all deliveries"
+            async with asyncio.timeout(150):
+                await self.workload.finish()
+            doing = "equal high watermarks and log ends"
+            await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
+            doing = "the final read"
+            async with asyncio.timeout(LIVENESS_S):
+                reader = self.cluster.client("reader")
+                await reader.process.run(
+                    read_everything(self.cluster.bootstrap, reader, self.partitions, self._history)
+                )
+        except TimeoutError:
+            self._accuse(Anomaly("not live", f"after healing, in vain awaited {doing}: {self._condition()}"))
+
+    def _judge(self) -> None:
+        report = self.report
+        report.acknowledged = sum(map(len, self._history.acknowledged.values()))
+        report.lost_with_acks_1 = self._history.lost_with_acks_1()
+        for text in self.workload.unexpected:
+            self._accuse(Anomaly("a client crashed", text))
+        if not report.anomalies:  # a history that was not read to its end says nothing
+            for anomaly in check(self._history):
+                self._accuse(anomaly)
+
+    # -- what is there in the beginning --
+
+    async def _create_topics(self) -> None:
+        world = self.cluster.client("admin")
+
+        async def create() -> None:
+            async with Admin(self.cluster.bootstrap, world=world) as admin:
+                for topic in dict.fromkeys(partition.topic for partition in self.partitions):
+                    count = sum(partition.topic == topic for partition in self.partitions)
+                    await admin.create_topic(topic, partitions=count, replication_factor=_BROKERS)
+
+        await world.process.run(create())
+
+    def _start_clients(self) -> None:
+        dice = self.dice
+        topics = list(dict.fromkeys(partition.topic for partition in self.partitions))
+        producers = [*topics, *dice.choices(topics, k=dice.randint(0, 2))]
+        for number, topic in enumerate(producers):
+            settings = ProducerSettings(
+                topic=topic,
+                partitions=sum(partition.topic == topic for partition in self.partitions),
+                records_per_s=dice.choice([3, 5, 10]),
+                max_value_bytes=dice.choice([20, 200, 2_000]),
+                compression=dice.choice(["none", "none", "lz4", "zstd"]),
+                linger_ms=dice.choice([0, 0, 5, 100]),
+                delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
+                request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
+            )
+            self.workload.start_producer(f"producer-{number}", settings)
+        for number in range(dice.randint(1, 2)):
+            self.workload.start_consumer(f"consumer-{number}", self.partitions)
+
+    def _draw_weights(self) -> dict[str, float]:
+        """Which faults this storm is made of: some are left out, some are frequent."""
+        weights = {kind: self.dice.choice([0.0, 0.0, 1.0, 1.0, 3.0]) for kind in FAULTS}
+        return weights | {kind: self.dice.choice([2.0, 4.0]) for kind in KEPT_IN_EVERY_STORM}
+
+    # -- brokers --
+
+    async def _keep(self, broker_id: int) -> None:
+        """Start the broker again whenever it is down, after the time that its fault has set."""
+        while True:
+            await self._down[broker_id].wait()
+            await asyncio.sleep(self._restart_after_s[broker_id])
+            while not await self._start(broker_id):
+                await asyncio.sleep(0.5)
+
+    async def _start(self, broker_id: int) -> bool:
+        self._down[broker_id].clear()
+        if not self._bad_disks[broker_id]:
+            self._hurt.discard(broker_id)
+        try:
+            await self.cluster.start_broker(broker_id)
+        except ProcessKilled:
+            return not self._down[broker_id].is_set()
+        except (MinibrokerError, OSError) as error:
+            self.note(f"broker {broker_id} did not start: {error}")
+            self._down[broker_id].set()
+            return False
+        self.note(f"broker {broker_id} is up")
+        return True
+
+    def take_down(self, broker_id: int, how: Callable[[int], None]) -> None:
+        self._restart_after_s[broker_id] = self.dice.choice([0.0, 0.2, 1.0, 5.0, 15.0]) * self.dice.random()
+        how(broker_id)
+        self._down[broker_id].set()
+        self.report.unclean_restarts += 1
+
+    def _broker_failed(self, broker_id: int, error: Exception) -> None:
+        self.note(f"broker {broker_id} failed: {error}")
+        if broker_id not in self._hurt:
+            self._accuse(Anomaly("a broker failed by itself", f"broker {broker_id}: {'; '.join(_flat(error))}"))
+        self._restart_after_s[broker_id] = self.dice.uniform(0, 3)
+        self._down[broker_id].set()
+        self.report.unclean_restarts += 1
+
+    @contextmanager
+    def hold(self, broker_id: int) -> Iterator[None]:
+        """No other fault of whole processes may take this broker meanwhile."""
+        self.busy.add(broker_id)
+        try:
+            yield
+        finally:
+            self.busy.discard(broker_id)
+
+    async def stop(self, broker_id: int) -> None:
+        """Stop a broker in good order; its keeper starts it again."""
+        try:
+            async with asyncio.timeout(30):
+                await self.cluster.stop_broker(broker_id)
+        except (TimeoutError, MinibrokerError, OSError, ProcessKilled) as error:
+            self.note(f"broker {broker_id} could not be stopped in good order: {error!r}")
+            self.take_down(broker_id, self.cluster.kill_broker)
+            return
+        self._restart_after_s[broker_id] = self.dice.uniform(0, 5)
+        self._down[broker_id].set()
+
+    @contextmanager
+    def bad_disk(self, broker_id: int) -> Iterator[DiskFaults]:
+        """The faults of a broker's disk, which the broker may die of; all are over in the end."""
+        faults = self.simulation.host(host_name(broker_id)).disk.faults
+        self._bad_disks[broker_id] += 1
+        self._hurt.add(broker_id)
+        try:
+            yield faults
+        finally:
+            self._bad_disks[broker_id] -= 1
+            faults.clear()
+
+    def idle_brokers(self) -> list[int]:
+        """Those that live and that no fault has in hand."""
+        return [b for b in self.cluster.broker_ids if b not in self.busy and self.cluster.living_broker(b) is not None]
+
+    def some_broker(self) -> int | None:
+        idle = self.idle_brokers()
+        return self.dice.choice(idle) if idle else None
+
+    def leader(self) -> int | None:
+        """The leader of some partition, with something in flight to it if there is one."""
+        partitions = self.dice.sample(self.partitions, len(self.partitions))
+        for partition in sorted(partitions, key=lambda p: not self.workload.has_in_flight(p)):
+            leader = self.cluster.state(partition).leader
+            if leader in self.idle_brokers():
+                return leader
+        return None
+
+    # -- what is watched --
+
+    @property
+    def _now_s(self) -> float:
+        return self.simulation.loop.time()
+
+    def note(self, text: str) -> None:
+        self.report.timeline.append(f"{self._now_s:10.3f} s  {text}")
+        del self.report.timeline[:-_TIMELINE_LENGTH]
+
+    def count(self, kind: str, text: str) -> None:
+        self.report.faults[kind] += 1
+        self.note(f"{kind}: {text}")
+
+    def _accuse(self, anomaly: Anomaly) -> None:
+        if str(anomaly) not in self._reported and len(self._reported) < 20:
+            self._reported.add(str(anomaly))
+            self.report.anomalies.append(anomaly)
+            self.note(f"ANOMALY {anomaly}")
+
+    async def _watch_invariants(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            self._look()
+
+    def _look(self) -> None:
+        for broker_id in sorted(self.damaged):
+            if self._has_caught_up(broker_id):
+                self.damaged.discard(broker_id)
+                self.note(f"broker {broker_id} has caught up after its power cut")
+        for anomaly in self._invariants.look(self.workload.acknowledged_end, self.damaged):
+            self._accuse(anomaly)
+
+    def _has_caught_up(self, broker_id: int) -> bool:
+        """It is in every ISR again *and* holds all that was acknowledged: who had a power cut may still stand in the
+        ISR of before it."""
+        broker = self.cluster.living_broker(broker_id)
+        if broker is None or broker._replicas is None:
+            return False
+        for topic_partition in self.partitions:
+            partition = broker._replicas.partition(topic_partition)
+            if (
+                partition is None
+                or broker_id not in self.cluster.state(topic_partition).isr
+                or partition.high_watermark < self.workload.acknowledged_end[topic_partition]
+            ):
+                return False
+        return True
+
+    def _written(self, session: VirtualSession, operations: Sequence[Operation]) -> None:
+        """A hook of the simulated ZooKeeper, which has just carried out a write: sees every change of a leader."""
+        for operation in operations:
+            if isinstance(operation, SetData) and operation.path in self._leadership:
+                self._state_changed(operation.path, operation.data)
+
+    def _state_changed(self, path: str, data: bytes) -> None:
+        partition, before = self._leadership[path]
+        state = znodes.decode_state(partition, data, 0)
+        self._leadership[path] = (partition, state)
+        if state.leader not in (before.leader, NO_LEADER):
+            self.report.leader_changes += self.workload.has_in_flight(partition)
+        self.note(
+            f"{partition}: leader {state.leader}, epoch {state.leader_epoch}, ISR {list(state.isr)}"
+            f" (was {before.leader}, {before.leader_epoch}, {list(before.isr)})"
+        )
+
+    def _is_whole(self) -> bool:
+        return all(self.cluster.living_broker(broker_id) is not None for broker_id in self.cluster.broker_ids) and all(
+            state.leader != NO_LEADER and len(state.isr) == _BROKERS
+            for state in map(self.cluster.state, self.partitions)
+        )
+
+    def _is_settled(self) -> bool:
+        """All replicas of a partition end at the same offset, and know that all of it is committed."""
+        return all(len(set(ends)) == 1 for ends in self._ends().values())
+
+    def _ends(self) -> dict[TopicPartition, list[int]]:
+        """Log ends and high watermarks of all replicas; -1 for one that is not there."""
+        ends: dict[TopicPartition, list[int]] = {partition: [] for partition in self.partitions}
+        for broker_id in self.cluster.broker_ids:
+            broker = self.cluster.living_broker(broker_id)
+            for topic_partition in self.partitions:
+                partition = None
+                if broker is not None and broker._replicas is not None:
+                    partition = broker._replicas.partition(topic_partition)
+                ends[topic_partition] += (
+                    [-1] if partition is None else [partition.log.log_end_offset, partition.high_watermark]
+                )
+        return ends
+
+    def _condition(self) -> str:
+        states = (f"{partition} {self.cluster.state(partition)}" for partition in self.partitions)
+        return f"brokers {self.cluster.living()} live; log ends {self._ends()}; {'; '.join(states)}"
+
+
+async def _produce_to_each(
+    bootstrap: str, world: World, history: History, partitions: Sequence[TopicPartition]
+) -> None:
+    """The producer of a user who comes after the storm."""
+    async with Producer(bootstrap, world=world) as producer:
+        for partition in partitions:
+            value = f"probe/{partition}|".encode()
+            history.sent[value] = Sent("probe", 0, partition)
+            metadata = await producer.send(partition.topic, value, partition=partition.partition)
+            history.acknowledged[partition].append(Acknowledged(value, metadata.offset, 0.0))
+
+
+def _broker_settings(dice: Random) -> dict[str, str]:
+    """Timeouts far below their defaults, and sizes at which segments roll and fetches are cut."""
+    lag_ms = dice.choice([1_000, 3_000, 10_000])
+    return {
+        "zookeeper.session.timeout.ms": str(dice.choice([1_500, 3_000, 6_000])),
+        "zookeeper.connection.timeout.ms": str(dice.choice([2_000, 6_000])),
+        "broker.crash.detection.ms": str(dice.choice([100, 500, 1_500])),
+        "replica.lag.time.max.ms": str(lag_ms),
+        "replica.fetch.wait.max.ms": str(dice.choice([50, 200, 500])),
+        "replica.fetch.max.bytes": str(dice.choice([500, 20_000, 1_048_576])),
+        "replica.fetch.backoff.ms": str(dice.choice([20, 100, 1_000])),
+        "replica.socket.timeout.ms": str(dice.choice([1_000, 5_000, 30_000])),
+        "replica.high.watermark.checkpoint.interval.ms": str(dice.choice([100, 1_000, 5_000])),
+        "log.flush.offset.checkpoint.interval.ms": str(dice.choice([200, 2_000, 60_000])),
+        "log.segment.bytes": str(dice.choice([4_000, 30_000, 1_000_000])),
+        "log.index.interval.bytes": str(dice.choice([1, 500, 4_096])),
+        "num.network.threads": str(dice.randint(1, 3)),
+        "num.io.threads": str(dice.choice([1, 2, 8])),
+    }
+
+
+def _flat(error: BaseException) -> list[str]:
+    """The innermost errors of exception groups, with what they were caused by."""
+    if isinstance(error, BaseExceptionGroup):
+        return [text for inner in error.exceptions for text in _flat(inner)]
+    cause = f" (from {error.__cause__!r})" if error.__cause__ is not None else ""
+    notes = "".join(f" [{note}]" for note in getattr(error, "__notes__", ()))
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
+    return [f"{error!r}{cause}{notes} in {place}"]

@@ -1,0 +1,102 @@
+"""The checkers see each anomaly, and nothing where there is none."""
+
+from __future__ import annotations
+
+from protocol.model import TopicPartition
+from tests.simulation.history import Acknowledged, History, Polled, Sent, check
+
+DURABLE = TopicPartition("durable", 0)
+FAST = TopicPartition("fast", 0)
+
+
+def a_history(*sent: bytes, partition: TopicPartition = DURABLE) -> History:
+    """Of records that were sent by one producer, acknowledged and read back at the offsets from 0 on."""
+    history = History(durable_topics=frozenset({DURABLE.topic}))
+    for offset, value in enumerate(sent):
+        history.sent[value] = Sent("p", offset, partition)
+        history.acknowledged[partition].append(Acknowledged(value, offset, 1.0))
+    history.polled += [Polled("c", partition, offset, value, 2.0) for offset, value in enumerate(sent)]
+    history.final[partition] = dict(enumerate(sent))
+    return history
+
+
+def kinds(history: History) -> set[str]:
+    return {anomaly.kind for anomaly in check(history)}
+
+
+def test_a_history_in_which_all_is_well_has_no_anomaly() -> None:
+    assert check(a_history(b"a", b"b", b"c")) == []
+
+
+def test_a_record_that_failed_may_be_there_or_not() -> None:
+    history = a_history(b"a", b"b")
+    for number, value in enumerate([b"there", b"not there"], 2):
+        history.sent[value] = Sent("p", number, DURABLE)
+        history.failed += 1
+    history.final[DURABLE][2] = b"there"
+    assert check(history) == []
+
+
+def test_an_acknowledged_record_that_is_not_there_is_lost() -> None:
+    history = a_history(b"a", b"b")
+    history.polled.clear()
+    del history.final[DURABLE][1]
+    assert kinds(history) == {"lost write"}
+
+
+def test_a_record_that_was_read_and_is_not_there_is_lost_whatever_its_acks() -> None:
+    history = a_history(b"a", b"b", partition=FAST)
+    history.acknowledged.clear()
+    del history.final[FAST][1]
+    assert kinds(history) == {"lost write"}
+
+
+def test_an_acknowledged_record_of_acks_1_may_be_lost_and_is_counted() -> None:
+    history = a_history(b"a", b"b", partition=FAST)
+    history.polled.clear()
+    del history.final[FAST][1]
+    assert check(history) == []
+    assert history.lost_with_acks_1() == 1
+
+
+def test_an_offset_with_two_values_is_inconsistent() -> None:
+    history = a_history(b"a", b"b")
+    history.final[DURABLE] = {0: b"b", 1: b"a"}
+    assert "inconsistent offset" in kinds(history)
+
+
+def test_a_value_at_two_offsets_is_a_duplicate() -> None:
+    history = a_history(b"a", b"b")
+    history.final[DURABLE][2] = b"a"
+    assert "duplicate" in kinds(history)
+
+
+def test_records_of_one_producer_in_another_order_are_reordered() -> None:
+    history = a_history(b"a", b"b")
+    history.sent |= {b"a": Sent("p", 1, DURABLE), b"b": Sent("p", 0, DURABLE)}
+    assert kinds(history) == {"reordering"}
+
+
+def test_a_value_that_nobody_sent_there_is_a_phantom() -> None:
+    history = a_history(b"a")
+    history.final[DURABLE][1] = b"never sent"
+    assert kinds(history) == {"phantom"}
+    history = a_history(b"a")
+    history.sent[b"a"] = Sent("p", 0, TopicPartition("durable", 1))
+    assert kinds(history) == {"phantom"}
+
+
+def test_a_consumer_that_skips_or_steps_back_is_seen_and_another_one_may_begin_anywhere() -> None:
+    history = a_history(b"a", b"b", b"c", b"d")
+    history.polled = [Polled("c", DURABLE, 0, b"a", 1.0), Polled("c", DURABLE, 2, b"c", 2.0)]
+    assert kinds(history) == {"poll skip"}
+    history.polled = [Polled("c", DURABLE, 2, b"c", 1.0), Polled("c", DURABLE, 0, b"a", 2.0)]
+    assert kinds(history) == {"poll step back"}
+    history.polled = [Polled("c#1", DURABLE, 2, b"c", 1.0), Polled("c#2", DURABLE, 0, b"a", 2.0)]
+    assert check(history) == []
+
+
+def test_a_consumer_that_was_told_of_a_truncation_is_an_anomaly() -> None:
+    history = a_history(b"a")
+    history.truncations.append("c: OFFSET_OUT_OF_RANGE")
+    assert kinds(history) == {"truncated under a consumer"}

@@ -1,0 +1,51 @@
+"""A few short storms in every test run; `make simulate` has the long ones, by the hundred."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.storm import Report, simulate
+
+SHORT_MINUTES = 0.75
+
+
+def _story(report: Report) -> str:
+    return "\n".join([*map(str, report.anomalies), "what came before:", *report.timeline[-40:]])
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_a_storm_breaks_no_promise(seed: int) -> None:
+    report = simulate(seed, SHORT_MINUTES)
+    assert not report.anomalies, _story(report)
+    assert report.faults
+    assert report.acknowledged
+
+
+def test_a_storm_of_full_length_reaches_its_floors() -> None:
+    report = simulate(9, 3)
+    assert not report.anomalies, _story(report)
+    assert report.below_floors() == []
+
+
+def test_a_storm_runs_the_same_way_in_every_process_with_the_same_seed() -> None:
+    program = f"from tests.simulation.storm import simulate; print(simulate(10, {SHORT_MINUTES}).trace)"
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert traces[0] == traces[1]
+    assert len(traces[0].strip()) == 32
+
+
+def test_a_storm_that_was_too_mild_says_so() -> None:
+    assert len(Report(seed=1).below_floors()) == 4

@@ -1,0 +1,222 @@
+"""The clients of a storm: producers and consumers that write down what they see, and go on whatever happens to them.
+
+Each runs in a process on a host of its own. A killed one comes back as another start of the same name, and a consumer
+then goes on where its predecessor was, as one that had committed its offsets. Topics whose name begins with `durable`
+are written with acks=all, the others with acks=1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from client.consumer import Consumer
+from client.delivery import Delivery
+from client.errors import ClientCrashed, CorruptBatch, LogTruncated
+from client.producer import Producer
+from client.records import ConsumerBatch
+from protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from protocol.model import TopicPartition
+from protocol.world import World
+from tests.simulation.cluster import VirtualCluster
+from tests.simulation.history import Acknowledged, History, Polled, Sent
+from tests.simulation.process import Process
+from tests.simulation.world import VirtualWorld
+
+DURABLE = "durable"
+_RETRY_S = 0.3
+
+
+@dataclass(frozen=True)
+class ProducerSettings:
+    topic: str
+    partitions: int
+    records_per_s: float
+    max_value_bytes: int
+    compression: str
+    linger_ms: int
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+
+    @property
+    def is_durable(self) -> bool:
+        return self.topic.startswith(DURABLE)
+
+
+class Workload:
+    """Starts clients on a cluster and keeps their history."""
+
+    def __init__(self, cluster: VirtualCluster, history: History) -> None:
+        self.history = history
+        self.unexpected: list[str] = []
+        """What no client should ever meet: each is a bug of the client or of the cluster."""
+        self.acknowledged_end: Counter[TopicPartition] = Counter()
+        """One past the highest offset that was acknowledged with acks=all."""
+        self._cluster = cluster
+        self._processes: dict[str, Process] = {}
+        self._starts: Counter[str] = Counter()
+        self._producers: dict[str, ProducerSettings] = {}
+        self._producing: dict[str, asyncio.Task[None]] = {}
+        self._unanswered: dict[str, Counter[TopicPartition]] = {}
+        self._consumers: dict[str, list[TopicPartition]] = {}
+        self._positions: dict[tuple[str, TopicPartition], int] = {}
+        self._stopping = False
+
+    # -- their lives --
+
+    def start_producer(self, name: str, settings: ProducerSettings) -> None:
+        self._producers[name] = settings
+        world = self._start_process(name)
+        self._unanswered[name] = Counter()
+        self._producing[name] = world.process.start(self._produce(name, world, settings), name)
+
+    def start_consumer(self, name: str, partitions: list[TopicPartition]) -> None:
+        self._consumers[name] = partitions
+        world = self._start_process(name)
+        world.process.start(self._consume(name, world, partitions), name)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._producers, *self._consumers]
+
+    def restart(self, name: str) -> None:
+        """kill -9 a client, and start it again."""
+        self._processes[name].kill()
+        if name in self._consumers:
+            self.start_consumer(name, self._consumers[name])
+        else:
+            self.start_producer(name, self._producers[name])
+
+    def has_in_flight(self, partition: TopicPartition) -> bool:
+        """A living producer has sent to the partition and waits for the answer."""
+        return any(unanswered[partition] > 0 for unanswered in self._unanswered.values())
+
+    async def finish(self) -> None:
+        """Send no more, wait until every record is acknowledged or has failed, and end the consumers."""
+        self._stopping = True
+        for producing in self._producing.values():
+            await producing
+        for name in self._consumers:
+            self._processes[name].kill()
+
+    def _start_process(self, name: str) -> VirtualWorld:
+        self._starts[name] += 1
+        world = self._cluster.client(name)
+        self._processes[name] = world.process
+        return world
+
+    # -- producing --
+
+    async def _produce(self, name: str, world: World, settings: ProducerSettings) -> None:
+        for attempt in itertools.count(1):
+            if self._stopping:
+                return
+            try:
+                async with Producer(
+                    self._cluster.bootstrap,
+                    acks="all" if settings.is_durable else 1,
+                    compression=settings.compression,
+                    linger_ms=settings.linger_ms,
+                    batch_size=16 * 1024,
+                    delivery_timeout_ms=settings.delivery_timeout_ms,
+                    request_timeout_ms=settings.request_timeout_ms,
+                    world=world,
+                ) as producer:
+                    await self._send(name, f"{name}#{self._starts[name]}.{attempt}", producer, world.random, settings)
+            except ClientCrashed as error:
+                self.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
+            except MinibrokerError:
+                pass  # no broker could be reached: each record's own end has been written down
+            await asyncio.sleep(_RETRY_S)
+
+    async def _send(
+        self, name: str, identity: str, producer: Producer, random: Random, settings: ProducerSettings
+    ) -> None:
+        history, unanswered = self.history, self._unanswered[name]
+        async with asyncio.TaskGroup() as tasks:
+            for number in itertools.count():
+                if self._stopping:
+                    return
+                partition = TopicPartition(settings.topic, random.randrange(settings.partitions))
+                value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(
+                    random.randint(0, settings.max_value_bytes)
+                )
+                history.sent[value] = Sent(identity, number, partition)
+                unanswered[partition] += 1
+                delivery = producer.send(partition.topic, value, partition=partition.partition)
+                tasks.create_task(self._await_delivery(delivery, value, partition, unanswered, settings.is_durable))
+                await asyncio.sleep(random.expovariate(settings.records_per_s))
+
+    async def _await_delivery(
+        self,
+        delivery: Delivery,
+        value: bytes,
+        partition: TopicPartition,
+        unanswered: Counter[TopicPartition],
+        is_durable: bool,
+    ) -> None:
+        try:
+            metadata = await delivery
+        except MinibrokerError:
+            self.history.failed += 1
+            return
+        finally:
+            unanswered[partition] -= 1
+        now_s = asyncio.get_running_loop().time()
+        self.history.acknowledged[partition].append(Acknowledged(value, metadata.offset, now_s))
+        if is_durable:
+            self.acknowledged_end[partition] = max(self.acknowledged_end[partition], metadata.offset + 1)
+
+    # -- consuming --
+
+    async def _consume(self, name: str, world: World, partitions: list[TopicPartition]) -> None:
+        for attempt in itertools.count(1):
+            identity = f"{name}#{self._starts[name]}.{attempt}"
+            try:
+                async with Consumer(
+                    self._cluster.bootstrap,
+                    partitions=partitions,
+                    auto_offset_reset="none",
+                    request_timeout_ms=5_000,
+                    world=world,
+                ) as consumer:
+                    for partition in partitions:
+                        consumer.seek(partition, self._positions.get((name, partition), 0))
+                    async for batch in consumer.batches():
+                        partition = TopicPartition(batch.topic, batch.partition)
+                        self._note_poll(identity, partition, batch)
+                        self._positions[name, partition] = batch.next_offset
+            except (LogTruncated, CorruptBatch) as error:
+                self.history.truncations.append(f"{identity}: {error}")
+            except ClientCrashed as error:
+                self.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
+            except BrokerError as error:
+                if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    self.history.truncations.append(f"{identity}: {error}")
+            except MinibrokerError:
+                pass  # no broker could be reached
+            await asyncio.sleep(_RETRY_S)
+
+    def _note_poll(self, identity: str, partition: TopicPartition, batch: ConsumerBatch) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for offset, value in zip(batch.offsets, batch.values, strict=True):
+            self.history.polled.append(Polled(identity, partition, offset, value or b"", now_s))
+
+
+async def read_everything(bootstrap: str, world: World, partitions: list[TopicPartition], history: History) -> None:
+    """A fresh consumer reads the partitions from their beginning to their end into `history.final`."""
+    async with Consumer(bootstrap, partitions=partitions, auto_offset_reset="none", world=world) as consumer:
+        consumer.seek_to_beginning()
+        ends = await consumer.end_offsets(partitions)
+        history.final = {partition: {} for partition in partitions}
+        missing = {partition for partition in partitions if ends[partition] > 0}
+        batches = consumer.batches()
+        while missing:
+            batch = await anext(batches)
+            partition = TopicPartition(batch.topic, batch.partition)
+            history.final[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
+            if batch.next_offset >= ends[partition]:
+                missing.discard(partition)
