@@ -15,9 +15,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from client.admin import Admin
+from protocol import znodes
 from protocol.errors import MinibrokerError
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
+from tests.simulation.world import ZOOKEEPER_LATENCY_S
 
 if TYPE_CHECKING:
     from tests.simulation.storm import Storm
@@ -269,6 +271,31 @@ async def _zookeeper_connection_loss(storm: Storm) -> None:
     storm.simulation.zookeeper.lose_connections(victim)
 
 
+async def _zookeeper_reply_lost(storm: Storm) -> None:
+    """A broker's next write is carried out, and the connection breaks before it hears of it."""
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("ZooKeeper reply lost", victim)
+    storm.lose_next_reply_of.add(victim)
+
+
+async def _slow_zookeeper(storm: Storm) -> None:
+    """Slow enough for much to happen between a decision and its write; sessions live on."""
+    high_s = storm.dice.choice([0.02, 0.1, 0.5])
+    storm.count("slow ZooKeeper", f"up to {high_s} s")
+    storm.simulation.zookeeper_latency_s = (high_s / 10, high_s)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        storm.simulation.zookeeper_latency_s = ZOOKEEPER_LATENCY_S
+
+
+async def _controller_deleted(storm: Storm) -> None:
+    """Somebody deletes /controller by hand: a new election, while the old controller lives."""
+    if storm.simulation.zookeeper.has(znodes.CONTROLLER):
+        storm.count("controller deleted", "by hand")
+        storm.simulation.zookeeper.remove(znodes.CONTROLLER)
+
+
 async def _zookeeper_expiry(storm: Storm) -> None:
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper expiry", victim)
@@ -327,7 +354,10 @@ FAULTS: dict[str, Fault] = {
     "ZooKeeper down": _zookeeper_down,
     "ZooKeeper cut": _zookeeper_cut,
     "ZooKeeper connection loss": _zookeeper_connection_loss,
+    "ZooKeeper reply lost": _zookeeper_reply_lost,
+    "slow ZooKeeper": _slow_zookeeper,
     "ZooKeeper expiry": _zookeeper_expiry,
+    "controller deleted": _controller_deleted,
     "topic churn": _topic_churn,
 }
 

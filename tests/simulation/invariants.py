@@ -2,7 +2,7 @@
 
 - Per partition and leader epoch at most one process leads, ever.
 - A replica's high watermark never goes back while its process lives and its leader epoch stays.
-- Below their high watermarks, the logs of all replicas are equal: offsets, leader epochs and checksums.
+- Below their high watermarks, the logs of all replicas are whole and equal: offsets, leader epochs and checksums.
 - Whoever may be elected has every record that was acknowledged with acks=all.
 - The controller epoch never goes back, in ZooKeeper and in each broker's process.
 
@@ -19,7 +19,7 @@ from broker.replication.manager import ReplicaManager
 from broker.replication.partition import Partition
 from protocol import znodes
 from protocol.model import TopicPartition
-from protocol.records import iterate_batches
+from protocol.records import CorruptRecord, iterate_batches, validate_batch
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.history import Anomaly
 
@@ -92,6 +92,11 @@ class Invariants:
                 f"{key[0]} on {process}, epoch {partition.leader_epoch}: from {before} to {partition.high_watermark}",
             )
         self._high_watermarks[key] = partition.high_watermark
+        if partition.high_watermark > partition.log.log_end_offset:
+            yield Anomaly(
+                "high watermark above the log's end",
+                f"{key[0]} on {process}: {partition.high_watermark}, the log ends at {partition.log.log_end_offset}",
+            )
 
     def _logs(self, partition: Partition, process: str) -> Iterator[Anomaly]:
         log, end = partition.log, partition.high_watermark
@@ -105,7 +110,13 @@ class Invariants:
             if not records:
                 yield Anomaly("a log has a hole", f"{key[0]} on {process}: nothing at {offset}, below {end}")
                 break
-            for header, _, _ in iterate_batches(records):
+            for header, start, _ in iterate_batches(records):
+                if header.base_offset != offset:
+                    yield Anomaly("a log has a hole", f"{key[0]} on {process}: {header.base_offset} follows {offset}")
+                try:
+                    validate_batch(records, header, start)
+                except CorruptRecord as error:
+                    yield Anomaly("a log is damaged", f"{key[0]} on {process}, below its high watermark {end}: {error}")
                 batch = (header.last_offset, header.partition_leader_epoch, header.crc)
                 other, other_process = known.setdefault(header.base_offset, (batch, process))
                 if other != batch:

@@ -21,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from tests.simulation.mutants import MUTANTS, planted
@@ -39,17 +40,20 @@ class Outcome(NamedTuple):
 def simulate_many(
     seeds: Sequence[int], minutes: float, *, mutant: str | None = None, jobs: int | None = None
 ) -> Iterator[Outcome]:
-    """The outcome of each seed, in the order of the seeds. Leaving early ends the workers."""
-    jobs = min(jobs or os.cpu_count() or 1, len(seeds))
-    tasks = [(seed, minutes, mutant) for seed in seeds]
-    # Started afresh, and a new one for every few seeds: what a storm leaves behind must not reach the next.
+    """The outcome of each seed, in the order of the seeds. Leaving early waits for the storms under way, no more.
+    Raises BrokenProcessPool where a worker dies."""
+    # Workers are started afresh, and anew after some seeds: what a storm leaves behind must not reach the next.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, maxtasksperchild=20) as pool:
-        yield from pool.imap(_outcome, tasks)
+    with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, max_tasks_per_child=20) as pool:
+        futures = [pool.submit(_outcome, seed, minutes, mutant) for seed in seeds]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _outcome(task: tuple[int, float, str | None]) -> Outcome:
-    seed, minutes, mutant = task
+def _outcome(seed: int, minutes: float, mutant: str | None) -> Outcome:
     logging.disable(logging.CRITICAL)
     began = time.process_time()
     with planted(mutant):

@@ -135,6 +135,8 @@ class Storm:
         """How many faults the disks of brokers have now."""
         self._hurt: set[int] = set()
         """Brokers whose disks had a fault since their last start: they may fail by themselves."""
+        self.lose_next_reply_of: set[str] = set()
+        """Hosts whose next write in ZooKeeper is to be carried out without an answer."""
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
         self._reported: set[str] = set()
@@ -154,6 +156,10 @@ class Storm:
         end_s = self._now_s + seconds
         while self._now_s < end_s:
             await self._bout(min(self._now_s + self.dice.uniform(15, 45), end_s))
+            if self.dice.random() < 0.5:
+                await self._heal()
+                if not await self._becomes_whole():
+                    break
             self.note("quiet")
             await asyncio.sleep(min(self.dice.uniform(5, 15), max(0.0, end_s - self._now_s)))
         await self._heal()
@@ -195,11 +201,11 @@ class Storm:
     async def _recover(self) -> None:
         """Everything must be whole again in time: brokers, ISRs, producers, topics; then every log is read."""
         healed_s = self._now_s
+        if not await self._becomes_whole():
+            return
         doing = ""
         try:
             async with asyncio.timeout(LIVENESS_S):
-                doing = "all brokers up and all replicas in sync"
-                await self.cluster.until(self._is_whole, within_s=2 * LIVENESS_S)
                 doing = "an acknowledgement from each partition"
                 probe = self.cluster.client("probe")
                 await probe.process.run(_produce_to_each(self.cluster.bootstrap, probe, self._history, self.partitions))
@@ -217,6 +223,15 @@ class Storm:
                 )
         except TimeoutError:
             self._accuse(Anomaly("not live", f"after healing, in vain awaited {doing}: {self._condition()}"))
+
+    async def _becomes_whole(self) -> bool:
+        """After everything was healed: all brokers up, and all replicas in sync."""
+        try:
+            await self.cluster.until(self._is_whole, within_s=LIVENESS_S)
+        except TimeoutError:
+            self._accuse(Anomaly("not live", f"{LIVENESS_S:g} s after healing it is not whole: {self._condition()}"))
+            return False
+        return True
 
     def _judge(self) -> None:
         report = self.report
@@ -322,6 +337,9 @@ class Storm:
             self.note(f"broker {broker_id} could not be stopped in good order: {error!r}")
             self.take_down(broker_id, self.cluster.kill_broker)
             return
+        except asyncio.CancelledError:
+            self.take_down(broker_id, self.cluster.kill_broker)  # in the middle of its stop
+            raise
         self._restart_after_s[broker_id] = self.dice.uniform(0, 5)
         self._down[broker_id].set()
 
@@ -405,6 +423,10 @@ class Storm:
 
     def _written(self, session: VirtualSession, operations: Sequence[Operation]) -> None:
         """A hook of the simulated ZooKeeper, which has just carried out a write: sees every change of a leader."""
+        host, _, _ = session.owner.partition("#")
+        if host in self.lose_next_reply_of:
+            self.lose_next_reply_of.discard(host)
+            self.simulation.zookeeper.lose_connections(host)
         for operation in operations:
             if isinstance(operation, SetData) and operation.path in self._leadership:
                 self._state_changed(operation.path, operation.data)

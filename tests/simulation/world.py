@@ -44,8 +44,7 @@ THREADS = 4
 _MIN_WORK_S = 0.000_05
 _MAX_WORK_S = 0.001
 
-_ZOOKEEPER_MIN_LATENCY_S = 0.000_1
-_ZOOKEEPER_MAX_LATENCY_S = 0.001
+ZOOKEEPER_LATENCY_S = (0.000_1, 0.001)
 
 
 class Simulation:
@@ -56,9 +55,11 @@ class Simulation:
         assert isinstance(loop, VirtualLoop), "a simulation runs on a virtual loop only: see tests.simulation.loop.run"
         self.loop = loop
         self.network = VirtualNetwork(loop, self.random("network"))
+        self.zookeeper_latency_s = ZOOKEEPER_LATENCY_S
+        """Of every request and every answer: at least and at most."""
         latencies = self.random("zookeeper")
         self.zookeeper = VirtualZooKeeper(
-            lambda: latencies.uniform(_ZOOKEEPER_MIN_LATENCY_S, _ZOOKEEPER_MAX_LATENCY_S),
+            lambda: latencies.uniform(*self.zookeeper_latency_s),
             self.random("faults of zookeeper"),
         )
         self._hosts: dict[str, Host] = {}
