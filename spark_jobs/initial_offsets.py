@@ -1,0 +1,69 @@
+"""Where a stream began, kept in a file: Spark asks again until its first batch is committed.
+
+Spark writes a batch's end to the checkpoint, but its beginning only as the end of the batch before. So the source is
+asked for its initial offset at the start, and again by a restart that finds batch 0 not committed. An answer that moves
+("latest", and "earliest" where retention deletes) would lose what lies between the two, silently. The first answer is
+therefore written to a file beside the checkpoint, before it is given, and the file is the answer from then on.
+
+    options |= keep_initial_offsets(options, checkpoint)   # before the query is started
+    spark.readStream.format("minibroker").options(**options)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from client.errors import InvalidSetting
+from protocol.errors import MinibrokerError
+from protocol.real_world import RealDisk
+from spark_jobs.offsets import TopicOffsets, from_json, to_json
+from spark_jobs.options import parse_read_options
+from spark_jobs.reading import LogClient, starting_offsets
+
+FILE_NAME = "minibroker-initial.json"
+
+
+def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> dict[str, str]:
+    """The option to add to a stream's, so that it begins where it would have begun at the first call of this.
+
+    Resolves where to begin, unless `<checkpoint>/minibroker-initial.json` says so already. The checkpoint must be a
+    directory of the driver's machine. Raises InvalidSetting, and as `spark_jobs.reading.resolve`.
+    """
+    path = _local(checkpoint) / FILE_NAME
+    parsed = parse_read_options(options, is_streaming=True)
+
+    def resolve() -> dict[str, TopicOffsets]:
+        with LogClient(parsed.bootstrap, f"{parsed.client_id}-driver") as client:
+            return starting_offsets(client, parsed)
+
+    load_or_store(path, resolve)
+    return {"initialOffsetsFile": str(path)}
+
+
+def load_or_store(path: Path, resolve: Callable[[], Mapping[str, TopicOffsets]]) -> Mapping[str, TopicOffsets]:
+    """What the file says; where there is none, what `resolve` says, which is then written (fsync, rename)."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        offsets = resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        RealDisk().write_atomically(str(path.absolute()), json.dumps(to_json(offsets)).encode())
+        return offsets
+    except ValueError as error:
+        raise MinibrokerError(
+            f"{path} is not JSON ({error}): it was not written by this source. Use a new checkpoint"
+        ) from error
+    return from_json(content)
+
+
+def _local(checkpoint: str | Path) -> Path:
+    text = str(checkpoint)
+    if "://" in text and not text.startswith("file://"):
+        raise InvalidSetting(
+            "checkpoint",
+            text,
+            "initial offsets are kept on the driver's disk: give a local path for initialOffsetsFile",
+        )
+    return Path(text.removeprefix("file://")).absolute()

@@ -1,0 +1,214 @@
+"""Offsets of a stream, and what to read between two of them: JSON, data loss, rate limits, splits. Pure.
+
+A stream's offset in Spark's checkpoint is one JSON object:
+
+    {"orders": {"id": "fVxDVCNMRc6ROdvFGQ0Y0A", "offsets": {"0": 17, "1": 4}}}
+
+The number is the offset of the next record. Spark takes two offsets for equal where their texts are, so topics and
+partitions are always sorted. The topic's id is there because a topic that was deleted and created again has the same
+name and offsets that mean something else: such a stream must fail, not read on in the middle of other data.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from protocol.errors import MinibrokerError
+from protocol.model import TopicPartition
+
+
+class DataLost(MinibrokerError):
+    """Records that should be read are not there any more. `failOnDataLoss=false` goes on without them."""
+
+
+class TopicOffsets(NamedTuple):
+    topic_id: str
+    offsets: Mapping[int, int]
+
+
+Offsets = Mapping[str, TopicOffsets]
+"""By topic."""
+
+JsonOffsets = dict[str, dict[str, Any]]
+
+
+class OffsetRange(NamedTuple):
+    """Records `start` to `end` (exclusive) of one partition: what one task reads. Not all of these offsets need to
+    have a record: compaction and transactions leave gaps."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+def to_json(offsets: Offsets) -> JsonOffsets:
+    """Sorted, so that equal offsets have equal texts."""
+    return {
+        topic: {
+            "id": offsets[topic].topic_id,
+            "offsets": {str(index): offsets[topic].offsets[index] for index in sorted(offsets[topic].offsets)},
+        }
+        for topic in sorted(offsets)
+    }
+
+
+def from_json(content: Any) -> dict[str, TopicOffsets]:
+    """Raises MinibrokerError for what `to_json` has not made."""
+    try:
+        return {
+            topic: TopicOffsets(
+                str(entry["id"]), {int(index): int(offset) for index, offset in entry["offsets"].items()}
+            )
+            for topic, entry in content.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MinibrokerError(
+            f"{content!r} is no offset of this source: the checkpoint is another source's, or damaged. Use a new one"
+        ) from error
+
+
+def by_partition(offsets: Offsets) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, index): offset
+        for topic, entry in offsets.items()
+        for index, offset in entry.offsets.items()
+    }
+
+
+def grouped(topic_ids: Mapping[str, str], offsets: Mapping[TopicPartition, int]) -> dict[str, TopicOffsets]:
+    """The opposite of `by_partition`."""
+    topics: dict[str, dict[int, int]] = {}
+    for partition in sorted(offsets):
+        topics.setdefault(partition.topic, {})[partition.partition] = offsets[partition]
+    return {topic: TopicOffsets(topic_ids[topic], partitions) for topic, partitions in topics.items()}
+
+
+def ranges(start: Offsets, end: Offsets, earliest: Mapping[TopicPartition, int]) -> list[OffsetRange]:
+    """What lies between two offsets, without empty ranges. A partition that `start` does not know, or knows of another
+    topic of the same name, is read from `earliest`."""
+    found = []
+    for topic, entry in end.items():
+        known = start.get(topic)
+        begins = known.offsets if known is not None and known.topic_id == entry.topic_id else {}
+        for index, stop in entry.offsets.items():
+            begin = begins.get(index)
+            if begin is None:
+                begin = earliest[TopicPartition(topic, index)]
+            if begin < stop:
+                found.append(OffsetRange(topic, entry.topic_id, index, begin, stop))
+    return sorted(found)
+
+
+def unknown_partitions(start: Offsets, end: Offsets) -> list[TopicPartition]:
+    """The partitions of `end` that `start` says nothing of: `ranges` needs their earliest offsets."""
+    return [
+        TopicPartition(topic, index)
+        for topic, entry in sorted(end.items())
+        for index in sorted(entry.offsets)
+        if topic not in start or start[topic].topic_id != entry.topic_id or index not in start[topic].offsets
+    ]
+
+
+def up_to(target: Offsets, now: Offsets, start: Offsets) -> dict[str, TopicOffsets]:
+    """The ends of the logs, but none beyond the target, or beyond `start` where that is after it, as it is looked up
+    later. Partitions that neither of both knows are left out."""
+    found = {}
+    for topic, entry in now.items():
+        known: dict[int, int] = {}
+        for offsets in (target, start):
+            if topic in offsets and offsets[topic].topic_id == entry.topic_id:
+                for index, offset in offsets[topic].offsets.items():
+                    known[index] = max(offset, known.get(index, 0))
+        ends = {index: min(end, known[index]) for index, end in entry.offsets.items() if index in known}
+        if ends:
+            found[topic] = TopicOffsets(entry.topic_id, ends)
+    return found
+
+
+def losses(start: Offsets, now: Offsets) -> list[str]:
+    """What a stream that is at `start` will never read: topics and partitions that are gone or others, and logs that
+    end before it. `now`: the ends of the logs."""
+    found = []
+    for topic, entry in sorted(start.items()):
+        there = now.get(topic)
+        if there is None:
+            found.append(f"topic {topic} is gone (or no longer subscribed to)")
+        elif there.topic_id != entry.topic_id:
+            found.append(
+                f"topic {topic} was deleted and created again: its id was {entry.topic_id}, and is {there.topic_id}"
+            )
+        else:
+            for index, offset in sorted(entry.offsets.items()):
+                if index not in there.offsets:
+                    found.append(f"partition {topic}-{index} is gone (or no longer assigned)")
+                elif there.offsets[index] < offset:
+                    found.append(f"{topic}-{index} ends at offset {there.offsets[index]}, and was read up to {offset}")
+    return found
+
+
+def loss_error(problems: Iterable[str]) -> DataLost:
+    return DataLost(
+        f"{'; '.join(problems)}. Begin anew with another checkpoint, or accept the loss with failOnDataLoss=false"
+    )
+
+
+def backlog(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """How many offsets each partition has to go, without those that have none."""
+    sizes = {partition: offset - start[partition] for partition, offset in end.items()}
+    return {partition: size for partition, size in sorted(sizes.items()) if size > 0}
+
+
+def prorated(sizes: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
+    """Shares of `limit` in proportion to `sizes`, which are positive; their sum is the limit, or all there is.
+
+    Every partition gets at least one while there are enough: a small one next to a large one must not starve. Where
+    there are too few, the largest get one; the others will be among the largest later.
+    """
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(sizes)
+    if limit <= len(sizes):
+        largest = sorted(sizes, key=lambda partition: (-sizes[partition], partition))[:limit]
+        return dict.fromkeys(sorted(largest), 1)
+    spare, wanted = limit - len(sizes), total - len(sizes)
+    exact = {partition: divmod((size - 1) * spare, wanted) for partition, size in sizes.items()}
+    shares = {partition: 1 + whole for partition, (whole, _) in exact.items()}
+    by_remainder = sorted(sizes, key=lambda partition: (-exact[partition][1], partition))
+    for partition in by_remainder[: limit - sum(shares.values())]:
+        shares[partition] += 1
+    return shares
+
+
+def split(whole: Iterable[OffsetRange], min_partitions: int, max_records: int | None) -> list[OffsetRange]:
+    """At least `min_partitions` ranges (where there are as many offsets), none of more than `max_records` offsets.
+
+    The largest is divided first, and a range into parts that differ by one offset at most.
+    """
+    originals = [item for item in whole if item.size > 0]
+    parts = [1 if max_records is None else -(-item.size // max_records) for item in originals]
+    heap = [(-item.size / count, index) for index, (item, count) in enumerate(zip(originals, parts, strict=True))]
+    heapq.heapify(heap)
+    missing = min_partitions - sum(parts)
+    while missing > 0 and heap:
+        _, index = heapq.heappop(heap)
+        if parts[index] < originals[index].size:
+            parts[index] += 1
+            missing -= 1
+            heapq.heappush(heap, (-originals[index].size / parts[index], index))
+    return [
+        item._replace(start=item.start + item.size * part // count, end=item.start + item.size * (part + 1) // count)
+        for item, count in zip(originals, parts, strict=True)
+        for part in range(count)
+    ]

@@ -1,0 +1,100 @@
+"""How far behind a streaming query is: lag and speed of each trigger, from what Spark reports of the query.
+
+The source cannot know: Spark tells it of a batch's end one batch late, and of the last one of Trigger.AvailableNow
+never. What Spark reports of each trigger has the offsets that it ended at and the ends of the logs when it was planned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from protocol.errors import MinibrokerError
+from protocol.model import TopicPartition
+from spark_jobs.offsets import by_partition, from_json
+
+
+@dataclass(frozen=True)
+class TriggerProgress:
+    """One trigger of one query, whose sources of format "minibroker" are taken together."""
+
+    query: str
+    """Its name; where it has none, its id."""
+    batch_id: int
+    rows: int
+    rows_per_second: float
+    """While the batch was processed."""
+    lag: dict[TopicPartition, int]
+    """Offsets that were there when the batch was planned, and are not in it or in earlier ones."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.query} batch {self.batch_id}: {self.rows:,} rows, {self.rows_per_second:,.0f} rows/s, "
+            f"lag {sum(self.lag.values()):,}"
+        )
+
+
+class LagListener(StreamingQueryListener):
+    """`spark.streams.addListener(LagListener())`. Prints a line for each trigger that read something, or hands it to
+    `report`. `latest` keeps the last 100, empty triggers included. Spark calls it from a thread of its own, some
+    milliseconds after the fact."""
+
+    def __init__(self, report: Callable[[TriggerProgress], None] | None = None) -> None:
+        self._report = report
+        self.latest: deque[TriggerProgress] = deque(maxlen=100)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 (Spark's names)
+        """Nothing to tell."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        progress = event.progress
+        lag: dict[TopicPartition, int] = {}
+        is_ours = False
+        for source in progress.sources:
+            end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
+            if end is not None:
+                is_ours = True
+                lag |= lags(end, latest or end)
+        if not is_ours:
+            return
+        trigger = TriggerProgress(
+            progress.name or str(progress.id),
+            progress.batchId,
+            progress.numInputRows,
+            progress.processedRowsPerSecond,
+            lag,
+        )
+        self.latest.append(trigger)
+        if self._report is not None:
+            self._report(trigger)
+        elif trigger.rows:
+            print(trigger, flush=True)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Nothing to tell."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Nothing to tell."""
+
+
+def lags(end: dict[TopicPartition, int], latest: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """How far each partition's end is behind its log's; all of what is not in `end` yet."""
+    return {partition: max(0, there - end.get(partition, 0)) for partition, there in sorted(latest.items())}
+
+
+def _offsets(text: str | None) -> dict[TopicPartition, int] | None:
+    """None where it is not an offset of this source."""
+    try:
+        return by_partition(from_json(json.loads(text or "null")))
+    except (ValueError, MinibrokerError):
+        return None

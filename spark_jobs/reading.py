@@ -1,0 +1,595 @@
+"""The log as blocking calls, for Spark's Python workers: which partitions there are, offsets, and records as Arrow.
+
+Spark calls a data source from threads that know nothing of asyncio, so each reader has an event loop of its own, which
+runs while it is called and sleeps while Spark is busy with what it got. It needs no thread: the next fetch leaves
+before a batch is handed out, the broker answers it in the meantime, and the operating system keeps the answer. A
+thread would fight for the interpreter with the decoding that it is meant to overlap with.
+
+Not `client.Consumer`: it knows where to go on when a topic is created again (at the beginning), which is wrong here;
+and it hands out neither topic ids nor kinds of timestamps. What it is made of (`Cluster`, `find_offsets`) is used.
+
+What is read becomes columns in three steps, none of which looks at a single record: a batch is decoded into lists
+(`protocol.records`), lists are joined until there are MIN_ROWS rows, each joined list becomes one Arrow array. Small
+batches are joined because an array costs some 20 us however short it is: with ten records each that was 40 times as
+much as the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow
+import pyarrow.compute
+
+from client.cluster import Cluster
+from client.connections import Purpose
+from client.errors import CorruptBatch
+from client.offsets import CONSUMER, READ_UNCOMMITTED, OffsetAndTimestamp, list_offsets
+from protocol import messages as m
+from protocol.apis import FETCH, METADATA
+from protocol.compression import Compression
+from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from protocol.model import NO_EPOCH, TopicPartition
+from protocol.records import BatchSlice, CorruptRecord, DecodedBatch, decode_batch, iterate_batches
+from protocol.world import World
+from spark_jobs.offsets import OffsetRange, TopicOffsets, grouped, loss_error
+from spark_jobs.options import EARLIEST, LATEST, Bound, ReadOptions, Subscription
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 120.0
+"""How long a leader may be missing: an exception in a task costs an attempt, one on the driver the query."""
+FIRST_CONTACT_PATIENCE_S = 15.0
+"""How long the driver tries to reach any broker at the start of a query: a mistyped address takes that long."""
+UNKNOWN_TOPIC_PATIENCE_S = 10.0
+"""How long brokers may say that a topic does not exist."""
+
+MIN_ROWS = 10_000
+ENOUGH_BYTES = 32 * 1024 * 1024
+"""Rows are joined up to the first of the two. (Arrow's offsets into a column of bytes have 32 bits.)"""
+FETCH_BYTES = 4 * 1024 * 1024
+
+CREATE_TIME = 0
+LOG_APPEND_TIME = 1
+
+
+class Topics(NamedTuple):
+    """The partitions that a subscription means now."""
+
+    ids: Mapping[str, str]
+    partitions: tuple[TopicPartition, ...]
+
+
+class LogClient:
+    """Blocking look-ups. `close` it, or use it in `with`. Waits for brokers and leaders up to `patience_s`, and then
+    raises NetworkError or BrokerError."""
+
+    def __init__(
+        self, bootstrap: str, client_id: str, *, patience_s: float = PATIENCE_S, world: World | None = None
+    ) -> None:
+        self._runner = asyncio.Runner()
+        self._patience_s = patience_s
+        try:
+            self._cluster = _cluster(bootstrap, client_id, world)
+            self._runner.run(_started(self._cluster, min(patience_s, FIRST_CONTACT_PATIENCE_S)))
+        except BaseException:
+            self._runner.close()
+            raise
+
+    def __enter__(self) -> LogClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        try:
+            self._runner.run(self._cluster.close())
+        finally:
+            self._runner.close()
+
+    def monotonic(self) -> float:
+        return self._cluster.clock.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, with the event loop running."""
+        self._runner.run(asyncio.sleep(seconds))
+
+    def topics(self, subscription: Subscription) -> Topics:
+        """What there is of what is subscribed to. Raises BrokerError where a topic or partition that is named does
+        not exist; a pattern may match nothing."""
+        return self._runner.run(self._topics(subscription))
+
+    async def _topics(self, subscription: Subscription) -> Topics:
+        names = sorted({*subscription.topics, *(partition.topic for partition in subscription.partitions)}) or None
+        deadline = self.monotonic() + min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s)
+        while True:
+            response = await self._cluster.metadata.request_any(
+                METADATA, m.MetadataRequest(names), timeout_s=self._patience_s
+            )
+            problem = _problem(subscription, response)
+            if problem is None:
+                break
+            if not problem.retriable or self.monotonic() >= deadline:
+                raise problem
+            await asyncio.sleep(self._cluster.retry_backoff_s)
+        wanted = [topic for topic in response.topics if _is_wanted(subscription, topic)]
+        return Topics(
+            {topic.name: topic.topic_id for topic in wanted},
+            tuple(
+                sorted(
+                    partition
+                    for topic in wanted
+                    for entry in topic.partitions
+                    if subscription.wants(partition := TopicPartition(topic.name, entry.partition_index))
+                )
+            ),
+        )
+
+    def offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """By time, EARLIEST or LATEST (the high watermark); None: no record is as young."""
+        return self._runner.run(self._offsets(timestamps)) if timestamps else {}
+
+    async def _offsets(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        return await list_offsets(self._cluster, timestamps, self._patience_s)
+
+    def known_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """As `offsets`, for EARLIEST and LATEST, which every partition has."""
+        return {
+            partition: 0 if found is None else found.offset for partition, found in self.offsets(timestamps).items()
+        }
+
+
+def _problem(subscription: Subscription, response: m.MetadataResponse) -> BrokerError | None:
+    there = {topic.name: topic for topic in response.topics}
+    for name in subscription.topics:
+        topic = there.get(name)
+        if topic is None or not topic.partitions:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else error_of(topic.error_code)
+            return BrokerError(code or ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name}")
+    for partition in subscription.partitions:
+        topic = there.get(partition.topic)
+        indexes = [] if topic is None else sorted(entry.partition_index for entry in topic.partitions)
+        if partition.partition not in indexes:
+            has = f"the topic has {len(indexes)} partitions" if indexes else "there is no such topic"
+            return BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition}; {has}")
+    return None
+
+
+def _is_wanted(subscription: Subscription, topic: m.MetadataTopic) -> bool:
+    return subscription.wants_topic(topic.name) and (subscription.pattern is None or not topic.is_internal)
+
+
+def _cluster(bootstrap: str, client_id: str, world: World | None) -> Cluster:
+    def crashed(error: BaseException) -> None:
+        logger.error("a background task of %s ended: %r", client_id, error)
+
+    return Cluster(
+        bootstrap,
+        client_id=client_id,
+        request_timeout_ms=30_000,
+        retry_backoff_ms=100,
+        metadata_max_age_ms=300_000,
+        world=world,
+        on_crash=crashed,
+    )
+
+
+async def _started(cluster: Cluster, patience_s: float) -> None:
+    """`cluster.start()`, which gives up after 2 s: who is started while brokers change places needs more patience."""
+    deadline = cluster.clock.monotonic() + patience_s
+    while True:
+        try:
+            await cluster.start()
+            return
+        except NetworkError:
+            if cluster.clock.monotonic() >= deadline:
+                await cluster.close()
+                raise
+
+
+# --- where to begin and to end --------------------------------------------------------------------------------
+
+
+def resolve(client: LogClient, topics: Topics, bound: Bound, *, name: str) -> dict[TopicPartition, int]:
+    """What a bound means for each partition now. `name`: "starting" or "ending", for errors.
+
+    Raises MinibrokerError: a partition named that is not read, an offset that the log does not hold, a topic that was
+    created again, no record as young as a timestamp.
+    """
+    for topic, topic_id in bound.topic_ids.items():
+        if topic in topics.ids and topics.ids[topic] != topic_id:
+            raise MinibrokerError(
+                f"{name}Offsets are of topic {topic} with id {topic_id}, and the topic of that name has id "
+                f"{topics.ids[topic]} now: it was deleted and created again. Take new offsets"
+            )
+    for partition in bound.named():
+        if partition not in topics.partitions:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{name}Offsets name {partition}, which is not among what is read: "
+                f"{', '.join(str(partition) for partition in topics.partitions) or 'nothing'}. "
+                "Name partitions that exist and are subscribed to",
+                is_complete=True,
+            )
+    asked: dict[TopicPartition, int] = {}
+    for partition in topics.partitions:
+        timestamp = bound.timestamp_of(partition)
+        asked[partition] = bound.offset_of(partition) if timestamp is None else timestamp
+    explicit = [partition for partition in topics.partitions if _is_explicit(bound, partition)]
+    found = client.offsets({partition: what for partition, what in asked.items() if partition not in explicit})
+    unmatched = [partition for partition, result in found.items() if result is None]
+    if unmatched and not bound.unmatched_is_latest:
+        first = unmatched[0]
+        raise MinibrokerError(
+            f"{first} has no record at or after the {name} timestamp {asked[first]}: give an earlier one, or set "
+            f"{name}OffsetsByTimestampStrategy=latest to begin at the end"
+        )
+    ends = client.known_offsets(dict.fromkeys([*unmatched, *explicit], LATEST))
+    starts = client.known_offsets(dict.fromkeys(explicit, EARLIEST))
+    offsets: dict[TopicPartition, int] = {}
+    for partition in topics.partitions:
+        result = found.get(partition)
+        if partition in explicit:
+            offsets[partition] = asked[partition]
+            if not starts[partition] <= asked[partition] <= ends[partition]:
+                raise BrokerError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"{name}Offsets say {asked[partition]} for {partition}, whose log holds {starts[partition]} to "
+                    f"{ends[partition]}: name an offset in between, or -2 for the earliest and -1 for the latest",
+                    is_complete=True,
+                )
+        else:
+            offsets[partition] = ends[partition] if result is None else result.offset
+    return offsets
+
+
+def _is_explicit(bound: Bound, partition: TopicPartition) -> bool:
+    return bound.timestamp_of(partition) is None and bound.offset_of(partition) >= 0
+
+
+def starting_offsets(client: LogClient, options: ReadOptions) -> dict[str, TopicOffsets]:
+    """Where a query with these options begins if it begins now. Raises as `resolve`."""
+    topics = client.topics(options.subscription)
+    return grouped(topics.ids, resolve(client, topics, options.starting, name="starting"))
+
+
+def latest_offsets(client: LogClient, options: ReadOptions) -> dict[str, TopicOffsets]:
+    """The ends of the logs (the high watermarks) of all that is subscribed to."""
+    topics = client.topics(options.subscription)
+    return grouped(topics.ids, client.known_offsets(dict.fromkeys(topics.partitions, LATEST)))
+
+
+# --- records ---------------------------------------------------------------------------------------------------
+
+
+class ReadSettings(NamedTuple):
+    """What a task needs beside its range."""
+
+    bootstrap: str
+    client_id: str
+    include_headers: bool
+    fail_on_data_loss: bool
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> ReadSettings:
+        return cls(options.bootstrap, options.client_id, options.include_headers, options.fail_on_data_loss)
+
+
+def read_range(
+    settings: ReadSettings,
+    wanted: OffsetRange,
+    schema: pyarrow.Schema,
+    *,
+    patience_s: float = PATIENCE_S,
+    world: World | None = None,
+) -> Iterator[pyarrow.RecordBatch]:
+    """All records of a range in order, as batches of at least MIN_ROWS rows (but the last).
+
+    Leaders that move or are missing are waited for, each time up to `patience_s`. Raises DataLost where records are
+    gone (unless `fail_on_data_loss` is off, which reads what is left), CorruptBatch, BrokerError, NetworkError.
+    """
+    builder = BatchBuilder(wanted, schema, settings.include_headers)
+    with asyncio.Runner() as runner:
+        fetcher = RangeFetcher(settings, wanted, patience_s, world)
+        try:
+            runner.run(fetcher.start())
+            while (fetched := runner.run(fetcher.next())) is not None:
+                first_offset, batches = fetched
+                for decoded in batches:
+                    builder.add(decoded, first_offset)
+                    if builder.is_full:
+                        yield builder.build()
+            if builder.rows:
+                yield builder.build()
+        finally:
+            runner.run(fetcher.close())
+
+
+class RangeFetcher:
+    """Fetches one range, one response ahead of who consumes it."""
+
+    def __init__(self, settings: ReadSettings, wanted: OffsetRange, patience_s: float, world: World | None) -> None:
+        self._range = wanted
+        self._partition = wanted.topic_partition
+        self._fails_on_loss = settings.fail_on_data_loss
+        self._patience_s = patience_s
+        self._cluster = _cluster(settings.bootstrap, settings.client_id, world)
+        self._position = wanted.start
+        self._last_epoch = NO_EPOCH
+        self._next: asyncio.Task[memoryview | None] | None = None
+
+    async def start(self) -> None:
+        self._cluster.metadata.want(self._range.topic)
+        await _started(self._cluster, self._patience_s)
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        await self._cluster.close()
+
+    async def next(self) -> tuple[int, Iterator[DecodedBatch]] | None:
+        """The next batches, decoded as they are iterated over; None at the end of the range. Their records before the
+        offset that comes with them are not wanted: brokers give whole batches."""
+        task, self._next = self._next, None
+        records = await (self._fetched() if task is None else task)
+        if records is None:
+            return None
+        try:
+            batches = [batch for batch in iterate_batches(records) if batch.header.next_offset > self._position]
+        except CorruptRecord as error:
+            raise self._corrupt(self._position, error) from error
+        if not batches:
+            raise MinibrokerError(
+                f"{self._partition}: {len(records)} bytes fetched at offset {self._position} hold no whole batch"
+            )
+        first_offset = self._position
+        # A batch says where the next one begins, which is more than its last record's offset plus one where compaction
+        # has taken its last records: a range ends when that is reached, not when a record is seen.
+        self._position = batches[-1].header.next_offset
+        self._last_epoch = batches[-1].header.partition_leader_epoch
+        if self._position < self._range.end:
+            self._next = asyncio.create_task(self._fetched())
+            await asyncio.sleep(0)  # it sends its request before we go to work
+        return first_offset, self._decoded(records, batches)
+
+    def _decoded(self, records: memoryview, batches: list[BatchSlice]) -> Iterator[DecodedBatch]:
+        for header, start, _ in batches:
+            if header.is_control or header.base_offset >= self._range.end:
+                continue
+            try:
+                yield decode_batch(records, header, start)
+            except CorruptRecord as error:
+                raise self._corrupt(header.base_offset, error) from error
+
+    def _corrupt(self, offset: int, error: CorruptRecord) -> CorruptBatch:
+        return CorruptBatch(
+            f"{self._partition} at or after offset {offset}: {error}. "
+            "Begin after it with startingOffsets, or end before it with endingOffsets"
+        )
+
+    async def _fetched(self) -> memoryview | None:
+        """Batches at the position; None: there are none before the end of the range, and never will be."""
+        began = self._cluster.clock.monotonic()
+        while self._position < self._range.end:
+            code, answer, problem = await self._attempt()
+            now = self._cluster.clock.monotonic()
+            patience_s = self._patience_s
+            if code is ErrorCode.NONE and answer is not None:
+                if answer.records:
+                    return answer.records
+                if answer.diverging_epoch is not None:
+                    end = answer.diverging_epoch.end_offset
+                    self._lose(f"the log was cut at offset {end} in an unclean election")
+                    return None
+                problem = MinibrokerError(
+                    f"{self._partition}: records {self._position} to {self._range.end} were readable and are not: the "
+                    f"high watermark is {answer.high_watermark}. A new leader may still be catching up: see "
+                    "`minibroker status`"
+                )
+            elif code is ErrorCode.OFFSET_OUT_OF_RANGE and answer is not None:
+                self._skip(answer)
+                continue
+            elif code in (
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ErrorCode.UNKNOWN_TOPIC_ID,
+                ErrorCode.INCONSISTENT_TOPIC_ID,
+            ):
+                info = self._cluster.metadata.picture.topics.get(self._range.topic)
+                if info is not None and info.topic_id != self._range.topic_id:
+                    self._lose(
+                        f"topic {self._range.topic} was deleted and created again: its id was "
+                        f"{self._range.topic_id}, and is {info.topic_id}"
+                    )
+                    return None
+                patience_s = min(patience_s, UNKNOWN_TOPIC_PATIENCE_S)
+                if now >= began + patience_s:
+                    self._lose(f"topic {self._range.topic} is gone")
+                    return None
+            elif code is not ErrorCode.NETWORK_EXCEPTION and not ERRORS[code].retriable:
+                raise problem
+            if now >= began + patience_s:
+                raise problem
+            await self._pause(refreshing=code is not ErrorCode.NONE)
+        return None
+
+    async def _pause(self, *, refreshing: bool) -> None:
+        if refreshing:
+            try:
+                async with asyncio.timeout(self._cluster.retry_backoff_s):
+                    await self._cluster.metadata.refreshed()
+            except TimeoutError:
+                return
+        await asyncio.sleep(self._cluster.retry_backoff_s / 4)
+
+    async def _attempt(self) -> tuple[ErrorCode, m.FetchPartitionResponse | None, MinibrokerError]:
+        """One fetch, whatever becomes of it."""
+        what = f"reading {self._partition} at offset {self._position}"
+        topic, index = self._partition
+        leader = self._cluster.metadata.picture.leader(topic, index)
+        address = None if leader is None else self._cluster.metadata.address(leader.node_id)
+        if leader is None or address is None:
+            code = self._cluster.metadata.picture.errors.get(topic, ErrorCode.LEADER_NOT_AVAILABLE)
+            return code, None, BrokerError(code, what)
+        request = m.FetchRequest(
+            CONSUMER,
+            500,
+            1,
+            FETCH_BYTES,
+            READ_UNCOMMITTED,
+            [
+                m.FetchTopic(
+                    topic,
+                    self._range.topic_id,
+                    [m.FetchPartition(index, leader.epoch, self._position, self._last_epoch, -1, FETCH_BYTES)],
+                )
+            ],
+        )
+        try:
+            connection = await self._cluster.connections.open(address, Purpose.FETCH)
+            response = await self._cluster.ask(
+                connection,
+                FETCH,
+                request,
+                timeout_s=self._cluster.request_timeout_s,
+                is_in_charge=lambda: self._cluster.metadata.picture.leader(topic, index) == leader,
+            )
+        except (NetworkError, InvalidMessage) as error:
+            self._cluster.metadata.suspect(address)
+            return ErrorCode.NETWORK_EXCEPTION, None, error
+        except BrokerError as error:
+            return error.code, None, error
+        answer = next((p for t in response.responses for p in t.partitions if p.partition_index == index), None)
+        code = error_of(response.error_code if answer is None else answer.error_code)
+        if answer is None and code is ErrorCode.NONE:
+            code = ErrorCode.NETWORK_EXCEPTION
+        return code, answer, BrokerError(code, what)
+
+    def _skip(self, answer: m.FetchPartitionResponse) -> None:
+        """The position is not in the log (any more)."""
+        start, end = answer.log_start_offset, answer.high_watermark
+        if self._position < start:
+            upto = min(start, self._range.end)
+            self._lose(f"offsets {self._position} to {upto} are gone, the log begins at {start}")
+            self._position = upto
+        else:
+            self._lose(f"offsets {self._position} to {self._range.end} are gone, the log ends at {end}")
+            self._position = self._range.end
+
+    def _lose(self, problem: str) -> None:
+        problem = f"{self._partition}: {problem}"
+        if self._fails_on_loss:
+            raise loss_error([problem])
+        logger.warning("%s (failOnDataLoss=false: going on without)", problem)
+
+
+class BatchBuilder:
+    """Joins decoded batches, and makes Arrow batches of them."""
+
+    def __init__(self, wanted: OffsetRange, schema: pyarrow.Schema, include_headers: bool) -> None:
+        self._range = wanted
+        self._schema = schema
+        self._include_headers = include_headers
+        self._constants: list[pyarrow.Array] = []
+        """topic and partition, of as many rows as were ever needed."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rows = 0
+        self._bytes = 0
+        self._keys: list[bytes | None] = []
+        """Shorter than the values where the last ones are null."""
+        self._values: list[bytes | None] = []
+        self._offsets: list[pyarrow.Array] = []
+        self._timestamps: list[int] = []
+        self._timestamp_types: list[tuple[int, int]] = []
+        """(type, rows)"""
+        self._headers: list[Any] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.rows >= MIN_ROWS or self._bytes >= ENOUGH_BYTES
+
+    def add(self, batch: DecodedBatch, first_offset: int) -> None:
+        """The records of a batch from that offset to the end of the range."""
+        offsets = batch.offsets
+        count = len(offsets)
+        first = bisect_left(offsets, first_offset)
+        last = bisect_left(offsets, self._range.end)
+        if first >= last:
+            return
+        is_whole = (first, last) == (0, count)
+        if batch.keys is not None:
+            self._keys += [None] * (self.rows - len(self._keys))
+            self._keys += batch.keys if is_whole else batch.keys[first:last]
+        self._values += batch.values if is_whole else batch.values[first:last]
+        self._timestamps += batch.timestamps if is_whole else batch.timestamps[first:last]
+        if isinstance(offsets, range):
+            self._offsets.append(pyarrow.arange(offsets[first], offsets[last - 1] + 1))
+        else:
+            self._offsets.append(pyarrow.array(offsets[first:last], pyarrow.int64()))
+        kind = LOG_APPEND_TIME if batch.header.is_log_append_time else CREATE_TIME
+        self._timestamp_types.append((kind, last - first))
+        if self._include_headers and batch.headers is not None:
+            self._headers += [None] * (self.rows - len(self._headers))
+            self._headers += [headers or None for headers in batch.headers[first:last]]
+        self.rows += last - first
+        self._bytes += batch.header.size if batch.header.compression is Compression.NONE else _size(batch)
+
+    def build(self) -> pyarrow.RecordBatch:
+        """What was added, in the order of the schema. Raises MinibrokerError for a timestamp beyond Spark's."""
+        rows = self.rows
+        timestamps = pyarrow.array(self._timestamps, pyarrow.int64())
+        try:
+            microseconds = pyarrow.compute.multiply_checked(timestamps, 1_000)
+        except pyarrow.ArrowInvalid as error:
+            raise MinibrokerError(
+                f"{self._range.topic_partition}: a timestamp of {pyarrow.compute.max(timestamps)} ms is more than "
+                "Spark's 64 bits of microseconds hold. Begin after that record with startingOffsets"
+            ) from error
+        topics, partitions = self._constant_columns(rows)
+        columns = [
+            self._bytes_column(self._keys, rows),
+            pyarrow.array(self._values, pyarrow.binary()),
+            topics,
+            partitions,
+            _joined(self._offsets),
+            microseconds.view(self._schema.field("timestamp").type),
+            _joined([pyarrow.repeat(pyarrow.scalar(kind, pyarrow.int32()), n) for kind, n in self._timestamp_types]),
+        ]
+        if self._include_headers:
+            kind = self._schema.field("headers").type
+            self._headers += [None] * (rows - len(self._headers) if self._headers else 0)
+            columns.append(pyarrow.array(self._headers, kind) if self._headers else pyarrow.nulls(rows, kind))
+        self._clear()
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    @staticmethod
+    def _bytes_column(values: list[bytes | None], rows: int) -> pyarrow.Array:
+        if not values:
+            return pyarrow.nulls(rows, pyarrow.binary())
+        return pyarrow.array(values + [None] * (rows - len(values)), pyarrow.binary())
+
+    def _constant_columns(self, rows: int) -> list[pyarrow.Array]:
+        if not self._constants or len(self._constants[0]) < rows:
+            self._constants = [
+                pyarrow.repeat(pyarrow.scalar(self._range.topic, pyarrow.string()), rows),
+                pyarrow.repeat(pyarrow.scalar(self._range.partition, pyarrow.int32()), rows),
+            ]
+        return [column.slice(0, rows) for column in self._constants]
+
+
+def _joined(arrays: list[pyarrow.Array]) -> pyarrow.Array:
+    return arrays[0] if len(arrays) == 1 else pyarrow.concat_arrays(arrays)
+
+
+def _size(batch: DecodedBatch) -> int:
+    """Bytes of keys and values."""
+    return sum(map(len, filter(None, batch.values))) + sum(map(len, filter(None, batch.keys or ())))

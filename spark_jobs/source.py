@@ -1,0 +1,353 @@
+"""`spark.read.format("minibroker")`, readStream, write and writeStream: a Spark data source in Python.
+
+    from spark_jobs.source import MinibrokerDataSource
+
+    spark.dataSource.register(MinibrokerDataSource)
+    spark.readStream.format("minibroker").option("bootstrap.servers", "localhost:9092").option("subscribe", "orders")
+
+Rows and options are those of Spark's Kafka connector (`spark_jobs.options`). Records are read by the executors, one
+task for each partition unless `minPartitions` or `maxRecordsPerPartition` divides them, as Arrow batches made from
+record columns (`spark_jobs.reading`). What a task reads is decided on the driver, by offsets alone
+(`spark_jobs.offsets`), so a task that is repeated reads the same.
+
+Where Spark's Python API has traps, this is how they are avoided:
+
+- No `pushFilters`: Spark keeps one mutable state for all queries on a DataFrame, and answers them wrongly. Prune with
+  the offset and timestamp options.
+- A stream's first offset is not in Spark's checkpoint until its first batch is committed, and is asked for again by
+  every restart before that: "latest" would mean something later each time, and skip records. With the option
+  `initialOffsetsFile` it is resolved once and kept in that file; `spark_jobs.initial_offsets` does so before the
+  query starts. Give it to every query that begins at "latest" and must not miss anything.
+- An exception in `latestOffset` ends the query, so failovers are waited for there.
+
+Writing is at least once: each task has an idempotent producer, which retries without duplicates, and reports its end
+when every record is acknowledged by all in-sync replicas. But a task or batch that Spark repeats is written again.
+
+Classes are at the level of the module since Spark pickles readers and writers by reference.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from client.errors import InvalidSetting
+from protocol.errors import MinibrokerError
+from protocol.model import TopicPartition
+from spark_jobs.initial_offsets import load_or_store
+from spark_jobs.offsets import (
+    JsonOffsets,
+    OffsetRange,
+    TopicOffsets,
+    backlog,
+    by_partition,
+    from_json,
+    grouped,
+    loss_error,
+    losses,
+    prorated,
+    ranges,
+    split,
+    to_json,
+    unknown_partitions,
+    up_to,
+)
+from spark_jobs.options import (
+    EARLIEST,
+    ReadOptions,
+    WriteOptions,
+    parse_include_headers,
+    parse_read_options,
+    parse_write_options,
+)
+from spark_jobs.reading import LogClient, ReadSettings, latest_offsets, read_range, resolve, starting_offsets
+from spark_jobs.writing import Written, check_write_schema, write_batches
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.05
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+
+def read_schema(include_headers: bool) -> StructType:
+    """The rows of the source, in the order of Kafka's connector."""
+    fields = [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+    if include_headers:
+        fields.append(StructField("headers", HEADERS))
+    return StructType(fields)
+
+
+class MinibrokerDataSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "minibroker"
+
+    def schema(self) -> StructType:
+        return read_schema(parse_include_headers(self.options))
+
+    def reader(self, schema: StructType) -> BatchReader:
+        options = parse_read_options(self.options, is_streaming=False)
+        return BatchReader(options, _checked_schema(schema, options))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 (Spark's name)
+        options = parse_read_options(self.options, is_streaming=True)
+        return StreamReader(options, _checked_schema(schema, options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        if overwrite:
+            raise InvalidSetting("mode", "overwrite", 'a log can only be appended to: use mode("append")')
+        return BatchWriter(_checked_write_options(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        if overwrite:
+            raise InvalidSetting("outputMode", "complete", 'a log can only be appended to: use outputMode("append")')
+        return StreamWriter(_checked_write_options(self.options, schema))
+
+
+def _checked_schema(schema: StructType, options: ReadOptions) -> StructType:
+    expected = read_schema(options.include_headers)
+    if schema != expected:
+        raise InvalidSetting(
+            "schema", schema.simpleString(), f"rows of this source are {expected.simpleString()}: drop .schema(...)"
+        )
+    return expected
+
+
+def _checked_write_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
+    options = parse_write_options(given)
+    check_write_schema(options, {field.name: field.dataType.simpleString() for field in schema.fields})
+    return options
+
+
+class RangePartition(InputPartition):
+    """One task: a range of one partition's offsets."""
+
+    def __init__(self, wanted: OffsetRange) -> None:
+        super().__init__(wanted)
+        self.range = wanted
+
+
+class _RangeReader:
+    """What the executors run, for batch and stream alike."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def _client(self) -> LogClient:
+        return LogClient(self._options.bootstrap, f"{self._options.client_id}-driver")
+
+    def _tasks(self, whole: Sequence[OffsetRange]) -> list[InputPartition]:
+        parts = split(whole, self._options.min_partitions, self._options.max_records_per_partition)
+        return [RangePartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """The records of one task. Raises as `read_range`."""
+        if not isinstance(partition, RangePartition):
+            return iter(())  # what Spark makes of an empty list of partitions
+        return read_range(
+            ReadSettings.of(self._options), partition.range, to_arrow_schema(self._schema, timezone="UTC")
+        )
+
+
+class BatchReader(_RangeReader, DataSourceReader):
+    """One DataFrame: the bounds are resolved when Spark plans a query, and again for the next query on it. ("latest"
+    is later then; name offsets to read the same twice.)"""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with self._client() as client:
+            topics = client.topics(self._options.subscription)
+            start = resolve(client, topics, self._options.starting, name="starting")
+            end = resolve(client, topics, self._options.ending, name="ending")
+        for partition in topics.partitions:
+            if start[partition] > end[partition]:
+                raise MinibrokerError(
+                    f"{partition} would begin at offset {start[partition]} and end at {end[partition]}: give "
+                    "startingOffsets (or timestamps) that are not after endingOffsets"
+                )
+        return self._tasks(
+            [
+                OffsetRange(partition.topic, topics.ids[partition.topic], partition.partition, start[partition], stop)
+                for partition, stop in sorted(end.items())
+            ]
+        )
+
+
+class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query. Spark keeps one of these in a process beside the driver, for offsets and plans; the tasks
+    have copies of it, for `read` alone."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._kept: LogClient | None = None
+        """Connections, as long as the query runs."""
+        self._target: dict[str, TopicOffsets] | None = None
+        """Where a query with Trigger.AvailableNow ends."""
+        self._ends: dict[str, TopicOffsets] | None = None
+        """The ends of the logs when they were last looked at."""
+        self._looked_at: float | None = None
+        self._triggered_at: float | None = None
+
+    @property
+    def client(self) -> LogClient:
+        if self._kept is None:
+            self._kept = self._client()
+        return self._kept
+
+    def stop(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    # -- offsets --
+
+    def initialOffset(self) -> JsonOffsets:  # noqa: N802
+        """Where a query without checkpoint begins. See the module for `initialOffsetsFile`."""
+        if self._options.initial_offsets_file is None:
+            return to_json(self._starting())
+        return to_json(load_or_store(Path(self._options.initial_offsets_file), self._starting))
+
+    def _starting(self) -> dict[str, TopicOffsets]:
+        return starting_offsets(self.client, self._options)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._options.max_offsets_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._look()
+
+    def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802
+        """The ends of the logs, for the query's progress: lag is their distance from the batch's end."""
+        return None if self._ends is None else to_json(self._ends)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> JsonOffsets:  # noqa: N802
+        """The end of the next batch: the logs' ends, or less where a limit says so. Equal to `start`: no batch.
+
+        Waits for leaders that are missing, as an exception here would end the query. Raises DataLost.
+        """
+        begin = from_json(start)
+        self._rest()
+        end = self._ends = self._look()
+        problems = losses(begin, end)
+        if self._target is not None:
+            end = up_to(self._target, end, begin)
+        earliest = self._earliest(unknown_partitions(begin, end))
+        problems += [f"{new} is new, and begins at offset {at}, not 0" for new, at in earliest.items() if at > 0]
+        if problems:
+            self._lose(problems)
+        sizes = backlog(by_partition(begin) | earliest, by_partition(end))
+        if isinstance(limit, ReadAllAvailable):
+            return to_json(end)
+        if self._is_too_early(sum(sizes.values())):
+            return to_json(begin)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_offsets_per_trigger
+        shares = prorated(sizes, most)
+        ends = {
+            partition: offset - sizes.get(partition, 0) + shares.get(partition, 0)
+            for partition, offset in by_partition(end).items()
+        }
+        return to_json(grouped({topic: entry.topic_id for topic, entry in end.items()}, ends))
+
+    def _is_too_early(self, available: int) -> bool:
+        """`minOffsetsPerTrigger` and `maxTriggerDelay`. With Trigger.AvailableNow the query must come to an end, and
+        does not wait for more."""
+        if available == 0 or self._target is not None:
+            return False
+        now = self.client.monotonic()
+        if (
+            available < self._options.min_offsets_per_trigger
+            and self._triggered_at is not None
+            and (now - self._triggered_at) * 1_000 < self._options.max_trigger_delay_ms
+        ):
+            return True
+        self._triggered_at = now
+        return False
+
+    def _rest(self) -> None:
+        """Spark asks a hundred times a second while there is nothing to read; brokers are asked less often."""
+        now = self.client.monotonic()
+        if self._looked_at is not None and now < self._looked_at + LOOK_EVERY_S:
+            self.client.pause(self._looked_at + LOOK_EVERY_S - now)
+        self._looked_at = self.client.monotonic()
+
+    def _look(self) -> dict[str, TopicOffsets]:
+        return latest_offsets(self.client, self._options)
+
+    def _lose(self, problems: Sequence[str]) -> None:
+        if self._options.fail_on_data_loss:
+            raise loss_error(problems)
+        logger.warning("%s (failOnDataLoss=false: going on without)", "; ".join(problems))
+
+    def _earliest(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return self.client.known_offsets(dict.fromkeys(partitions, EARLIEST))
+
+    # -- batches --
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, stop = from_json(start), from_json(end)
+        return self._tasks(ranges(begin, stop, self._earliest(unknown_partitions(begin, stop))))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: the checkpoint has the offsets."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """At least once: a task that Spark repeats writes its rows again."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        """Runs on an executor. Raises as `write_batches`: then the task has failed, and part of its rows may stay."""
+        return write_batches(self._options, iterator)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """At least once: a task or a batch that Spark repeats writes its rows again."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        """As `BatchWriter.write`."""
+        return write_batches(self._options, iterator)

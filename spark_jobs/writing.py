@@ -1,0 +1,104 @@
+"""Rows of a DataFrame as records: what a task of `write` or `writeStream` does.
+
+At least once. The producer is idempotent and waits for all in-sync replicas, so its own retries make no duplicates;
+but Spark knows nothing of what a failed attempt of a task has written, and repeats it from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import pyarrow
+from pyspark.sql.datasource import WriterCommitMessage
+
+from client.errors import InvalidSetting
+from client.producer import Producer
+from protocol.errors import MinibrokerError
+from spark_jobs.options import WriteOptions
+
+COLUMNS = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+}
+"""By name, the types that a column may have. Only `value` must be there; columns of other names are not written."""
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver: every one of so many rows is in the log of all in-sync replicas."""
+
+    rows: int
+
+
+def check_write_schema(options: WriteOptions, types: Mapping[str, str]) -> None:
+    """`types`: Spark's names of types by column. Raises InvalidSetting."""
+    if "value" not in types:
+        raise InvalidSetting(
+            "columns",
+            ", ".join(types),
+            "there is no column `value`, the record's content: name one with .alias('value')",
+        )
+    for name, allowed in COLUMNS.items():
+        if name in types and types[name] not in allowed:
+            raise InvalidSetting(f"column {name}", types[name], f"its type must be {' or '.join(allowed)}: cast it")
+    if options.topic is None and "topic" not in types:
+        raise InvalidSetting("topic", None, "give the option `topic`, or a column `topic`")
+
+
+def write_batches(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> Written:
+    """Write all rows, and return once they are acknowledged.
+
+    Raises DeliveryFailed naming the reasons, NetworkError, and MinibrokerError for a row that cannot be a record.
+    """
+    return asyncio.run(_write(options, batches))
+
+
+async def _write(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> Written:
+    rows = 0
+    async with Producer(options.bootstrap, client_id="minibroker-spark-writer", linger_ms=5) as producer:
+        # Taking the next batch blocks the event loop while Spark computes it: nothing may be on its way then.
+        for batch in batches:
+            await _send(producer, options, batch)
+            await producer.flush()
+            rows += batch.num_rows
+    return Written(rows)
+
+
+async def _send(producer: Producer, options: WriteOptions, batch: pyarrow.RecordBatch) -> None:
+    values = _bytes(batch, "value")
+    topics = repeat(options.topic) if options.topic is not None else _column(batch, "topic")
+    columns = zip(values, _bytes(batch, "key"), topics, _column(batch, "partition"), _headers(batch), strict=False)
+    for value, key, topic, partition, headers in columns:
+        if topic is None:
+            raise MinibrokerError("a row's topic is null: give the option `topic`, or fill the column")
+        producer.send(topic, value, key=key, partition=partition, headers=headers)
+        await producer.drain()
+
+
+def _column(batch: pyarrow.RecordBatch, name: str) -> Iterable[Any]:
+    """The column's values; endless nulls where there is no such column."""
+    return batch.column(name).to_pylist() if name in batch.schema.names else repeat(None)
+
+
+def _bytes(batch: pyarrow.RecordBatch, name: str) -> Iterable[bytes | None]:
+    if name not in batch.schema.names:
+        return repeat(None)
+    column = batch.column(name)
+    if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+        column = column.cast(pyarrow.large_binary())
+    values: list[bytes | None] = column.to_pylist()
+    return values
+
+
+def _headers(batch: pyarrow.RecordBatch) -> Iterator[Sequence[tuple[str, bytes | None]] | None]:
+    for headers in _column(batch, "headers"):
+        if headers is not None and any(header is None or header["key"] is None for header in headers):
+            raise MinibrokerError("a row's headers hold a null, or one without key: drop it before writing")
+        yield None if headers is None else [(header["key"], header["value"]) for header in headers]

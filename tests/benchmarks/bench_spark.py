@@ -1,0 +1,226 @@
+"""Spark: rows per second of `minibroker`, beside the same rows in Parquet files and a source that yields tuples.
+
+    python -m tests.benchmarks.bench_spark [--rows 4000000] [--value-bytes 100] [--partitions 4]
+
+One broker and Spark with local[2]: broker, Java and two Python workers share the machine's cores. Values are distinct
+and random, so neither batches nor Parquet files get smaller than they are. Three jobs: `count`; `columns`, a sum over
+every column, which makes Spark look at all of them; `parquet`, which writes all columns. The baselines:
+
+- `engine`: the same rows, read from Parquet files. It is what Spark can do at best when the
+  rows are on its own disk in its own format, and its `count` reads no rows at all but the files' footers.
+- `tuples`: the same topic by a data source that yields a Python tuple for each record, as they usually do.
+
+Of each the best of three runs, which the three sources do in turn. Numbers of rows and sums are compared. On a machine
+that does other things as well, look at the ratios, and at the figures with a star.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from client.admin import Admin
+from client.consumer import Consumer
+from client.producer import Producer
+from client.records import ConsumerBatch
+from deploy.local_cluster import LocalCluster
+from deploy.ports import free_ports
+from spark_jobs.offsets import OffsetRange
+from spark_jobs.options import parse_read_options
+from spark_jobs.session import spark_session
+from spark_jobs.source import BatchReader, MinibrokerDataSource
+
+RUNS = 3
+POOL = 100_000
+
+
+class TupleSource(MinibrokerDataSource):
+    """The same topic, the same tasks, but a Python tuple for each record."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tuples"
+
+    def reader(self, schema: StructType) -> TupleReader:
+        return TupleReader(parse_read_options(self.options, is_streaming=False), schema)
+
+
+class TupleReader(BatchReader):
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        wanted: OffsetRange = partition.value
+        with asyncio.Runner() as runner:
+            consumer = Consumer(self._options.bootstrap, partitions=[wanted.topic_partition])
+            runner.run(consumer.start())
+            try:
+                batches = consumer.batches()
+                position = wanted.start
+                while position < wanted.end:
+                    batch = runner.run(_next(batches))
+                    position = batch.next_offset
+                    for record in batch.records():
+                        yield (
+                            record.key,
+                            record.value,
+                            record.topic,
+                            record.partition,
+                            record.offset,
+                            datetime.fromtimestamp(record.timestamp_ms / 1_000, UTC),
+                            0,
+                        )
+            finally:
+                runner.run(consumer.close())
+
+
+async def _next(batches: AsyncIterator[ConsumerBatch]) -> ConsumerBatch:
+    return await anext(batches)
+
+
+async def fill(bootstrap: str, rows: int, partitions: int, value_bytes: int) -> None:
+    random = Random(1)
+    pool = [random.randbytes(value_bytes - 8) for _ in range(POOL)]
+    async with Admin(bootstrap) as admin:
+        await admin.create_topic("bench", partitions=partitions, replication_factor=1)
+    async with Producer(bootstrap) as producer:
+        for index in range(rows):
+            producer.send("bench", index.to_bytes(8, "big") + pool[index % POOL], partition=index % partitions)
+            await producer.drain()
+
+
+def sums(frame: DataFrame) -> tuple[Any, ...]:
+    """Something over every column, so that Spark must decode them all."""
+    row = frame.agg(
+        F.count("value"),
+        F.count("key"),
+        F.sum(F.length("value")),
+        F.sum(F.length("topic")),
+        F.sum("partition"),
+        F.sum("offset"),
+        F.max("timestamp"),
+        F.sum("timestampType"),
+    ).first()
+    assert row is not None
+    return tuple(row)
+
+
+def measure(
+    spark: SparkSession, sources: dict[str, Callable[[], DataFrame]], rows: int, directory: Path, pids: Sequence[int]
+) -> None:
+    def count(name: str) -> int:
+        return sources[name]().count()
+
+    def columns(name: str) -> int:
+        return int(sums(sources[name]())[0])
+
+    def parquet(name: str) -> int:
+        sources[name]().write.mode("overwrite").parquet(str(directory / f"written-{name}"))
+        return rows
+
+    sources["minibroker"]().write.parquet(str(directory / "engine"))
+    if sums(sources["minibroker"]()) != sums(sources["engine"]()):
+        raise SystemExit("the Parquet files do not hold the topic's rows")
+    names = list(sources)
+    print(
+        f"{'M rows/s':10}"
+        + "".join(f"{name:>12}" for name in names)
+        + f"{'x engine':>12}{'x tuples':>12}"
+        + "".join(f"{f'{name}*':>13}" for name in names)
+    )
+    for job in (count, columns, parquet):
+        seconds = dict.fromkeys(names, float("inf"))
+        cpu_seconds = dict(seconds)
+        for _ in range(RUNS):
+            for name in names:  # in turn, so that what else the machine does meets all of them
+                start, cpu_start = time.perf_counter(), processor_seconds(pids)
+                if job(name) != rows:
+                    raise SystemExit(f"{job.__name__} of {name} has not seen {rows} rows")
+                seconds[name] = min(seconds[name], time.perf_counter() - start)
+                cpu_seconds[name] = min(cpu_seconds[name], processor_seconds(pids) - cpu_start)
+        speed = {name: rows / seconds[name] / 1e6 for name in names}
+        print(
+            f"{job.__name__:10}"
+            + "".join(f"{speed[name]:12.2f}" for name in names)
+            + f"{speed['minibroker'] / speed['engine']:12.2f}{speed['minibroker'] / speed['tuples']:12.2f}"
+            + "".join(f"{2 * rows / cpu_seconds[name] / 1e6:13.2f}" for name in names)
+        )
+    print("* M rows per second of two cores' processor time, all processes together: what idle cores would do at best")
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """Spent so far by these processes and all that descend from them."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended; its parent has its time
+        parents[int(path.parent.name)] = int(fields[1])
+        ticks[int(path.parent.name)] = sum(int(field) for field in fields[11:15])
+    total = 0
+    for pid, spent in ticks.items():
+        ancestor = pid
+        while ancestor not in pids and ancestor in parents:
+            ancestor = parents[ancestor]
+        total += spent if ancestor in pids else 0
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=4_000_000)
+    parser.add_argument("--value-bytes", type=int, default=100)
+    parser.add_argument("--partitions", type=int, default=4)
+    options = parser.parse_args()
+    rows = options.rows // options.partitions * options.partitions
+    directory = Path(tempfile.mkdtemp(prefix="minibroker-bench-spark-"))
+    cluster = LocalCluster(directory / "cluster")
+    try:
+        cluster.up(1, free_ports(1)[0], None, None)
+        start = time.perf_counter()
+        asyncio.run(fill(cluster.bootstrap(), rows, options.partitions, options.value_bytes))
+        print(
+            f"{rows:,} rows of {options.value_bytes} bytes in {options.partitions} partitions, "
+            f"produced in {time.perf_counter() - start:.0f} s"
+        )
+        spark = spark_session(
+            "bench",
+            master="local[2]",
+            settings={"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"},
+        )
+        spark.sparkContext.setLogLevel("ERROR")
+        spark.dataSource.register(TupleSource)
+        given = {"bootstrap.servers": cluster.bootstrap(), "subscribe": "bench"}
+        measure(
+            spark,
+            {
+                "minibroker": lambda: spark.read.format("minibroker").options(**given).load(),
+                "engine": lambda: spark.read.parquet(str(directory / "engine")),
+                "tuples": lambda: spark.read.format("tuples").options(**given).load(),
+            },
+            rows,
+            directory,
+            [os.getpid(), *(entry.process.pid for entry in cluster.file().brokers if entry.process is not None)],
+        )
+        spark.stop()
+    finally:
+        if cluster.file_or_none() is not None:
+            cluster.down(kill=True)
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

