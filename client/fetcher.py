@@ -1,10 +1,14 @@
 """The task that fetches ahead of the consumer: Kafka's Fetcher. It works in steps, like the sender.
 
-Each leader has one fetch outstanding, for all of its partitions. The next one is sent while what the last one
-brought is being consumed: as soon as every partition of that leader has no more than half of
-`max_partition_fetch_bytes` left. (It must be all of them: a fetch for the others alone could wait at the broker for
-`fetch_max_wait_ms`, and the partition that has data with it.) Only partitions that the outstanding fetch does not
-speak of, because of a `seek`, a `resume` or a new leader, get one of their own before.
+Each leader has a few fetches outstanding, a partition stands in one of them at most, and whatever stands in none is
+asked for as soon as every partition of that leader has no more than half of `max_partition_fetch_bytes` left: while
+what was brought is being consumed, the next is on its way. Partitions for which the last answer brought records are
+asked for in one request, the others in another, or in several. So records of a few busy partitions do not pay for many
+quiet ones, which a broker looks at for each request that names them. That would end with a request for each partition
+if they did not come together again: they are all made to run out at about the same time, since each waits at the broker
+until the next of a row of moments that are `fetch_max_wait_ms` apart; and where there are many, small ones wait a short
+time only. (With `fetch_min_bytes` over 1 there is one request for all that is asked at a time: a broker is to
+wait until they have so much together.)
 
 Batches are cut by their headers when they arrive, which tells where to fetch next, and decoded when they are
 consumed: what is dropped by a seek costs nothing.
@@ -16,6 +20,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from math import ceil
 from typing import NamedTuple
 
 from client.cluster import Cluster
@@ -31,7 +36,17 @@ from protocol.model import NO_EPOCH, TopicPartition
 from protocol.records import BatchHeader, CorruptRecord, iterate_batches
 from protocol.rpc import Connection
 
-MAX_OUTSTANDING = 3
+PARTITIONS_PER_REQUEST = 100
+MAX_PIECES = 8
+"""Requests that all quiet partitions are cut into, at most; where there are very many, each names more."""
+
+MAX_REQUESTS = 32
+"""Outstanding at a broker."""
+
+MANY_REQUESTS = 16
+SHORT_WAIT_S = 0.02
+"""What a small request waits at the broker for where there are many."""
+
 LOOK_UP_TIMEOUT_S = 1.0
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
 """How long a consumer waits for a topic that brokers say does not exist, before it says so."""
@@ -65,6 +80,8 @@ class PartitionState:
         self.generation = 0
         """Grows when the position is moved: answers to older requests are dropped."""
         self.is_paused = False
+        self.is_busy = True
+        """The last answer brought records, or there was none yet."""
         self.fetched: deque[FetchedBatch] = deque()
         self.fetched_bytes = 0
         self.outstanding_generation = -1
@@ -118,6 +135,7 @@ class Fetcher:
         self._max_wait_s = fetch_max_wait_s
         self._max_bytes = fetch_max_bytes
         self._max_partition_bytes = max_partition_fetch_bytes
+        self._began = self._clock.monotonic()
         self._waker = Waker()
         self._answers: list[tuple[_Request, asyncio.Future[m.FetchResponse]]] = []
         self._outstanding: dict[int, list[_Request]] = {}
@@ -285,7 +303,7 @@ class Fetcher:
             elif state.outstanding_generation != state.generation:
                 nodes.setdefault(leader.node_id, []).append((state, leader))
         for node_id, asked in nodes.items():
-            if crowded[node_id] > self._max_bytes // 2 or len(self._outstanding.get(node_id, ())) >= MAX_OUTSTANDING:
+            if crowded[node_id] > self._max_bytes // 2 or len(self._outstanding.get(node_id, ())) >= MAX_REQUESTS:
                 continue
             if now < (muted_until := self._muted_until.get(node_id, 0.0)):
                 times.append(muted_until)
@@ -294,15 +312,44 @@ class Fetcher:
             assert address is not None, "Picture.leader names only brokers with an address"
             connection = self._cluster.connections.get(address, Purpose.FETCH)
             if connection is not None:
-                self._fetch(node_id, connection, asked, now)
+                for piece in self._pieces(asked):
+                    outstanding = len(self._outstanding.get(node_id, ()))
+                    if outstanding < MAX_REQUESTS:  # else the next answer lets it go
+                        self._fetch(node_id, connection, piece, self._wait_s(now, len(piece), outstanding), now)
                 continue
             usable_at = self._cluster.usable_at(address, Purpose.FETCH, now)
             if usable_at is not None:
                 times.append(usable_at)
         return times
 
+    def _most_in_a_piece(self) -> int:
+        return max(PARTITIONS_PER_REQUEST, len(self.states) // MAX_PIECES)
+
+    def _pieces(self, asked: list[tuple[PartitionState, Leader]]) -> list[list[tuple[PartitionState, Leader]]]:
+        """What goes into one request each."""
+        if self._min_bytes > 1:
+            return [asked]
+        busy = [entry for entry in asked if entry[0].is_busy]
+        quiet = [entry for entry in asked if not entry[0].is_busy]
+        most = self._most_in_a_piece()
+        return [*([busy] if busy else []), *(quiet[start : start + most] for start in range(0, len(quiet), most))]
+
+    def _wait_s(self, now: float, partitions: int, outstanding: int) -> float:
+        """How long a request for so many partitions may wait at the broker."""
+        longest_s = self._max_wait_s
+        if self._min_bytes > 1:
+            return longest_s
+        if outstanding >= MANY_REQUESTS and partitions < self._most_in_a_piece():
+            longest_s = min(longest_s, SHORT_WAIT_S)
+        return longest_s - (now - self._began) % longest_s if longest_s > 0 else 0.0
+
     def _fetch(
-        self, node_id: int, connection: Connection, asked: Sequence[tuple[PartitionState, Leader]], now: float
+        self,
+        node_id: int,
+        connection: Connection,
+        asked: Sequence[tuple[PartitionState, Leader]],
+        wait_s: float,
+        now: float,
     ) -> None:
         topics: dict[str, list[m.FetchPartition]] = {}
         request = _Request(node_id, connection, [], now)
@@ -322,7 +369,7 @@ class Fetcher:
             state.tried = leader
         message = m.FetchRequest(
             CONSUMER,
-            round(self._max_wait_s * 1_000),
+            ceil(wait_s * 1_000),
             self._min_bytes,
             self._max_bytes,
             READ_UNCOMMITTED,
@@ -405,8 +452,11 @@ class Fetcher:
                 self._arrived(state, offset, partition.records)
 
     def _arrived(self, state: PartitionState, offset: int, records: memoryview) -> None:
+        state.is_busy = len(records) > 0
         if not records:
             return
+        # To the end of the next request: a broker fills its answer in the order of the request.
+        self.states[state.partition] = self.states.pop(state.partition)
         try:
             batches = list(iterate_batches(records))
         except CorruptRecord as error:

@@ -6,6 +6,11 @@ from broker.replication.manager import FetchAnswer
 from protocol.errors import BrokerError, ErrorCode
 from protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
 
+MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
+"""Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and copied in one go, which
+takes a millisecond or more for each MiB, and others wait meanwhile. Who asked for more asks again at once: the round
+trip is little beside that. (A first batch that is larger is sent all the same.)"""
+
 
 async def handle_fetch(services: Services, request: Request) -> None:
     body = request.body
@@ -15,6 +20,7 @@ async def handle_fetch(services: Services, request: Request) -> None:
         raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition stands in the request twice")
     if body.replica_id < -1:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"replica_id is {body.replica_id}; -1 is a consumer's")
+    body.max_bytes = min(body.max_bytes, MOST_AT_ONCE_BYTES)
 
     def respond(answer: FetchAnswer) -> None:
         topics: dict[str, list[FetchPartitionResponse]] = {}

@@ -1,4 +1,10 @@
-"""ListOffsets and OffsetForLeaderEpoch: where to begin reading, and where an epoch ended."""
+"""ListOffsets and OffsetForLeaderEpoch: where to begin reading, and where an epoch ended.
+
+A request may name every partition that there is, and a timestamp costs some reading for each. So the work comes in
+slices, between which the event loop is left to others.
+"""
+
+import asyncio
 
 from broker.handlers.services import Services
 from broker.network.request_channel import Request
@@ -17,21 +23,34 @@ from protocol.messages import (
 )
 from protocol.model import TopicPartition
 
+SLICE_S = 0.002
+BREATH_S = 0.001
+
+
+class _Slices:
+    def __init__(self) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._end_s = self._time() + SLICE_S
+
+    async def breathe(self) -> None:
+        """Between two pieces of work: let others run if the slice is over."""
+        if self._time() >= self._end_s:
+            await asyncio.sleep(BREATH_S)
+            self._end_s = self._time() + SLICE_S
+
 
 async def handle_list_offsets(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, ListOffsetsRequest)
-    request.respond(
-        ListOffsetsResponse(
-            0,
-            [
-                ListOffsetsTopicResponse(
-                    topic.name, [_list(services, topic.name, asked, body.replica_id) for asked in topic.partitions]
-                )
-                for topic in body.topics
-            ],
-        )
-    )
+    slices = _Slices()
+    topics = []
+    for topic in body.topics:
+        answers = []
+        for asked in topic.partitions:
+            answers.append(_list(services, topic.name, asked, body.replica_id))
+            await slices.breathe()
+        topics.append(ListOffsetsTopicResponse(topic.name, answers))
+    request.respond(ListOffsetsResponse(0, topics))
 
 
 def _list(services: Services, topic: str, asked: ListOffsetsPartition, replica_id: int) -> ListOffsetsPartitionResponse:
@@ -48,15 +67,15 @@ def _list(services: Services, topic: str, asked: ListOffsetsPartition, replica_i
 async def handle_offset_for_leader_epoch(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, OffsetForLeaderEpochRequest)
-    request.respond(
-        OffsetForLeaderEpochResponse(
-            0,
-            [
-                OffsetForLeaderTopicResponse(topic.topic, [_end(services, topic.topic, a) for a in topic.partitions])
-                for topic in body.topics
-            ],
-        )
-    )
+    slices = _Slices()
+    topics = []
+    for topic in body.topics:
+        answers = []
+        for asked in topic.partitions:
+            answers.append(_end(services, topic.topic, asked))
+            await slices.breathe()
+        topics.append(OffsetForLeaderTopicResponse(topic.topic, answers))
+    request.respond(OffsetForLeaderEpochResponse(0, topics))
 
 
 def _end(services: Services, topic: str, asked: OffsetForLeaderPartition) -> OffsetForLeaderPartitionResponse:

@@ -281,6 +281,10 @@ class Purgatory(Generic[Operation]):
         Never raises what an operation raises: that goes to the loop's exception handler. From inside a
         check of the same key it returns 0, and the key is checked again on the loop's next turn.
         """
+        return self._check(key, set())
+
+    def _check(self, key: Hashable, tried: set[_Watch[Operation]]) -> int:
+        """`check_and_complete`, leaving out those `tried` before, and adding to them."""
         watches = self._watches_by_key.get(key)
         if watches is None:
             return 0
@@ -294,7 +298,8 @@ class Purgatory(Generic[Operation]):
                 if watch not in watches:
                     continue  # one before it has purged it, or closed the purgatory
                 operation = watch.operation
-                if not operation.is_completed:
+                if not operation.is_completed and watch not in tried:
+                    tried.add(watch)
                     self._try_complete(operation)
                     completed += operation.is_completed
                 if operation.is_completed and watch in watches:
@@ -306,8 +311,9 @@ class Purgatory(Generic[Operation]):
     def check_soon(self, key: Hashable) -> None:
         """Check the key on the loop's next turn, once however often this is called until then.
 
-        For the hot path: a hundred appends to a partition in one turn are one check. A key that nothing
-        is watched under costs nothing; what is watched later sees the present state when it is tried.
+        For the hot path: a hundred appends to a partition in one turn are one check, and an operation that waits
+        for a hundred partitions, all of which were appended to, is tried once. A key that nothing is watched under
+        costs nothing; what is watched later sees the present state when it is tried.
         """
         if key not in self._watches_by_key:
             return
@@ -364,8 +370,9 @@ class Purgatory(Generic[Operation]):
 
     def _check_keys(self) -> None:
         keys, self._keys_to_check, self._check_handle = self._keys_to_check, {}, None
+        tried: set[_Watch[Operation]] = set()
         for key in keys:
-            self.check_and_complete(key)
+            self._check(key, tried)
 
     def _on_completed(self, watch: _Watch[Operation]) -> None:
         watch.operation._completed_hook = None  # which refers back to the operation: no cycle stays behind

@@ -665,6 +665,28 @@ def test_many_requests_for_a_check_in_one_turn_are_one_check_on_the_next() -> No
     run(main)
 
 
+def test_an_operation_is_tried_once_in_a_turn_however_many_of_its_keys_are_checked() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        timer, journal = Timer(), list[str]()
+        purgatory: Purgatory[Waiter] = Purgatory("test", timer)
+        both, second = Waiter(journal, "both"), Waiter(journal, "second")
+        purgatory.try_complete_else_watch(both, ["x", "y"])
+        purgatory.try_complete_else_watch(second, ["y"])
+        purgatory.check_soon("x")
+        purgatory.check_soon("y")
+        await next_turn()
+        assert (both.tries, second.tries) == (2, 2)
+        both.may_complete = second.may_complete = True
+        purgatory.check_soon("x")
+        purgatory.check_soon("y")
+        await next_turn()
+        assert (both.tries, second.tries) == (3, 3)
+        assert journal == ["both completed", "second completed"]
+        assert purgatory.watched() == 0
+
+    run(main)
+
+
 def test_a_check_of_a_key_that_nobody_waits_for_is_not_scheduled() -> None:
     async def main(loop: VirtualLoop) -> None:
         timer = Timer()

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.handlers import list_offsets
+from broker.handlers.fetch import MOST_AT_ONCE_BYTES
+from protocol import apis
+from protocol.messages import (
+    LATEST_TIMESTAMP,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from protocol.model import TopicPartition
+from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
+from tests.storage_support import batch
+from tests.unit.broker.test_handlers_produce_and_control import Peer
+
+PARTITIONS = 12
+MEBIBYTE = 1024 * 1024
+
+
+def response(peer: Peer, api: apis.Api[Any, Any]) -> Any:
+    """Of any size."""
+    frame = peer.answers[-1]
+    assert frame is not None
+    return apis.decode_response(api, apis.decode_response_envelope(frame[4:]))
+
+
+async def lead_all(broker: OneBroker, batches: int, size: int) -> None:
+    """Every partition holds some batches of one record."""
+    await broker.told(*(state(isr=(1,), replicas=(1,), index=index) for index in range(PARTITIONS)))
+    records = batch(1, size=size)
+    for index in range(PARTITIONS):
+        for _ in range(batches):
+            broker.partition(TopicPartition(TOPIC, index)).append(records, required_acks=1, now_ms=0)
+
+
+def test_one_answer_holds_no_more_than_is_read_in_one_go(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await lead_all(broker, batches=2, size=MEBIBYTE // 2 - 1_000)
+        asked = [fetch_of(0, index=index, max_bytes=MEBIBYTE) for index in range(PARTITIONS)]
+        await peer.send(apis.FETCH, FetchRequest(-1, 500, 1, 64 * MEBIBYTE, 0, [FetchTopic(TOPIC, TOPIC_ID, asked)]))
+        answer: FetchResponse = response(peer, apis.FETCH)
+        partitions = answer.responses[0].partitions
+        sizes = [len(partition.records) for partition in partitions]
+        assert len(sizes) == PARTITIONS
+        assert MOST_AT_ONCE_BYTES - MEBIBYTE < sum(sizes) <= MOST_AT_ONCE_BYTES < PARTITIONS * sizes[0]
+        assert not any(partition.error_code for partition in partitions)
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_smaller_limit_of_the_request_holds(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await lead_all(broker, batches=1, size=1_000)
+        asked = [fetch_of(0, index=index) for index in range(PARTITIONS)]
+        await peer.send(apis.FETCH, FetchRequest(-1, 500, 1, 3_000, 0, [FetchTopic(TOPIC, TOPIC_ID, asked)]))
+        answer: FetchResponse = response(peer, apis.FETCH)
+        assert sum(bool(partition.records) for partition in answer.responses[0].partitions) == 2
+
+    with_one_broker(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("api", [apis.LIST_OFFSETS, apis.OFFSET_FOR_LEADER_EPOCH])
+def test_others_get_their_turn_between_the_partitions_of_an_offset_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: apis.Api[Any, Any]
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await lead_all(broker, batches=3, size=100)
+        if api is apis.LIST_OFFSETS:
+            wanted = [ListOffsetsPartition(index, -1, LATEST_TIMESTAMP) for index in range(PARTITIONS)]
+            body: Any = ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted)])
+        else:
+            epochs = [OffsetForLeaderPartition(index, -1, 0) for index in range(PARTITIONS)]
+            body = OffsetForLeaderEpochRequest(-1, [OffsetForLeaderTopic(TOPIC, epochs)])
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while not peer.answers:
+                await asyncio.sleep(list_offsets.BREATH_S)
+                turns += 1
+
+        monkeypatch.setattr(list_offsets, "SLICE_S", 0.0)  # as long as the virtual clock stands still
+        other = asyncio.ensure_future(others())
+        await peer.send(api, body)
+        await other
+        assert turns >= PARTITIONS
+        answer = response(peer, api)
+        if isinstance(answer, ListOffsetsResponse):
+            assert [partition.offset for partition in answer.topics[0].partitions] == [3] * PARTITIONS
+        else:
+            assert isinstance(answer, OffsetForLeaderEpochResponse)
+            assert [partition.end_offset for partition in answer.topics[0].partitions] == [3] * PARTITIONS
+
+    with_one_broker(tmp_path, scenario)

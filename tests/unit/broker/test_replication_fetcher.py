@@ -1,0 +1,294 @@
+"""A Fetcher on virtual time. The leader is the test: it sees the requests, and answers when it likes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from broker.network.request_channel import Request
+from broker.network.server import SocketServer
+from broker.network.settings import NetworkSettings
+from broker.replication.fetcher import (
+    FIRST_BACKOFF_S,
+    MANY_REQUESTS,
+    MAX_REQUESTS,
+    PARTITIONS_PER_REQUEST,
+    SHORT_WAIT_MS,
+    Fetcher,
+    FetcherSettings,
+)
+from broker.replication.partition import Partition, Settings
+from protocol.apis import Plane
+from protocol.errors import ErrorCode
+from protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
+from protocol.model import TopicPartition
+from tests.replication_support import LAG_S, ME, TOPIC, state, until
+from tests.simulation.loop import run
+from tests.simulation.world import Simulation, VirtualWorld
+from tests.storage_support import batch, open_log, stamped
+
+LEADER = 2
+WAIT_MS = 500
+
+
+class Leader:
+    """Every fetch it was sent, until it is answered."""
+
+    def __init__(self, world: VirtualWorld, path: Path) -> None:
+        self.waiting: list[Request] = []
+        self.asked: list[list[int]] = []
+        """The partitions of each request so far."""
+        self._path = path
+        self._server = SocketServer(world, NetworkSettings(), self._handle)
+        self._partitions: dict[int, Partition] = {}
+        self._world = world
+
+    async def start(self) -> Fetcher:
+        ports = await self._server.bind([("PLAINTEXT", "broker-1", 0, Plane.DATA)])
+        self._server.start()
+        settings = FetcherSettings(ME, WAIT_MS, 1, 10_000_000, 1_000_000, 0.1, 30.0)
+        return Fetcher(self._world, LEADER, "broker-1", ports["PLAINTEXT"], settings, lambda: 1)
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    async def _handle(self, request: Request) -> None:
+        self.waiting.append(request)
+        self.asked.append(partitions_of(request))
+
+    def partition(self, index: int, epoch: int = 0) -> Partition:
+        partition = self._partitions.get(index)
+        if partition is None:
+            log, _, world = open_log(str(self._path / f"{TOPIC}-{index}"))
+            topic_partition = TopicPartition(TOPIC, index)
+            partition = self._partitions[index] = Partition(
+                topic_partition, log, Settings(ME, LAG_S, None), world.clock, lambda _: None
+            )
+        partition.become_follower(state(LEADER, epoch, index=index))
+        return partition
+
+    def log_end(self, index: int) -> int:
+        return self._partitions[index].log.log_end_offset
+
+    def answer(self, request: Request, records: dict[int, bytes], code: ErrorCode = ErrorCode.NONE) -> None:
+        """To every partition of it, what there is."""
+        self.waiting.remove(request)
+        answers = [
+            FetchPartitionResponse(index, code, high_watermark=0, records=memoryview(records.get(index, b"")))
+            for index in partitions_of(request)
+        ]
+        request.respond(FetchResponse(0, ErrorCode.NONE, [FetchTopicResponse(TOPIC, answers)]))
+
+    def has_waiting(self, count: int) -> bool:
+        return len(self.waiting) == count
+
+    def request_for(self, *indices: int) -> Request:
+        """The waiting request that names just these."""
+        [found] = [request for request in self.waiting if sorted(partitions_of(request)) == sorted(indices)]
+        return found
+
+    async def asks_for(self, *expected: list[int]) -> None:
+        """Wait until there are requests for just these, each exactly once; and nothing more comes."""
+        wanted = sorted(map(sorted, expected))
+        await until(lambda: sorted(sorted(partitions_of(request)) for request in self.waiting) == wanted, 5.0)
+        await asyncio.sleep(0.001)
+        assert sorted(sorted(partitions_of(request)) for request in self.waiting) == wanted
+
+
+def partitions_of(request: Request) -> list[int]:
+    assert isinstance(request.body, FetchRequest)
+    return [partition.partition for topic in request.body.topics for partition in topic.partitions]
+
+
+def wait_ms_of(request: Request) -> int:
+    assert isinstance(request.body, FetchRequest)
+    return request.body.max_wait_ms
+
+
+def one_record(offset: int = 0, epoch: int = 0) -> bytes:
+    return stamped(bytes(batch()), offset, epoch)
+
+
+def with_leader(tmp_path: Path, scenario: Callable[[Leader, Fetcher], Coroutine[None, None, None]]) -> None:
+    async def main() -> None:
+        world = Simulation().host("broker-1").start_process()
+
+        async def inside() -> None:
+            leader = Leader(world, tmp_path)
+            fetcher = await leader.start()
+            try:
+                await scenario(leader, fetcher)
+                assert not fetcher.task.done()
+            finally:
+                await fetcher.close()
+                await leader.close()
+
+        await world.process.run(inside())
+
+    run(main())
+
+
+def test_partitions_with_records_are_asked_for_again_without_the_quiet_ones(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        for index in range(4):
+            fetcher.add(leader.partition(index))
+        await leader.asks_for([0, 1, 2, 3])
+        leader.answer(leader.waiting[0], {1: one_record(), 3: one_record()})
+        await leader.asks_for([1, 3], [0, 2])
+        assert [leader.log_end(index) for index in range(4)] == [0, 1, 0, 1]
+        leader.answer(leader.request_for(1, 3), {1: one_record(1)})
+        await leader.asks_for([1], [3], [0, 2])
+        assert leader.log_end(1) == 2
+
+    with_leader(tmp_path, scenario)
+
+
+def test_what_is_answered_at_the_same_time_is_asked_for_together_again(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        for index in range(3):
+            fetcher.add(leader.partition(index))
+        await leader.asks_for([0, 1, 2])
+        leader.answer(leader.waiting[0], {0: one_record()})
+        await leader.asks_for([0], [1, 2])
+        for request in list(leader.waiting):
+            leader.answer(request, {})
+        await leader.asks_for([0, 1, 2])
+
+    with_leader(tmp_path, scenario)
+
+
+def test_requests_sent_at_different_times_run_out_at_the_same_time(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        loop = asyncio.get_running_loop()
+        for index in range(3):
+            fetcher.add(leader.partition(index))
+        await leader.asks_for([0, 1, 2])
+        await asyncio.sleep(0.15)
+        sent_s = loop.time()
+        leader.answer(leader.waiting[0], {0: one_record()})
+        await leader.asks_for([0], [1, 2])
+        first = {wait_ms_of(request) for request in leader.waiting}
+        assert len(first) == 1
+        await asyncio.sleep(0.2)
+        again_s = loop.time()
+        leader.answer(leader.request_for(0), {0: one_record(1)})
+        await leader.asks_for([0], [1, 2])
+        [ends_ms] = first
+        assert 0 < ends_ms <= WAIT_MS - 149
+        later_ms = wait_ms_of(leader.request_for(0))
+        assert later_ms == pytest.approx(ends_ms - (again_s - sent_s) * 1_000, abs=2)
+
+    with_leader(tmp_path, scenario)
+
+
+def test_a_fresh_partition_is_asked_for_at_once_and_a_removed_one_never_again(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        fetcher.add(leader.partition(0))
+        fetcher.add(leader.partition(1))
+        await leader.asks_for([0, 1])
+        fetcher.add(leader.partition(2))
+        await leader.asks_for([0, 1], [2])
+        fetcher.remove(TopicPartition(TOPIC, 0))
+        leader.answer(leader.request_for(0, 1), {0: one_record(), 1: one_record()})
+        await leader.asks_for([1], [2])
+        assert leader.log_end(0) == 0
+        assert leader.log_end(1) == 1
+
+    with_leader(tmp_path, scenario)
+
+
+def test_a_new_leader_epoch_is_asked_for_at_once_and_the_old_answer_is_dropped(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        fetcher.add(leader.partition(0))
+        fetcher.add(leader.partition(1))
+        await leader.asks_for([0, 1])
+        old = leader.waiting[0]
+        fetcher.add(leader.partition(0, epoch=1))
+        await leader.asks_for([0, 1], [0])
+        leader.answer(old, {0: one_record(), 1: one_record()})
+        await leader.asks_for([0], [1])
+        assert leader.log_end(0) == 0
+        leader.answer(leader.request_for(0), {0: one_record(epoch=1)})
+        await leader.asks_for([0], [1])
+        assert leader.log_end(0) == 1
+
+    with_leader(tmp_path, scenario)
+
+
+def test_many_partitions_are_cut_into_several_requests(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        count = 2 * PARTITIONS_PER_REQUEST + 1
+        for index in range(count):
+            fetcher.add(leader.partition(index))
+        pieces = [list(range(first, min(first + PARTITIONS_PER_REQUEST, count))) for first in range(0, count, 100)]
+        await leader.asks_for(*pieces)
+
+    assert PARTITIONS_PER_REQUEST == 100
+    with_leader(tmp_path, scenario)
+
+
+def test_no_more_requests_are_out_than_allowed_and_of_many_the_later_ones_wait_a_short_time(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        for index in range(MAX_REQUESTS + 3):
+            fetcher.add(leader.partition(index))
+            await until(partial(leader.has_waiting, min(index + 1, MAX_REQUESTS)))
+        waits = [wait_ms_of(request) for request in leader.waiting]
+        assert all(wait_ms <= SHORT_WAIT_MS for wait_ms in waits[MANY_REQUESTS:])
+        assert max(waits[:MANY_REQUESTS]) > SHORT_WAIT_MS
+        leader.answer(leader.waiting[-1], {})
+        await until(lambda: len(leader.waiting) == MAX_REQUESTS and len(leader.asked) > MAX_REQUESTS)
+        # Those that found no place come with the first that is free.
+        newest = leader.asked[-1]
+        assert set(range(MAX_REQUESTS, MAX_REQUESTS + 3)) <= set(newest)
+
+    with_leader(tmp_path, scenario)
+
+
+def test_a_refused_partition_pauses_and_the_others_go_on(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        fetcher.add(leader.partition(0))
+        await leader.asks_for([0])
+        fetcher.add(leader.partition(1))
+        await leader.asks_for([0], [1])
+        refused_s = asyncio.get_running_loop().time()
+        leader.answer(leader.request_for(0), {}, ErrorCode.UNKNOWN_LEADER_EPOCH)
+        leader.answer(leader.request_for(1), {1: one_record()})
+        await leader.asks_for([1], [0])
+        assert leader.asked[-2:] == [[1], [0]]
+        assert leader.request_for(1).received_at < refused_s + FIRST_BACKOFF_S <= leader.request_for(0).received_at
+
+    with_leader(tmp_path, scenario)
+
+
+def test_after_an_error_everything_is_asked_for_anew(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        for index in range(3):
+            fetcher.add(leader.partition(index))
+        await leader.asks_for([0, 1, 2])
+        leader.answer(leader.waiting[0], {0: one_record()})
+        await leader.asks_for([0], [1, 2])
+        lost, refused = leader.request_for(1, 2), leader.request_for(0)
+        leader.waiting.clear()
+        refused.respond_error(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug")
+        await leader.asks_for([0], [1, 2])
+        assert lost.closed  # nothing is outstanding twice
+
+    with_leader(tmp_path, scenario)
+
+
+def test_a_broken_connection_is_opened_again(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        fetcher.add(leader.partition(0))
+        fetcher.add(leader.partition(1))
+        await leader.asks_for([0, 1])
+        broken = leader.waiting.pop()
+        broken.close_connection("the test wants it")
+        await leader.asks_for([0, 1])
+        leader.answer(leader.waiting[0], {1: one_record()})
+        await leader.asks_for([0], [1])
+
+    with_leader(tmp_path, scenario)
