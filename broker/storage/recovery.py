@@ -13,6 +13,9 @@ What is checked, and why that finds lost writes:
   batch of each, empty if need be.)
 - leader epochs never decrease: after a truncation the old tail may reappear behind new batches.
 
+What was read and believed is written again, so that the next flush flushes it, whatever became of the last one. It is
+not much: the log flushes in the background each time that 32 MiB were appended.
+
 At the first batch that fails, the log is cut and later segments are removed. Only where that would remove a whole
 segment below the recovery point, which no crash explains, nothing is touched and the replica is reported as damaged.
 """
@@ -200,6 +203,8 @@ def recover(
                 problem = f"{segment.path}, position {scan.position}: {scan.bad.problem}"
             elif next_base is not None and end_offset != next_base:
                 problem = f"{segment.path} ends at offset {end_offset}, but the next segment begins at {next_base}"
+            if not (flushed or clean):
+                _write_again(segment, start, scan.position)
             if not problem:
                 if next_base is not None:
                     segment.seal()
@@ -256,6 +261,13 @@ def recover(
         snapshots=snapshots,
         report=RecoveryReport(end_offset, scanned, cut, lost_more, rebuilt, problem),
     )
+
+
+def _write_again(segment: Segment, start: int, end: int) -> None:
+    """Make the bytes of the batches dirty. An fdatasync that failed before the crash may have left pages that differ
+    from what is on disk and that the kernel takes for clean: the next one would succeed without writing them."""
+    for position in range(start, end, _SCAN_BYTES):
+        segment.file.pwrite([segment.file.pread(min(_SCAN_BYTES, end - position), position)], position)
 
 
 def _store_indexes(disk: Disk, segment: Segment) -> None:
