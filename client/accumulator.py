@@ -22,8 +22,9 @@ batch waits for its retry, nothing of the partition overtakes it: a retry is sen
 partition is in flight. What an answer means is decided by `judge`. Only where the broker said that it did *not*
 append, in every attempt, may a batch be numbered anew; an attempt without a clear answer (a lost connection, a
 timeout, "not leader" from one who led when the batch arrived) makes it `maybe_appended`, and then such a batch
-fails rather than risk a duplicate. A failed batch leaves a gap in the numbers, so what follows gets a producer id
-of its own (`PartitionQueue.identity` None until the sender has obtained one).
+fails rather than risk a duplicate. A failed batch leaves a gap in the numbers, so what follows is numbered from 0
+again, in the next epoch of the same producer id. Another id would do for the numbers, but not for the order: a request
+that a slow network has held is appended whenever it arrives, unless a newer epoch of its producer has fenced it.
 
 Time is told in seconds of a monotonic clock.
 """
@@ -58,6 +59,9 @@ UNASSIGNED = -1
 """The partition of a batch whose topic's partitions are not known yet."""
 
 SEQUENCE_MASK = 0x7FFFFFFF
+
+LAST_PRODUCER_EPOCH = 0x7FFF
+"""After it comes another producer id."""
 
 
 class Identity(NamedTuple):
@@ -711,8 +715,8 @@ class Accumulator:
         is_exhausted = self.is_over_limit
         for queue in self._active:
             first = queue.waiting[0]
-            if queue.in_flight and (first.attempts > 0 or (self._is_idempotent and queue.identity is None)):
-                continue  # a retry, or the first under a new producer id, must overtake nothing: an answer wakes us
+            if queue.in_flight and (first.attempts > 0 or self._begins_anew(queue, first)):
+                continue  # a retry, or the first of a new epoch, must overtake nothing: an answer wakes us
             if now < queue.retry_at:
                 ready_at = queue.retry_at
             elif first.is_closed or first.attempts > 0 or is_exhausted or first.generation <= self._flushing_up_to:
@@ -732,6 +736,10 @@ class Accumulator:
     def backing_off(self, now: float) -> list[PartitionQueue]:
         """Queues that wait for `retry_at`: the sender ends the wait where there is another leader than `tried`."""
         return [queue for queue in self._active if queue.retry_at > now]
+
+    def _begins_anew(self, queue: PartitionQueue, batch: Batch) -> bool:
+        """The batch would be the first of its producer id, or of its epoch."""
+        return self._is_idempotent and batch.identity is None and (queue.identity is None or queue.next_sequence == 0)
 
     def lacks_identity(self, queue: PartitionQueue) -> bool:
         """Whether the queue's first batch cannot be numbered before the sender has obtained a producer id."""
@@ -796,10 +804,12 @@ class Accumulator:
         if batch.is_done:
             self._lose_numbers(queue, batch.identity)
             return
+        if batch.identity != queue.identity and not batch.maybe_appended:
+            batch.number_anew()  # the numbers were lost while it was in flight
         self._put_back(queue, [batch])
 
     def renumber(self, batch: Batch, retry_at: float) -> None:
-        """After `judge`: send it again, under a new producer id."""
+        """After `judge`: send it again, in a new epoch."""
         queue = self.queue_of(batch)
         queue.retry_at = retry_at
         self._lose_numbers(queue, batch.identity)
@@ -858,16 +868,21 @@ class Accumulator:
         self._active[queue] = None
 
     def _lose_numbers(self, queue: PartitionQueue, identity: Identity | None) -> None:
-        """The next number under `identity` is not the one that the log expects: go on under another producer id.
+        """The next number under `identity` is not the one that the log expects: go on in the next epoch (KIP-360).
 
-        What waits under an old number and is certainly not in the log is numbered anew. What may be in the log
-        keeps its number: if it is there, the broker will say so.
+        Epochs are this partition's own, as logs know producers one by one. What waits under an old number and is
+        certainly not in the log is numbered anew. What may be in the log keeps its number: if it is there, the broker
+        will say so.
         """
         if identity is None or queue.identity != identity:
-            return  # never numbered, or the partition goes on under another one already
-        if self.identity == queue.identity:
-            self.identity = None
-        queue.identity = None
+            return  # never numbered, or the partition goes on in another epoch already
+        if identity.epoch < LAST_PRODUCER_EPOCH:
+            queue.identity = identity._replace(epoch=identity.epoch + 1)
+            queue.next_sequence = 0
+        else:
+            if self.identity is not None and self.identity.producer_id == identity.producer_id:
+                self.identity = None
+            queue.identity = None
         for batch in queue.waiting:
             if not batch.maybe_appended:
                 batch.number_anew()

@@ -9,7 +9,17 @@ import pytest
 
 from client import accumulator as module
 from client import partitioners
-from client.accumulator import GRANT, UNASSIGNED, Accumulator, Batch, Identity, PartitionQueue, Verdict, judge
+from client.accumulator import (
+    GRANT,
+    LAST_PRODUCER_EPOCH,
+    UNASSIGNED,
+    Accumulator,
+    Batch,
+    Identity,
+    PartitionQueue,
+    Verdict,
+    judge,
+)
 from client.errors import BufferFull, Closed
 from client.partitioners import Partitioner, WithoutKey
 from protocol.compression import Compression
@@ -436,25 +446,21 @@ def test_answers_that_come_in_any_order_put_batches_back_in_order() -> None:
     assert list(queue_of(accumulator).waiting) == batches
 
 
-def test_a_lost_number_gives_a_batch_that_was_refused_a_new_producer_id() -> None:
+def test_a_lost_number_gives_a_batch_that_was_refused_a_number_in_the_next_epoch() -> None:
     accumulator = make()
     first, second = pipeline(accumulator, 2)
     assert accumulator.judge(first, ErrorCode.UNKNOWN_PRODUCER_ID) is Verdict.RENUMBER
     accumulator.renumber(first, 0.0)
     assert accumulator.judge(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is Verdict.RETRY
     accumulator.retry(second, 0.0)
-    assert accumulator.identity is None
-    assert accumulator.lacks_identity(queue_of(accumulator))
-    accumulator.identity = Identity(77, 0)
+    assert accumulator.identity is not None
+    next_epoch = accumulator.identity._replace(epoch=accumulator.identity.epoch + 1)
     assert accumulator.take(queue_of(accumulator)) is first
-    assert (first.identity, first.sequence) == (Identity(77, 0), 0)
+    assert (first.identity, first.sequence) == (next_epoch, 0)
     deliver(accumulator, first)
-    # The second was in flight when the numbers were lost; its own answer shows that its number is void, too.
+    # The second was in flight when the numbers were lost, and is certainly not in the log.
     assert accumulator.take(queue_of(accumulator)) is second
-    assert accumulator.judge(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is Verdict.RENUMBER
-    accumulator.renumber(second, 0.0)
-    assert accumulator.take(queue_of(accumulator)) is second
-    assert (second.identity, second.sequence) == (Identity(77, 0), 1)
+    assert (second.identity, second.sequence) == (next_epoch, 1)
 
 
 def test_a_batch_that_may_be_in_the_log_is_never_numbered_anew() -> None:
@@ -466,7 +472,7 @@ def test_a_batch_that_may_be_in_the_log_is_never_numbered_anew() -> None:
     assert accumulator.judge(batch, ErrorCode.UNKNOWN_PRODUCER_ID) is Verdict.FAIL
 
 
-def test_after_a_failed_batch_the_partition_goes_on_under_a_new_producer_id_and_others_do_not() -> None:
+def test_after_a_failed_batch_the_partition_goes_on_in_the_next_epoch_and_others_do_not() -> None:
     accumulator = make(partitions=2)
     add(accumulator, b"other", partition=1)
     deliver(accumulator, accumulator.take(queue_of(accumulator, 1)))
@@ -476,17 +482,30 @@ def test_after_a_failed_batch_the_partition_goes_on_under_a_new_producer_id_and_
     accumulator.fail(bad, BrokerError(ErrorCode.INVALID_RECORD))
     add(accumulator, b"next", partition=0)
     add(accumulator, b"next", partition=1)
-    assert accumulator.lacks_identity(queue_of(accumulator, 0))
-    assert not accumulator.lacks_identity(queue_of(accumulator, 1))
-    assert accumulator.take(queue_of(accumulator, 1)).sequence == 1
+    assert accumulator.identity is not None
+    following = accumulator.take(queue_of(accumulator, 0))
+    assert (following.identity, following.sequence) == (accumulator.identity._replace(epoch=1), 0)
+    other = accumulator.take(queue_of(accumulator, 1))
+    assert (other.identity, other.sequence) == (accumulator.identity, 1)
 
 
-def test_the_first_batch_under_a_new_producer_id_waits_for_those_in_flight() -> None:
+def test_after_the_last_epoch_comes_another_producer_id() -> None:
+    accumulator = make()
+    accumulator.identity = Identity(7, LAST_PRODUCER_EPOCH)
+    add(accumulator, b"bad")
+    bad = accumulator.take(queue_of(accumulator))
+    accumulator.judge(bad, ErrorCode.INVALID_RECORD)
+    accumulator.fail(bad, BrokerError(ErrorCode.INVALID_RECORD))
+    add(accumulator, b"next")
+    assert accumulator.lacks_identity(queue_of(accumulator))
+    assert accumulator.identity is None
+
+
+def test_the_first_batch_of_an_epoch_waits_for_those_in_flight() -> None:
     accumulator = make()
     first, second = pipeline(accumulator, 2)
     accumulator.judge(first, ErrorCode.INVALID_RECORD)
     accumulator.fail(first, BrokerError(ErrorCode.INVALID_RECORD))
-    accumulator.identity = Identity(9, 0)
     add(accumulator, b"later")
     accumulator.begin_flush()
     assert ready(accumulator) == []
@@ -536,7 +555,7 @@ def test_a_topic_that_was_created_again_gets_new_numbers() -> None:
     deliver(accumulator, batch)
     accumulator.topic_was_recreated("t")
     add(accumulator, b"v")
-    assert accumulator.lacks_identity(queue_of(accumulator))
+    assert accumulator.take(queue_of(accumulator)).sequence == 0
 
 
 # --- time ---
@@ -575,7 +594,10 @@ def test_a_batch_that_expired_in_flight_and_was_not_appended_costs_its_successor
     accumulator.retry(first, 0.0)
     assert list(queue_of(accumulator).waiting) == []
     add(accumulator, b"next")
-    assert accumulator.lacks_identity(queue_of(accumulator))
+    following = accumulator.take(queue_of(accumulator))
+    assert following.identity is not None
+    assert first.identity is not None
+    assert (following.identity.epoch, following.sequence) == (first.identity.epoch + 1, 0)
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
