@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	@"$(PYTHON)" -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { \
 		echo "error: no Python 3.11 or newer was found: install one, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
-	@echo "installing into $(VENV) (the first time downloads 500 MB, most of it for a local ZooKeeper) ..." >&2
+	@echo "installing into $(VENV) (the first time downloads 550 MB, most of it for a local ZooKeeper) ..." >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
 	@touch $@
 

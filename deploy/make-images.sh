@@ -26,10 +26,10 @@ if [[ -z $base ]]; then
   fi
 fi
 
-for target in zookeeper broker; do
+for target in zookeeper broker spark; do
   docker build --network host --build-arg "BASE_IMAGE=$base" --file deploy/Dockerfile --target "$target" \
     --tag "minibroker-$target" .
 done
-for image in "$base" minibroker-broker minibroker-zookeeper; do
+for image in "$base" minibroker-broker minibroker-zookeeper minibroker-spark; do
   printf '%-28s %4d MB\n' "$image" $(($(docker image inspect --format '{{.Size}}' "$image") / 1000000))
 done

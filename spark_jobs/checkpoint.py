@@ -1,0 +1,83 @@
+"""What Spark's checkpoint of a streaming query says: its id, and the offsets of its batches.
+
+Spark writes a batch's offsets before the batch runs and tells nobody: a `foreachBatch` function gets its number alone.
+The files are Spark's own affair; their form (a version, a line of JSON, then a line for each source) is that of every
+version from 2.1 to 4.3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from protocol.errors import MinibrokerError
+from spark_jobs.initial_offsets import FILE_NAME
+from spark_jobs.offsets import Offsets, from_json
+
+
+class Checkpoint:
+    """Of a query with one source, on the driver's disk. Raises MinibrokerError for what Spark has not written."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def query_id(self) -> str | None:
+        """None: the query has not run yet."""
+        path = self.directory / "metadata"
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(path, error) from error
+
+    def last_batch(self) -> int | None:
+        """The last batch that was begun."""
+        try:
+            names = [path.name for path in (self.directory / "offsets").iterdir()]
+        except FileNotFoundError:
+            return None
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def start(self) -> Offsets:
+        """Where batch 0 begins."""
+        path = self.directory / FILE_NAME
+        try:
+            return from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError) as error:
+            raise self._damaged(path, error) from error
+
+    def start_of(self, batch: int) -> Offsets:
+        return self.start() if batch == 0 else self.end_of(batch - 1)
+
+    def end_of(self, batch: int) -> Offsets:
+        path = self.directory / "offsets" / str(batch)
+        try:
+            version, _, *sources = path.read_text(encoding="utf-8").splitlines()
+            if version != "v1" or len(sources) != 1:
+                raise ValueError(f"version {version} with {len(sources)} sources")
+            return from_json(json.loads(sources[0]))
+        except (FileNotFoundError, ValueError) as error:
+            raise self._damaged(path, error) from error
+
+    def sync(self, batch: int) -> None:
+        """No power cut takes away that this batch was begun, nor what it goes on from. (Spark itself never fsyncs.)"""
+        for folder, name in (("offsets", str(batch)), ("commits", str(batch - 1)), ("", "metadata"), ("", FILE_NAME)):
+            for path in (self.directory / folder / name, self.directory / folder / f".{name}.crc"):
+                if path.exists():
+                    _sync(path)
+        for folder in ("offsets", "commits", ""):
+            if (self.directory / folder).exists():
+                _sync(self.directory / folder)
+
+    def _damaged(self, path: Path, error: Exception) -> MinibrokerError:
+        return MinibrokerError(f"{path} is not as Spark writes it ({error}): this checkpoint cannot be gone on with")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,217 @@
+"""`minibroker spark ...`: the jobs as commands. Without pyspark they say what to install, and all others work."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from client.cli.output import DEFAULT_DATA, BootstrapOption, DataOption, UsageError, bootstrap_servers, run_app
+from client.cli.topics import checked_topic
+from spark_jobs import jobs
+from spark_jobs.session import check_packages
+
+app = typer.Typer(help="Spark jobs that read topics (pip install 'minibroker[spark]').", no_args_is_help=True)
+
+TopicsOption = Annotated[str, typer.Option("--topics", metavar="NAME,...", help="What is read.")]
+OutputOption = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where Parquet files go.")]
+TriggerOption = Annotated[
+    str, typer.Option("--trigger", metavar="TIME", help="How often a batch is made, such as 10s or 500ms.")
+]
+OnceOption = Annotated[bool, typer.Option("--once", help="Read what is there now, and end.")]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--max-offsets-per-trigger", min=1, metavar="N", help="Most records of a batch. Default: 10 million."),
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help=f"Spark's master. Default: what spark-submit was given, else {jobs.DEFAULT_MASTER}."
+    ),
+]
+ConfOption = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's. May be repeated.")
+]
+
+_TIME = re.compile(r"(\d+)\s*(ms|s|m|h)")
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600}
+
+
+def mount(root: typer.Typer) -> None:
+    """Add the group `spark` to the application."""
+    root.add_typer(app, name="spark")
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """For spark-submit, which is given a file: `minibroker spark` with these arguments."""
+    sys.exit(run_app(app, list(arguments)))
+
+
+def _source(topics: str, bootstrap: str | None, data: Path, starting: str, limit: int | None) -> jobs.Source:
+    names = [checked_topic(name.strip()) for name in topics.split(",")]
+    return jobs.Source(bootstrap_servers(bootstrap, data), names, starting, limit)
+
+
+def _settings(conf: Sequence[str] | None) -> dict[str, str]:
+    pairs = [text.partition("=") for text in conf or ()]
+    for name, equals, value in pairs:
+        if not name.startswith("spark.") or not equals:
+            raise UsageError(f"--conf {name}{equals}{value}: give spark.NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _time(text: str) -> tuple[int, str]:
+    """(number, unit). Raises UsageError."""
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text!r} is no time: give one such as 500ms, 10s or 5m")
+    return int(found[1]), found[2]
+
+
+def _interval(text: str) -> str:
+    """As Spark wants it."""
+    number, unit = _time(text)
+    return f"{number} {_UNITS[unit]}"
+
+
+def _seconds(text: str) -> float:
+    number, unit = _time(text)
+    return number * _SECONDS[unit]
+
+
+def _check_finished(once: bool, stop: threading.Event) -> None:
+    """To be stopped is the end of a job that goes on, but not of one that should come to an end by itself."""
+    if once and stop.is_set():
+        raise KeyboardInterrupt
+
+
+@app.command()
+def ingest(
+    topics: TopicsOption,
+    output: OutputOption,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Spark's checkpoint, on a local disk. Default: OUTPUT/_checkpoint."),
+    ] = None,
+    starting: Annotated[
+        str, typer.Option("--from", help="Where to begin the first time: earliest, latest, or startingOffsets as JSON.")
+    ] = "earliest",
+    once: OnceOption = False,
+    trigger: TriggerOption = "10s",
+    max_offsets_per_trigger: LimitOption = None,
+    compact_after: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Make one of every N batches of small files. 0: never.")
+    ] = 16,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Copy topics to Parquet files, each record exactly once, and go on from there the next time."""
+    check_packages()
+    interval = _interval(trigger)
+    if compact_after == 1:
+        raise UsageError("--compact-after 1 would write every batch again: give 0, or 2 and more")
+    source = _source(topics, bootstrap, data, starting, max_offsets_per_trigger)
+    from spark_jobs.ingest import run_ingest
+
+    with jobs.job_session("ingest", master, _settings(conf)) as spark:
+        stop = jobs.stop_on_signals()
+        done = run_ingest(
+            spark,
+            source,
+            output,
+            checkpoint or output / "_checkpoint",
+            trigger=None if once else interval,
+            fan_in=compact_after,
+            stop=stop,
+        )
+    sys.stdout.write(
+        f"ingested {done.rows} records of {', '.join(source.topics)} in {done.batches} batches to {output}\n"
+    )
+
+
+ViewOption = Annotated[
+    str, typer.Option("--view", metavar="NAME", help="The view's logic (spark_jobs/views.py): v1 or v2.")
+]
+RootOption = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the view's versions and CURRENT are.")]
+
+
+@app.command()
+def kappa(
+    topics: TopicsOption,
+    output: RootOption,
+    view: ViewOption = "v1",
+    once: OnceOption = False,
+    trigger: TriggerOption = "10s",
+    max_offsets_per_trigger: LimitOption = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Keep a view of lines with one stream. Another version, started beside it, replays the topics and replaces it."""
+    check_packages()
+    interval = _interval(trigger)
+    source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger)
+    settings = _settings(conf)
+    from spark_jobs.kappa import run_kappa
+    from spark_jobs.views import view_named
+
+    view_named(view)
+    with jobs.job_session(f"kappa {view}", master, settings) as spark:
+        stop = jobs.stop_on_signals()
+        serves = run_kappa(spark, source, output, view, trigger=None if once else interval, stop=stop)
+    _check_finished(once, stop)
+    said = (
+        "is served" if serves else "was replaced" if not once else "is not served yet: the other version is ahead of it"
+    )
+    sys.stdout.write(f"view {view} in {output} {said}\n")
+
+
+@app.command(name="lambda")
+def lambda_(
+    topics: TopicsOption,
+    output: RootOption,
+    view: ViewOption = "v2",
+    lateness: Annotated[
+        str, typer.Option(metavar="TIME", help="What the stream may leave out until the next batch job: lines so late.")
+    ] = "10m",
+    batch_every: Annotated[str, typer.Option(metavar="TIME", help="How often everything is computed anew.")] = "1h",
+    once: OnceOption = False,
+    trigger: TriggerOption = "10s",
+    max_offsets_per_trigger: LimitOption = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Keep a view of lines with two layers, served as one: a batch job for what was, a stream for what comes."""
+    check_packages()
+    interval, late, every = _interval(trigger), _interval(lateness), _seconds(batch_every)
+    source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger)
+    settings = _settings(conf)
+    from spark_jobs.lambda_ import run_lambda
+    from spark_jobs.views import view_named
+
+    view_named(view)
+    with jobs.job_session(f"lambda {view}", master, settings) as spark:
+        stop = jobs.stop_on_signals()
+        run_lambda(
+            spark,
+            source,
+            output,
+            view,
+            lateness=late,
+            trigger=None if once else interval,
+            batch_every_s=every,
+            stop=stop,
+        )
+    _check_finished(once, stop)
+    sys.stdout.write(f"view {view} in {output} is served\n")

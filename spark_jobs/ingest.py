@@ -1,0 +1,148 @@
+"""Topics to Parquet, exactly once: `minibroker spark ingest`, or `spark-submit spark_jobs/ingest.py`.
+
+    spark = spark_session("reader")
+    read_ingested(spark, "out").where("topic = 'orders'").count()
+
+Each batch of a streaming query becomes a manifest of a table (`spark_jobs.table_writer` says how and why), divided by
+topic and by the day of the records' timestamps (UTC). Rows are as the source has them, with headers.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protocol.model import TopicPartition
+from spark_jobs.checkpoint import Checkpoint
+from spark_jobs.jobs import Source, bar, run_query, triggers_told
+from spark_jobs.manifests import Table
+from spark_jobs.offsets import by_partition
+from spark_jobs.table_reader import read_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+CONTENT = {"job": "ingest"}
+DAY = "date_from_unix_date(cast(floor(unix_millis(timestamp) / 86400000) as int))"
+"""Of UTC, whatever the session's time zone is."""
+DEFAULT_FAN_IN = 16
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What one run added."""
+
+    rows: int
+    batches: int
+
+
+def run_ingest(
+    spark: SparkSession,
+    source: Source,
+    output: Path,
+    checkpoint: Path,
+    *,
+    trigger: str | None = None,
+    fan_in: int = DEFAULT_FAN_IN,
+    stop: threading.Event | None = None,
+) -> Ingested:
+    """Ingest what there is now and return; with `trigger` ("10 seconds"), go on until `stop` is set.
+
+    `fan_in` batches of small files are compacted into one; 0: never. Raises MinibrokerError: another process writes to
+    the output, output and checkpoint do not belong together, records are gone, the query fails.
+    """
+    from spark_jobs.initial_offsets import keep_initial_offsets
+    from spark_jobs.table_writer import TableWriter
+
+    with TableWriter(output, checkpoint, CONTENT) as writer:
+        options = source.stream_options
+        options |= keep_initial_offsets(options, checkpoint)
+        writer.begin(CONTENT, Checkpoint(checkpoint).start())
+        before = by_partition(writer.end)
+        added = [0, 0]
+
+        with bar(
+            f"ingest {', '.join(source.topics)}", _backlog(options, before) if trigger is None else None
+        ) as update:
+
+            def process(batch: DataFrame, number: int) -> None:
+                if writer.publish(number, lambda directory: write_records(batch, directory)):
+                    added[0] += writer.last.rows if writer.last is not None else 0
+                    added[1] += 1
+                    now = by_partition(writer.end)
+                    update(sum(offset - before.get(partition, 0) for partition, offset in now.items()))
+                if fan_in:
+                    writer.compact(lambda files, place: _rewrite(spark, writer.table.data, files, place), fan_in)
+
+            stream = spark.readStream.format("minibroker").options(**options).load()
+            query = (
+                stream.writeStream.foreachBatch(process)
+                .queryName("ingest")
+                .option("checkpointLocation", str(checkpoint))
+                .trigger(**({"availableNow": True} if trigger is None else {"processingTime": trigger}))
+            )
+            with triggers_told(spark):
+                run_query(spark, query.start(), stop or threading.Event())
+        return Ingested(rows=added[0], batches=added[1])
+
+
+def _backlog(options: dict[str, str], start: Mapping[TopicPartition, int]) -> int:
+    from spark_jobs.options import LATEST, parse_read_options
+    from spark_jobs.reading import LogClient
+
+    parsed = parse_read_options(options, is_streaming=True)
+    with LogClient(parsed.bootstrap, f"{parsed.client_id}-progress") as client:
+        partitions = client.topics(parsed.subscription).partitions
+        ends = client.known_offsets(dict.fromkeys(partitions, LATEST))
+    return sum(offset - start.get(partition, 0) for partition, offset in ends.items())
+
+
+def write_records(batch: DataFrame, directory: Path) -> None:
+    """Rows of the source as Parquet files, in the order of their partitions' logs within each."""
+    from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
+
+    (
+        batch.withColumn("date", F.expr(DAY))
+        .sortWithinPartitions("topic", "date", "partition", "offset")
+        .write.partitionBy("topic", "date")
+        .parquet(str(directory))
+    )
+
+
+def _rewrite(spark: SparkSession, data: Path, files: Sequence[str], directory: Path) -> None:
+    (
+        read_files(spark, data, files, _records_schema())
+        .repartition("topic", "date")
+        .sortWithinPartitions("topic", "date", "partition", "offset")
+        .write.partitionBy("topic", "date")
+        .parquet(str(directory))
+    )
+
+
+def _records_schema() -> StructType:
+    from pyspark.sql.types import DateType
+
+    from spark_jobs.source import read_schema
+
+    return read_schema(True).add("date", DateType())
+
+
+def read_ingested(spark: SparkSession, path: str | Path) -> DataFrame:
+    """What has been ingested at this moment: the source's rows with headers, and `date`.
+
+    Every record is there once, whatever runs, dies or is compacted meanwhile. To be evaluated within an hour: then
+    compactions remove the files that they replaced.
+    """
+    table = Table(path)
+    return read_files(spark, table.data, table.files(), _records_schema())
+
+
+if __name__ == "__main__":
+    from spark_jobs.cli import main
+
+    main(["ingest", *sys.argv[1:]])

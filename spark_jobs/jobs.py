@@ -1,0 +1,231 @@
+"""What all jobs share: their Spark session, running queries to their end, and telling how far they are."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from protocol.errors import MinibrokerError
+from spark_jobs.session import check_packages, prepare_environment, spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from spark_jobs.progress import TriggerProgress
+
+DEFAULT_MASTER = "local[*,4]"
+"""All cores, and four attempts at each task: with local[*] alone a Python worker that dies ends the job."""
+
+_LISTENER_PATIENCE_S = 5.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is read: the same options for batch and stream."""
+
+    bootstrap: str
+    topics: Sequence[str]
+    starting: str = "earliest"
+    max_offsets_per_trigger: int | None = None
+
+    @property
+    def subscription(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.bootstrap, "subscribe": ",".join(self.topics), "includeHeaders": "true"}
+
+    @property
+    def stream_options(self) -> dict[str, str]:
+        limit = self.max_offsets_per_trigger
+        limits = {} if limit is None else {"maxOffsetsPerTrigger": str(limit)}
+        return self.subscription | {"startingOffsets": self.starting} | limits
+
+
+@contextmanager
+def job_session(name: str, master: str | None, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session of a job's own, stopped at the end. Raises MinibrokerError where something is missing."""
+    check_packages()
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Started by spark-submit. Before this, Spark's Python side does not know what was given on the command line,
+        # and would take our defaults for it.
+        from pyspark import SparkContext
+
+        SparkContext._ensure_initialized()
+    else:
+        prepare_environment(os.environ)
+        master = master or settings.get("spark.master", DEFAULT_MASTER)
+    from py4j.protocol import Py4JError, Py4JNetworkError
+
+    session = spark_session(f"minibroker {name}", master=master, settings=settings)
+    try:
+        prepare_session(session)
+        yield session
+    except (Py4JNetworkError, ConnectionError) as error:
+        raise MinibrokerError(
+            f"Spark's Java process of this job has died ({error}): start the job again, it goes on where it was"
+        ) from error
+    finally:
+        with suppress(Py4JError, ConnectionError):  # of that process
+            session.stop()
+
+
+def prepare_session(session: SparkSession) -> None:
+    """Settings of which results depend, whatever the session's own are."""
+    session.sparkContext.setLogLevel("ERROR")
+    # Timestamps as every reader of Parquet understands them, to the microsecond, of any century.
+    session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    session.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED")
+    if not session.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
+        # Spark's default is 200: that many tasks and files of state for each batch.
+        session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
+
+
+def stop_on_signals() -> threading.Event:
+    """What is set by SIGINT, SIGTERM and SIGHUP. To be called once there is a session.
+
+    Spark's own handler raises in the middle of whatever goes on, which may be the exchange with its Java process, and
+    talks to that at the same time: the connection is of no use then.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    return stop
+
+
+# --- queries -------------------------------------------------------------------------------------------------------
+
+
+def run_query(
+    session: SparkSession, query: StreamingQuery, stop: threading.Event, watch: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait until the query ends, or until `stop` is set or `watch`, called several times a second, is true: then it is
+    stopped.
+
+    Raises MinibrokerError with the reason where it fails.
+    """
+    try:
+        while is_running(query) and not watch() and not stop.wait(_POLL_S):
+            pass
+        if stop.is_set():
+            # Of a batch that is cut off, Spark says in a thousand lines that it was.
+            session.sparkContext.setLogLevel("OFF")
+    finally:
+        stop_query(query)
+
+
+def is_running(query: StreamingQuery) -> bool:
+    """False: it has ended. Raises MinibrokerError with the reason where it failed."""
+    if query.isActive:
+        return True
+    error = query.exception()
+    if error is not None:
+        raise MinibrokerError(f"the query {query.name} ended: {reason_of(error)}") from error
+    return False
+
+
+def stop_query(query: StreamingQuery) -> None:
+    from py4j.protocol import Py4JNetworkError
+
+    with suppress(Py4JNetworkError, ConnectionError):  # it has died with Spark's Java process
+        query.stop()
+
+
+_PYTHON_ERROR = re.compile(r"^\s*(?:[\w]+\.)*([A-Z]\w+): (\S.*)$", re.MULTILINE)
+
+
+def reason_of(error: BaseException) -> str:
+    """One line: the last Python exception that a text of Spark's quotes, else its first line."""
+    text = str(error)
+    if "Traceback (most recent call last)" in text:
+        quoted = _PYTHON_ERROR.findall(text.rpartition("Traceback (most recent call last)")[2])
+        if quoted:
+            return str(quoted[0][1] if quoted[0][0] == "MinibrokerError" else f"{quoted[0][0]}: {quoted[0][1]}")
+    return text.strip().splitlines()[0] if text.strip() else repr(error)
+
+
+# --- progress ------------------------------------------------------------------------------------------------------
+
+
+def tell(text: str) -> None:
+    """A line on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def triggers_told(session: SparkSession) -> Iterator[None]:
+    """A line on stderr for each trigger of every query that reads something: rows, rows a second, lag."""
+    from spark_jobs.progress import LagListener
+
+    def report(trigger: TriggerProgress) -> None:
+        if trigger.rows:
+            tell(str(trigger))
+
+    listener = LagListener(report)
+    session.streams.addListener(listener)
+    try:
+        yield
+        _settle(listener)
+    finally:
+        session.streams.removeListener(listener)
+
+
+def _settle(listener: object) -> None:
+    """Spark tells listeners later than it ends queries: wait until nothing has come for a moment."""
+    give_up_at = time.monotonic() + _LISTENER_PATIENCE_S
+    latest = getattr(listener, "latest", ())
+    seen = -1
+    while len(latest) != seen and time.monotonic() < give_up_at:
+        seen = len(latest)
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, if that is a terminal; what is yielded sets how much is done."""
+    if not sys.stderr.isatty():
+        yield lambda _done: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def run_batch(session: SparkSession, description: str, stop: threading.Event, action: Callable[[], None]) -> None:
+    """Run what starts Spark jobs, and show how many of their tasks are done.
+
+    Raises KeyboardInterrupt once `stop` is set and the jobs are cancelled, MinibrokerError where one fails.
+    """
+    from pyspark.errors import PySparkException
+
+    context = session.sparkContext
+    tasks: dict[int, int] = {}
+    with ThreadPoolExecutor(1, thread_name_prefix="batch") as threads, bar(description, None) as update:
+        running = threads.submit(action)
+        while not wait([running], _POLL_S).done:
+            if stop.is_set():
+                context.cancelAllJobs()
+            for stage_id in context.statusTracker().getActiveStageIds():
+                stage = context.statusTracker().getStageInfo(stage_id)
+                if stage is not None:
+                    tasks[stage_id] = stage.numCompletedTasks
+            update(sum(tasks.values()))
+    if stop.is_set():
+        raise KeyboardInterrupt
+    try:
+        running.result()
+    except PySparkException as error:
+        raise MinibrokerError(f"{description} failed: {reason_of(error)}") from error

@@ -1,0 +1,62 @@
+"""Kappa: one stream keeps the view, and a new version of it replays the log: `minibroker spark kappa`.
+
+To change what a view is, start the new version beside the old one. It reads the topics from the beginning, with a
+checkpoint and a directory of its own, while the old one serves; once it has caught up it is served instead, and the old
+one ends (`spark_jobs.serving`). Streams leave nothing out, however late a line is: their state is as large as the view.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from client.errors import InvalidSetting
+from protocol.errors import MinibrokerError
+from spark_jobs.jobs import Source, triggers_told
+from spark_jobs.serving import Serving
+from spark_jobs.view_stream import ViewStream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run_kappa(
+    spark: SparkSession,
+    source: Source,
+    root: Path,
+    view: str,
+    *,
+    trigger: str | None = None,
+    stop: threading.Event | None = None,
+) -> bool:
+    """Keep a version of the view up to now and return whether it is served in the end; with `trigger` ("10 seconds"),
+    go on until `stop` is set or another has replaced it.
+
+    Raises MinibrokerError: as `ViewStream`, and where the query fails.
+    """
+    serving = Serving(root)
+    current = serving.current()
+    if current is not None and current.batch is not None:
+        raise MinibrokerError(f"{root} holds a view of `minibroker spark lambda`: choose another output")
+    if current is not None and not set(current.offsets) <= set(source.topics):
+        raise InvalidSetting(
+            "topics",
+            ",".join(source.topics),
+            f"what is served is of {', '.join(sorted(current.offsets))}: name these too, or choose another output",
+        )
+    stream = ViewStream(spark, serving, view, view)
+    try:
+        with triggers_told(spark):
+            stream.start(source.stream_options, trigger)
+            stream.run(stop or threading.Event())
+            return stream.serves
+    finally:
+        stream.close()
+
+
+if __name__ == "__main__":
+    from spark_jobs.cli import main
+
+    main(["kappa", *sys.argv[1:]])

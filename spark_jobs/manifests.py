@@ -1,0 +1,198 @@
+"""A table of Parquet files of which only those count that a manifest names: what is in it, for any reader.
+
+    TABLE/table.json                     what fills the table, and from which checkpoint
+    TABLE/manifests/FIRST-LAST.json      the files of batches FIRST to LAST
+    TABLE/data/batch=.../...parquet
+
+Parquet files appear one after the other, a manifest by one rename. So a batch is there as a whole or not at all,
+however its writer ended, and files that no manifest names are what an attempt left behind. A compaction is a manifest,
+too: one of batches 0-9 replaces the ten of its parts from the moment that it has its name. What it replaced stays on
+the disk for a while, for readers that chose their files before.
+
+Which manifests count is decided by their names alone: the widest that begins at batch 0, the widest that begins where
+that ends, and so on. Batches have no holes. A listing of the directory may miss names that come and go meanwhile; a
+hole tells, and then it is listed again.
+
+Rejected: Spark's file sink (its log of files is read by Spark alone), one list of all files (written anew by each
+batch), and table formats such as Delta's (a jar to match with Spark's version).
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from protocol.errors import MinibrokerError
+
+TABLE_FILE = "table.json"
+MANIFESTS = "manifests"
+DATA = "data"
+
+_LISTING_PATIENCE_S = 10.0
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    path: str
+    """Below the table's directory."""
+    rows: int
+    bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Batches `first_batch` to `last_batch`, complete."""
+
+    query: str
+    """Id of the streaming query, as in its checkpoint."""
+    first_batch: int
+    last_batch: int
+    start: dict[str, dict[str, Any]]
+    """Offsets by topic, with the topic's id, as in Spark's checkpoint: the first record of each partition, ..."""
+    end: dict[str, dict[str, Any]]
+    """... and the one after the last."""
+    rows: int
+    files: list[DataFile]
+    level: int = 0
+    """How often these rows were written again by compactions."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def span(self) -> "Span":
+        return Span(self.first_batch, self.last_batch)
+
+
+class TableIdentity(msgspec.Struct, frozen=True):
+    token: str
+    """The same in the checkpoint that fills the table."""
+    checkpoint: str
+    """Where that is, for people."""
+    content: dict[str, str]
+    """What the rows are, so that no other job goes on with them."""
+    start: dict[str, dict[str, Any]]
+    """The offsets that it begins at."""
+
+
+class Span(NamedTuple):
+    """Batches, both included."""
+
+    first: int
+    last: int
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.first:012d}-{self.last:012d}.json"
+
+    @property
+    def directory_name(self) -> str:
+        """Its files', as a value of the column `batch`."""
+        return f"batch={self.first}" if self.first == self.last else f"batch={self.first}-{self.last}"
+
+
+def span_of(file_name: str) -> Span | None:
+    """None for what is no manifest, such as one that is being written."""
+    first, dash, last = file_name.removesuffix(".json").partition("-")
+    if not file_name.endswith(".json") or not dash or not first.isdigit() or not last.isdigit():
+        return None
+    return Span(int(first), int(last))
+
+
+def effective(spans: Iterable[Span]) -> list[Span] | None:
+    """Those that count, in order; None if there is a hole."""
+    found: list[Span] = []
+    upto = -1
+    for span in sorted(spans, key=lambda one: (one.first, -one.last)):
+        if span.last <= upto:
+            continue  # replaced
+        if span.first != upto + 1:
+            return None
+        found.append(span)
+        upto = span.last
+    return found
+
+
+def next_compaction(manifests: Sequence[Manifest], fan_in: int, enough_bytes: int) -> Sequence[Manifest]:
+    """Which manifests to make one of now: `fan_in` or more neighbours of one level, the newest first; none: empty.
+
+    Each row is written again once for each level, so log(batches) times in all. What has `enough_bytes` is left alone.
+    """
+    stop = len(manifests)
+    while stop:
+        level = manifests[stop - 1].level
+        start = stop
+        while start and manifests[start - 1].level == level and manifests[start - 1].bytes < enough_bytes:
+            start -= 1
+        if stop - start >= fan_in:
+            return manifests[start:stop]
+        stop = min(start, stop - 1)
+    return ()
+
+
+class Table:
+    """A table as its readers see it. Nothing here writes."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory).absolute()
+
+    @property
+    def data(self) -> Path:
+        return self.directory / DATA
+
+    def identity(self) -> TableIdentity | None:
+        """None where there is no table (yet). Raises MinibrokerError for one that is damaged."""
+        path = self.directory / TABLE_FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=TableIdentity)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise MinibrokerError(f"{path} is damaged ({error}): this is no table, or no longer one") from error
+
+    def spans(self) -> list[Span]:
+        """Of all manifests, also of those that were replaced."""
+        try:
+            names = [entry.name for entry in (self.directory / MANIFESTS).iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(span for name in names if (span := span_of(name)) is not None)
+
+    def manifests(self) -> list[Manifest]:
+        """What the table consists of at one moment, in the order of batches. Raises MinibrokerError: damaged."""
+        give_up_at = time.monotonic() + _LISTING_PATIENCE_S
+        while True:
+            spans = effective(self.spans())
+            if spans is not None:
+                try:
+                    return [self.manifest(span) for span in spans]
+                except FileNotFoundError as error:  # replaced long ago and removed just now: list again
+                    problem = f"{error.filename} is gone"
+            else:
+                problem = "a manifest is missing between others"
+            if time.monotonic() > give_up_at:
+                raise MinibrokerError(
+                    f"{self.directory / MANIFESTS}: {problem}. Somebody has removed it; the rest cannot be trusted"
+                )
+
+    def manifest(self, span: Span) -> Manifest:
+        path = self.directory / MANIFESTS / span.file_name
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except msgspec.MsgspecError as error:
+            raise MinibrokerError(f"{path} is damaged ({error}): the table cannot be read without it") from error
+
+    def end(self) -> dict[str, dict[str, Any]] | None:
+        """The offsets up to which records are in the table; None where there is no table."""
+        manifests = self.manifests()
+        if manifests:
+            return manifests[-1].end
+        identity = self.identity()
+        return None if identity is None else identity.start
+
+    def files(self) -> list[str]:
+        """Absolute paths of the Parquet files of one moment, for Spark, pyarrow or whatever reads Parquet.
+
+        They stay for an hour after compactions have replaced them."""
+        return [str(self.directory / file.path) for manifest in self.manifests() for file in manifest.files]

@@ -1,0 +1,155 @@
+"""Which version of a view is served: one small file, CURRENT, that is replaced as a whole.
+
+    ROOT/CURRENT    the version that readers take, and the offsets it had when it took over
+    ROOT/NAME/      the table of each version, with the checkpoint of the stream that fills it
+
+A version that is to follow fills its table beside the one that serves. Once it has everything that the serving one has,
+it replaces CURRENT; the other sees that and stops, and can never serve again. What readers get must not go back in
+time, so nothing may be published by the serving version between the comparison and the switch. Both therefore take one
+lock: the serving version for each publication, the following one from before it writes a batch that will bring it up to
+the other until it has switched. (Were it to compare after its batch, a busy topic would keep it one batch behind for
+ever.) The operating system takes the lock back from whoever dies.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from protocol.errors import MinibrokerError
+from protocol.real_world import RealWorld
+from spark_jobs.manifests import Table
+from spark_jobs.offsets import Offsets, from_json, to_json
+
+FILE_NAME = "CURRENT"
+LOCK_FILE = "lock"
+_LOCK_POLL_S = 0.01
+
+
+class Retired(msgspec.Struct, frozen=True):
+    """A version that served before."""
+
+    token: str
+    """Of its stream's table."""
+    directories: list[str]
+    at_ms: int
+
+
+class Current(msgspec.Struct, frozen=True):
+    generation: int
+    """Counts the switches."""
+    view: str
+    """The name of its logic."""
+    stream: str
+    """Directory of the table that a stream fills."""
+    token: str
+    batch: str | None
+    """Directory of what a batch job has computed up to where the stream begins; None: the stream began at the start."""
+    offsets: dict[str, dict[str, Any]]
+    """What was in it when it took over."""
+    retired: list[Retired]
+
+    @property
+    def directories(self) -> list[str]:
+        return [self.stream] if self.batch is None else [self.stream, self.batch]
+
+
+class Replaced(MinibrokerError):
+    """Another version of the view is served now, so this one must not go on."""
+
+
+def reached(end: Offsets, other: Offsets) -> bool:
+    """`end` has everything that `other` has. A topic that was created again has nothing that it had before."""
+    for topic, entry in other.items():
+        there = end.get(topic)
+        if there is None:
+            return False
+        if there.topic_id == entry.topic_id and any(
+            there.offsets.get(partition, 0) < offset for partition, offset in entry.offsets.items()
+        ):
+            return False
+    return True
+
+
+class Serving:
+    def __init__(self, root: Path, world: RealWorld | None = None) -> None:
+        self.root = root.absolute()
+        self._world = RealWorld(threads=1) if world is None else world
+
+    def current(self) -> Current | None:
+        """None where nothing was ever served. Raises MinibrokerError: damaged."""
+        path = self.root / FILE_NAME
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Current)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise MinibrokerError(f"{path} is damaged ({error}): remove it, and start the view again") from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Waits while another version publishes or switches."""
+        while True:
+            try:
+                lock = self._world.disk.lock(str(self.root / LOCK_FILE))
+                break
+            except BlockingIOError:
+                time.sleep(_LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def publishing(self, token: str) -> Iterator[None]:
+        """For the version that serves. Raises Replaced where that is another by now."""
+        with self.locked():
+            self.check(token)
+            yield
+
+    def check(self, token: str) -> None:
+        current = self.current()
+        if current is not None and any(one.token == token for one in current.retired):
+            raise Replaced(
+                f"this version of the view was replaced by {current.stream} and cannot serve again: to go back to it, "
+                "remove its directory, and start it anew"
+            )
+
+    def serves(self, token: str) -> bool:
+        current = self.current()
+        return current is not None and current.token == token
+
+    def may_take_over(self, end: Offsets) -> bool:
+        """A version with this end would have everything that is served now."""
+        current = self.current()
+        if current is None:
+            return True
+        served = Table(self.root / current.stream).end()
+        return served is None or reached(end, from_json(served))
+
+    def switch(self, view: str, stream: str, token: str, batch: str | None, end: Offsets) -> Current:
+        """To be called with the lock. Returns once no power cut undoes it."""
+        before = self.current()
+        retired: list[Retired] = []
+        if before is not None:
+            now_ms = self._world.clock.wall_ms()
+            retired = [*before.retired, Retired(before.token, before.directories, now_ms)]
+        generation = 1 if before is None else before.generation + 1
+        current = Current(generation, view, stream, token, batch, to_json(end), retired)
+        self._write(current)
+        return current
+
+    def retired_before(self, age_ms: int) -> list[str]:
+        """Directories that nobody has been sent to for so long."""
+        current = self.current()
+        if current is None:
+            return []
+        latest_ms = self._world.clock.wall_ms() - age_ms
+        return [name for one in current.retired if one.at_ms <= latest_ms for name in one.directories]
+
+    def _write(self, current: Current) -> None:
+        content = msgspec.json.format(msgspec.json.encode(current), indent=1)
+        self._world.disk.write_atomically(str(self.root / FILE_NAME), content)

@@ -1,0 +1,351 @@
+"""Fills a table exactly once: each batch of a query becomes one manifest, however often it is written.
+
+Spark repeats a batch that it does not know to be finished, with the same number and the same offsets. So:
+
+1. The rows go to a directory of this attempt alone, below `_staging`. A driver's JVM outlives a killed driver for a
+   moment and may still be writing: it can touch nothing of its successor's.
+2. Every file is fsynced, and the whole directory becomes `data/batch=N` by one rename. What an attempt before has left
+   there is removed first; no manifest names it.
+3. The manifest gets its name. Now, and not before, the batch is there.
+
+A batch whose manifest exists is not written again; it must be of the same query and end at the same offsets.
+
+Table and checkpoint are of no use without each other: with another checkpoint the query would begin at batch 0 and
+have it all twice, with another table it would begin in the middle. Both have the same token therefore, and whatever
+does not fit is refused. One process at a time may write: it holds a lock that the operating system takes back at its
+death.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet
+
+from protocol.errors import MinibrokerError
+from protocol.real_world import RealWorld
+from spark_jobs.checkpoint import Checkpoint
+from spark_jobs.manifests import (
+    MANIFESTS,
+    TABLE_FILE,
+    DataFile,
+    Manifest,
+    Span,
+    Table,
+    TableIdentity,
+    effective,
+    next_compaction,
+)
+from spark_jobs.offsets import Offsets, from_json, to_json
+
+LOCK_FILE = "lock"
+STAGING = "_staging"
+TOKEN_FILE = "minibroker-table.json"
+"""In the checkpoint."""
+
+KEEP_REPLACED_MS = 60 * 60 * 1_000
+"""How long files stay that a compaction has replaced."""
+ENOUGH_BYTES = 256 * 1024 * 1024
+"""Files of this size in all are not compacted any more."""
+
+WriteParquet = Callable[[Path], None]
+"""Writes the rows of a batch as Parquet files into a directory that does not exist yet."""
+Rewrite = Callable[[Sequence[str], Path], None]
+"""The same with the rows of these files."""
+
+
+class _Token(msgspec.Struct, frozen=True):
+    token: str
+    table: str
+
+
+class TableWriter:
+    """The one writer of a table. `close` it, or use it in `with`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        checkpoint: Path,
+        content: Mapping[str, str],
+        *,
+        keep_replaced_ms: int = KEEP_REPLACED_MS,
+        world: RealWorld | None = None,
+    ) -> None:
+        """Opens the table, or makes its directory. Raises MinibrokerError, having changed nothing, where another
+        process writes, and where table, checkpoint and content do not belong together."""
+        self.table = Table(directory)
+        self.checkpoint = Checkpoint(checkpoint.absolute())
+        self._world = RealWorld(threads=1) if world is None else world
+        self._disk = self._world.disk
+        self._keep_replaced_ms = keep_replaced_ms
+        self.table.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = self._disk.lock(str(self.table.directory / LOCK_FILE))
+        except BlockingIOError as error:
+            raise MinibrokerError(
+                f"another process is writing to {self.table.directory}: stop it, or choose another directory"
+            ) from error
+        try:
+            self._identity = self._bind(dict(content))
+            self._manifests = self.table.manifests()
+            self._check_query()
+            (self.table.directory / MANIFESTS).mkdir(exist_ok=True)
+            self.table.data.mkdir(exist_ok=True)
+            self._disk.sync_directory(str(self.table.directory))
+            self._remove_leftovers()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._lock.release()
+
+    # -- what belongs together --
+
+    def _bind(self, content: dict[str, str]) -> TableIdentity | None:
+        """The identity; None: the table is new, and gets one with `begin`."""
+        identity = self.table.identity()
+        token_path = self.checkpoint.directory / TOKEN_FILE
+        try:
+            token = msgspec.json.decode(token_path.read_bytes(), type=_Token)
+        except FileNotFoundError:
+            token = None
+        except msgspec.MsgspecError as error:
+            raise MinibrokerError(
+                f"{token_path} is damaged ({error}): use a new checkpoint and a new output"
+            ) from error
+        if identity is None and token is None:
+            if self.checkpoint.last_batch() is not None:
+                raise MinibrokerError(
+                    f"the checkpoint {self.checkpoint.directory} is another query's, and the output "
+                    f"{self.table.directory} is new: use a new checkpoint"
+                )
+            if self.table.spans():
+                raise MinibrokerError(f"{self.table.directory} has manifests and no {TABLE_FILE}: use another output")
+            return None
+        if identity is None:
+            assert token is not None
+            raise MinibrokerError(
+                f"the checkpoint {self.checkpoint.directory} belongs to the output {token.table}, and "
+                f"{self.table.directory} is new: what was read before would be missing there. "
+                f"Go on with {token.table}, or use a new checkpoint"
+            )
+        if token is None and not self.table.spans() and self.checkpoint.last_batch() is None:
+            return None  # it died between the two files, before anything was written
+        if token is None or token.token != identity.token:
+            other = "new" if token is None else f"that of the output {token.table}"
+            raise MinibrokerError(
+                f"the output {self.table.directory} belongs to the checkpoint {identity.checkpoint}, and "
+                f"{self.checkpoint.directory} is {other}: records would be missing or there twice. "
+                "Give the one that belongs to it, or another output"
+            )
+        if identity.content != content:
+            raise MinibrokerError(
+                f"the output {self.table.directory} holds {_said(identity.content)}, not {_said(content)}: "
+                "use another output and another checkpoint"
+            )
+        return identity
+
+    def begin(self, content: Mapping[str, str], start: Offsets) -> None:
+        """Of a new table: it and the checkpoint are tied together. Nothing for one that has begun."""
+        if self._identity is not None:
+            return
+        token = f"{self._world.random.getrandbits(128):032x}"
+        self._identity = TableIdentity(token, str(self.checkpoint.directory), dict(content), to_json(start))
+        self.checkpoint.directory.mkdir(parents=True, exist_ok=True)
+        self._write(self.table.directory / TABLE_FILE, self._identity)
+        self._write(self.checkpoint.directory / TOKEN_FILE, _Token(token, str(self.table.directory)))
+
+    def _check_query(self) -> None:
+        if not self._manifests:
+            return
+        last = self._manifests[-1]
+        query, begun = self.checkpoint.query_id(), self.checkpoint.last_batch()
+        if query != last.query or begun is None or begun < last.last_batch:
+            raise MinibrokerError(
+                f"the output {self.table.directory} has batches up to {last.last_batch} of query {last.query}, and "
+                f"the checkpoint {self.checkpoint.directory} is at batch {begun} of query {query}: files of it were "
+                "removed or brought back from a copy. Use a new checkpoint and a new output"
+            )
+
+    # -- batches --
+
+    @property
+    def token(self) -> str | None:
+        """None before `begin`."""
+        return None if self._identity is None else self._identity.token
+
+    @property
+    def end(self) -> Offsets:
+        """The offsets up to which records are in the table."""
+        if self._manifests:
+            return from_json(self._manifests[-1].end)
+        assert self._identity is not None
+        return from_json(self._identity.start)
+
+    @property
+    def last(self) -> Manifest | None:
+        return self._manifests[-1] if self._manifests else None
+
+    def publish(self, batch: int, write: WriteParquet, *, guard: AbstractContextManager[object] | None = None) -> bool:
+        """Put a batch of the checkpoint's query into the table; False: it is there already. `guard` is entered for the
+        moment in which it becomes visible.
+
+        Raises MinibrokerError where the batch is not the next one, nor equal to one that is there.
+        """
+        query = self.checkpoint.query_id()
+        start, end = self.checkpoint.start_of(batch), self.checkpoint.end_of(batch)
+        self.checkpoint.sync(batch)
+        return self.publish_range(str(query), batch, start, end, write, guard=guard)
+
+    def publish_range(
+        self,
+        query: str,
+        batch: int,
+        start: Offsets,
+        end: Offsets,
+        write: WriteParquet,
+        *,
+        guard: AbstractContextManager[object] | None = None,
+    ) -> bool:
+        """As `publish`, of a query whose offsets are known otherwise."""
+        expected = self._manifests[-1].last_batch + 1 if self._manifests else 0
+        if batch < expected:
+            self._check_same(batch, query, end)
+            return False
+        if batch != expected or start != self.end:
+            raise self._mismatch(
+                f"batch {batch} from {to_json(start)}", f"batch {expected} from {to_json(self.end)} should be next"
+            )
+        manifest = self._placed(query, Span(batch, batch), start, end, 0, write)
+        if guard is None:
+            self._add(manifest)
+        else:
+            with guard:
+                self._add(manifest)
+        return True
+
+    def _check_same(self, batch: int, query: str, end: Offsets) -> None:
+        known = next(one for one in self._manifests if one.first_batch <= batch <= one.last_batch)
+        if known.query != query or (known.last_batch == batch and from_json(known.end) != end):
+            raise self._mismatch(
+                f"batch {batch} of query {query} up to {to_json(end)}",
+                f"it is there as one of query {known.query} up to {known.end}",
+            )
+
+    def _mismatch(self, given: str, there: str) -> MinibrokerError:
+        return MinibrokerError(
+            f"the checkpoint {self.checkpoint.directory} and the output {self.table.directory} do not fit: {given}, "
+            f"but {there}. Use a new checkpoint and a new output"
+        )
+
+    def _placed(
+        self, query: str, span: Span, start: Offsets, end: Offsets, level: int, write: WriteParquet
+    ) -> Manifest:
+        """Steps 1 and 2 of the module's essay: the files are where they belong, on the disk, and not visible yet."""
+        staged = self.table.directory / STAGING / f"{span.first}-{self._world.random.getrandbits(64):016x}"
+        write(staged)
+        parquet = sorted(staged.rglob("*.parquet"))
+        place = self.table.data / span.directory_name
+        files = []
+        for path in parquet:
+            rows = pyarrow.parquet.read_metadata(path).num_rows
+            if rows:
+                visible = place / path.relative_to(staged)
+                files.append(DataFile(str(visible.relative_to(self.table.directory)), rows, path.stat().st_size))
+        if files:
+            _sync_tree(staged)
+            if place.exists():
+                shutil.rmtree(place)
+            os.rename(staged, place)
+            self._disk.sync_directory(str(place.parent))
+        elif staged.exists():
+            shutil.rmtree(staged)
+        rows = sum(file.rows for file in files)
+        return Manifest(query, span.first, span.last, to_json(start), to_json(end), rows, files, level)
+
+    def _add(self, manifest: Manifest) -> None:
+        """Step 3."""
+        self._write(self.table.directory / MANIFESTS / manifest.span.file_name, manifest)
+        self._manifests = [one for one in self._manifests if one.first_batch < manifest.first_batch] + [manifest]
+
+    # -- fewer, larger files --
+
+    def compact(self, rewrite: Rewrite, fan_in: int) -> list[Manifest]:
+        """Make one of `fan_in` manifests wherever so many of a kind are next to each other; says what was made. Files
+        that were replaced an hour ago are removed."""
+        made = []
+        while chosen := next_compaction(self._manifests, fan_in, ENOUGH_BYTES):
+            made.append(self._replaced(chosen, rewrite))
+        if made:
+            self._remove_replaced()
+        return made
+
+    def _replaced(self, chosen: Sequence[Manifest], rewrite: Rewrite) -> Manifest:
+        files = [str(self.table.directory / file.path) for one in chosen for file in one.files]
+        merged = self._placed(
+            chosen[-1].query,
+            Span(chosen[0].first_batch, chosen[-1].last_batch),
+            from_json(chosen[0].start),
+            from_json(chosen[-1].end),
+            chosen[0].level + 1,
+            lambda directory: rewrite(files, directory) if files else None,
+        )
+        after = [one for one in self._manifests if one.first_batch > merged.last_batch]
+        self._add(merged)
+        self._manifests += after
+        return merged
+
+    def _remove_replaced(self) -> None:
+        spans = self.table.spans()
+        counting = effective(spans) or []
+        now_ms = self._world.clock.wall_ms()
+        for span in spans:
+            if span in counting:
+                continue
+            successor = next(one for one in counting if one.first <= span.first and span.last <= one.last)
+            written_ms = (self.table.directory / MANIFESTS / successor.file_name).stat().st_mtime_ns // 1_000_000
+            if now_ms - written_ms >= self._keep_replaced_ms:
+                self._remove_tree(self.table.data / span.directory_name)
+                (self.table.directory / MANIFESTS / span.file_name).unlink()
+
+    def _remove_leftovers(self) -> None:
+        """Of attempts that came to nothing."""
+        self._remove_tree(self.table.directory / STAGING)
+        named = {span.directory_name for span in self.table.spans()}
+        for path in self.table.data.iterdir():
+            if path.name not in named:
+                self._remove_tree(path)
+
+    @staticmethod
+    def _remove_tree(path: Path) -> None:
+        # A JVM that outlived its driver may be writing there until now.
+        shutil.rmtree(path, ignore_errors=True)
+
+    def _write(self, path: Path, content: msgspec.Struct) -> None:
+        self._disk.write_atomically(str(path), msgspec.json.format(msgspec.json.encode(content), indent=1))
+
+
+def _sync_tree(directory: Path) -> None:
+    for parent, _, names in os.walk(directory):
+        for name in [*names, "."]:
+            descriptor = os.open(os.path.join(parent, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _said(content: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(content.items()))

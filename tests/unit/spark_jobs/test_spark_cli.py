@@ -1,0 +1,65 @@
+"""`minibroker spark` as a user types it, before any Spark is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def minibroker(*arguments: str, packages: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """With `packages` instead of what is installed."""
+    environment = dict(os.environ)
+    flags = ["-P"]
+    if packages is not None:
+        environment["PYTHONPATH"] = f"{packages}{os.pathsep}{ROOT}"
+        flags = ["-P", "-S"]
+    command = [sys.executable, *flags, "-m", "minibroker", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+@pytest.fixture
+def without_spark(tmp_path: Path) -> Path:
+    """What is installed, but for Spark."""
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("pyspark", "pyarrow", "py4j")):
+            (tmp_path / entry.name).symlink_to(entry)
+    return tmp_path
+
+
+@pytest.mark.parametrize("job", ["ingest", "kappa", "lambda"])
+def test_without_pyspark_a_job_says_what_to_install(without_spark: Path, job: str) -> None:
+    ended = minibroker("spark", job, "--topics", "t", "--output", "out", packages=without_spark)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "error: Spark jobs need pyspark: pip install 'minibroker[spark]'\n"
+
+
+def test_without_pyspark_everything_else_works(without_spark: Path) -> None:
+    ended = minibroker("spark", "--help", packages=without_spark)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "ingest" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("ingest", "--trigger", "soon"), "'soon' is no time: give one such as 500ms, 10s or 5m"),
+        (("ingest", "--compact-after", "1"), "--compact-after 1 would write every batch again"),
+        (("ingest", "--conf", "memory=1g"), "--conf memory=1g: give spark.NAME=VALUE"),
+        (("kappa", "--view", "v9"), "view='v9': there are v1, v2"),
+        (("lambda", "--lateness", "1 day"), "'1 day' is no time"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_spark_is_started(arguments: tuple[str, ...], expected: str) -> None:
+    job, *options = arguments
+    given = ["spark", job, "--topics", "t", "--output", "out", "--bootstrap", "127.0.0.1:1"]
+    ended = minibroker(*given, *options)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert expected in ended.stderr
+    assert ended.stderr.startswith("error: ")
