@@ -9,7 +9,8 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test check up bench faults spark-faults hostile simulate simulate-nightly mutants image compose-test clean
+.PHONY: setup demo test check up bench faults spark-faults hostile simulate simulate-nightly mutants image spark-image \
+	compose-test clean
 
 setup: $(STAMP)
 
@@ -83,6 +84,9 @@ mutants: setup
 # from Debian's packages (as root, with debootstrap).
 image:
 	deploy/make-images.sh
+
+spark-image:
+	deploy/make-images.sh spark
 
 # Containers on a docker engine, killed, paused and disconnected under load.
 compose-test: setup image

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images of deploy/docker-compose.yml, and prints their sizes.
+# Builds the images of deploy/docker-compose.yml (all but Spark's, or those that are named), and prints their sizes.
 #
 # BASE_IMAGE names the base. Unset, it is the default of the Dockerfile; where that can be neither found nor pulled, a
 # base made from Debian's packages (made once, then found again). Builds use the network of this machine.
@@ -26,10 +26,13 @@ if [[ -z $base ]]; then
   fi
 fi
 
-for target in zookeeper broker spark; do
+# Spark's image is 1.2 GB, so it is made only where it is asked for.
+targets=("$@")
+((${#targets[@]})) || targets=(zookeeper broker)
+for target in "${targets[@]}"; do
   docker build --network host --build-arg "BASE_IMAGE=$base" --file deploy/Dockerfile --target "$target" \
     --tag "minibroker-$target" .
 done
-for image in "$base" minibroker-broker minibroker-zookeeper minibroker-spark; do
+for image in "$base" "${targets[@]/#/minibroker-}"; do
   printf '%-28s %4d MB\n' "$image" $(($(docker image inspect --format '{{.Size}}' "$image") / 1000000))
 done
