@@ -124,13 +124,17 @@ class Storm:
 KINDS = ("drip", "silent", "deaf")
 
 
-async def storm(port: int, connections: int, seed: int) -> None:
-    """Until the standard input ends. Prints what it has, once a second."""
+async def storm(port: int, connections: int, seed: int, broker_pid: int) -> None:
+    """Until the standard input ends. Prints once a second how many sockets and bytes the broker has, and what it has.
+
+    The broker is watched from here, since looking at hundreds of descriptors takes milliseconds, which would be taken
+    for the broker's in the process that measures.
+    """
     running = Storm(port, seed)
     tasks = [asyncio.create_task(running.keep(KINDS[n % len(KINDS)])) for n in range(connections)]
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     while not ended.done():
-        print(dict(running.now), dict(running.closed), flush=True)
+        print(sockets_of(broker_pid), resident_bytes(broker_pid), dict(running.now), dict(running.closed), flush=True)
         await asyncio.wait([ended], timeout=1)
     for task in tasks:
         task.cancel()
@@ -218,7 +222,7 @@ async def run(directory: Path, connections: int, seconds: float, seed: int) -> l
             sys.executable,
             "-m",
             "tests.faults.slow_connections",
-            *("--storm", str(port), "--connections", str(tried), "--seed", str(seed)),
+            *("--storm", str(port), "--watch", str(process.pid), "--connections", str(tried), "--seed", str(seed)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -227,26 +231,17 @@ async def run(directory: Path, connections: int, seconds: float, seed: int) -> l
         async with asyncio.timeout(20):
             while sockets_of(process.pid) - sockets_before < connections:
                 await asyncio.sleep(0.1)
-        most = most_bytes = 0
-
-        async def watch() -> None:
-            nonlocal most, most_bytes
-            while True:
-                most = max(most, sockets_of(process.pid) - sockets_before)
-                most_bytes = max(most_bytes, resident_bytes(process.pid))
-                await asyncio.sleep(0.5)
-
-        watching = asyncio.create_task(watch())
         during = await measure(connection, seconds)
-        watching.cancel()
         attacker.stdin.close()
-        said = (await attacker.stdout.read()).decode().splitlines()
+        said = [line.split(maxsplit=2) for line in (await attacker.stdout.read()).decode().splitlines()]
         await attacker.wait()
+        most = max(int(sockets) for sockets, _, _ in said) - sockets_before
+        most_bytes = max(int(resident) for _, resident, _ in said)
         after = await measure(connection, seconds / 2)
         after_bytes = resident_bytes(process.pid)
         quiet = Latencies(before.milliseconds + after.milliseconds, before.failed + after.failed)
 
-        print(f"storm, as it saw itself (open, then closed): {said[-1]}")
+        print(f"storm, as it saw itself (open, then closed): {said[-1][2]}")
         print(f"before: {before}\nafter: {after}\nwithout the storm: {quiet}\nin the storm: {during}")
         limit_bytes = before_bytes + connections * BYTES_PER_CONNECTION
         lines = bad_lines(cluster.log_of(1))
@@ -285,9 +280,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     parser.add_argument("--storm", type=int, metavar="PORT", help="be the storm, until the standard input ends")
+    parser.add_argument("--watch", type=int, metavar="PID", help="with --storm: the broker's process")
     arguments = parser.parse_args()
     if arguments.storm is not None:
-        uvloop.run(storm(arguments.storm, arguments.connections, arguments.seed))
+        uvloop.run(storm(arguments.storm, arguments.connections, arguments.seed, arguments.watch))
         return
     print(f"seed {arguments.seed}, {arguments.connections} connections", flush=True)
     with tempfile.TemporaryDirectory(prefix="minibroker-storm-") as temporary:
