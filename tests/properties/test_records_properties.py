@@ -46,7 +46,7 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
         "values": draw(st.lists(NULLABLE_BYTES, min_size=count, max_size=count)),
         "keys": column(NULLABLE_BYTES),
         "headers": column(st.none() | HEADERS),
-        "base_timestamp": draw(st.integers(-(1 << 62), 1 << 62)),
+        "base_timestamp": draw(st.integers(-(1 << 62), (1 << 62) - 1)),
         "timestamp_deltas": column(st.integers(-(1 << 62), 1 << 62) | st.integers(-3, 300)),
         "offset_deltas": offset_deltas,
         "last_offset_delta": draw(st.none() | st.integers(last, 0x7FFFFFFF)),
