@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from client.admin import Admin
 from protocol import znodes
 from protocol.errors import MinibrokerError
+from protocol.model import NO_LEADER
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
-from tests.simulation.world import ZOOKEEPER_LATENCY_S
 
 if TYPE_CHECKING:
     from tests.simulation.storm import Storm
@@ -60,6 +60,24 @@ async def _kill_several(storm: Storm) -> None:
         storm.count("kill several", f"brokers {victims}")
         for broker_id in victims:
             storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _collapse(storm: Storm) -> None:
+    """All brokers go down one after the other, so that the last ones were alone for a while; one loses its power."""
+    victims = storm.idle_brokers()
+    if len(victims) < len(storm.cluster.broker_ids):
+        return
+    victims = storm.dice.sample(victims, len(victims))
+    powerless = storm.dice.choice(victims) if not storm.damaged else None
+    storm.count("collapse", f"brokers {victims}" + ("" if powerless is None else f", {powerless} by a power cut"))
+    pause_s = storm.dice.choice([0.0, 0.3, 2.0])
+    for broker_id in victims:
+        if broker_id not in storm.idle_brokers() or (broker_id == powerless and storm.damaged):
+            continue
+        if broker_id == powerless:
+            storm.damaged.add(broker_id)
+        storm.take_down(broker_id, storm.cluster.power_cut if broker_id == powerless else storm.cluster.kill_broker)
+        await asyncio.sleep(pause_s * storm.dice.random())
 
 
 async def _power_cut(storm: Storm) -> None:
@@ -279,27 +297,146 @@ async def _zookeeper_reply_lost(storm: Storm) -> None:
 
 
 async def _slow_zookeeper(storm: Storm) -> None:
-    """Slow enough for much to happen between a decision and its write; sessions live on."""
-    high_s = storm.dice.choice([0.02, 0.1, 0.5])
-    storm.count("slow ZooKeeper", f"up to {high_s} s")
-    storm.simulation.zookeeper_latency_s = (high_s / 10, high_s)
-    try:
+    """For everybody or for one: slow enough for much to happen between a decision and its write; sessions live on."""
+    dice = storm.dice
+    high_s = dice.choice([0.02, 0.1, 0.5])
+    hosts = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
+    if dice.random() < 0.5:
+        hosts = [dice.choice(hosts)]
+    storm.count("slow ZooKeeper", f"up to {high_s} s for {hosts}")
+    with storm.slow_zookeeper(hosts, high_s):
         await asyncio.sleep(_span_s(storm))
-    finally:
-        storm.simulation.zookeeper_latency_s = ZOOKEEPER_LATENCY_S
 
 
 async def _controller_deleted(storm: Storm) -> None:
-    """Somebody deletes /controller by hand: a new election, while the old controller lives."""
-    if storm.simulation.zookeeper.has(znodes.CONTROLLER):
-        storm.count("controller deleted", "by hand")
-        storm.simulation.zookeeper.remove(znodes.CONTROLLER)
+    """Somebody deletes /controller by hand: a new election, while the old controller lives. Now and then nobody who
+    runs for it hears how it went."""
+    zookeeper = storm.simulation.zookeeper
+    if zookeeper.has(znodes.CONTROLLER):
+        replies_lost = storm.dice.random() < 0.3
+        storm.count("controller deleted", "by hand" + ", and the next replies get lost" * replies_lost)
+        if replies_lost:
+            storm.lose_next_reply_of.update(map(host_name, storm.cluster.broker_ids))
+        zookeeper.remove(znodes.CONTROLLER)
 
 
 async def _zookeeper_expiry(storm: Storm) -> None:
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper expiry", victim)
     storm.simulation.zookeeper.expire(victim)
+
+
+# --- At the worst moment --------------------------------------------------------------------------------------
+
+
+async def _ambush_of_an_election(storm: Storm) -> None:
+    """A new leader stands in ZooKeeper, and nobody has heard of it yet, not even the controller that wrote it."""
+    change = await storm.next_change(lambda before, after: after.leader not in (NO_LEADER, before.leader))
+    if change is None:
+        return
+    leader = change.after.leader
+    controllers = storm.cluster.active_controllers()
+    follower = storm.dice.choice([broker_id for broker_id in storm.cluster.broker_ids if broker_id != leader])
+    strike = storm.dice.choice(
+        [
+            *("leader bounced", "leader without power", "follower bounced", "controller killed", "controller paused"),
+            *("controller slow", "controller deposed"),
+        ]
+    )
+    storm.count("ambush of an election", f"{strike}; leader {leader}, follower {follower}, controllers {controllers}")
+    if strike == "leader bounced":
+        await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))  # it may have been told by then
+        _bounce(storm, leader)
+    elif strike == "follower bounced":
+        await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))
+        _bounce(storm, follower)
+    elif strike == "leader without power":
+        _bounce(storm, leader, without_power=True)
+    for controller in controllers:
+        if strike == "controller paused" and controller in storm.idle_brokers():
+            await _pause_for(storm, controller, storm.dice.choice([2.0, 8.0]))
+        elif strike == "controller killed" and controller in storm.idle_brokers():
+            storm.take_down(controller, storm.cluster.kill_broker)
+        elif strike == "controller slow":
+            # What it was about to order comes late, to a broker that is another process by then.
+            with storm.slow_zookeeper([host_name(controller)], 1.0):
+                _bounce(storm, leader, without_power=True)
+                await asyncio.sleep(3)
+        elif strike == "controller deposed" and controller != follower:
+            # Its order is still on the way when the next controller has given newer ones.
+            link = host_name(controller), host_name(follower)
+            storm.simulation.network.block(*link)
+            try:
+                await asyncio.sleep(storm.dice.uniform(0, 0.1))
+                if storm.simulation.zookeeper.has(znodes.CONTROLLER):
+                    storm.simulation.zookeeper.remove(znodes.CONTROLLER)
+                await asyncio.sleep(storm.dice.uniform(0, 0.5))
+                _bounce(storm, leader)
+                await asyncio.sleep(storm.dice.choice([0.5, 3.0]))
+            finally:
+                storm.simulation.network.unblock(*link)
+
+
+async def _contested_election(storm: Storm) -> None:
+    """A leader dies, and the controller is deposed while what it has decided is on its way to a slow ZooKeeper."""
+    leader, dice = storm.leader(), storm.dice
+    if leader is None:
+        return
+    high_s = dice.choice([0.02, 0.3, 1.0])
+    storm.count("contested election", f"leader {leader}, ZooKeeper takes up to {high_s} s")
+    with storm.slow_zookeeper([host_name(broker_id) for broker_id in storm.cluster.broker_ids], high_s):
+        storm.take_down(leader, storm.cluster.kill_broker)
+        await asyncio.sleep(dice.uniform(0, 4 * high_s))
+        if storm.simulation.zookeeper.has(znodes.CONTROLLER):
+            storm.simulation.zookeeper.remove(znodes.CONTROLLER)
+        await asyncio.sleep(10 * high_s)
+
+
+async def _ambush_of_an_isr(storm: Storm) -> None:
+    """A leader's new ISR stands in ZooKeeper, and the leader has not heard of it yet."""
+    change = await storm.next_change(
+        lambda before, after: after.leader_epoch == before.leader_epoch and after.isr != before.isr
+    )
+    if change is None:
+        return
+    leader = change.after.leader
+    joined = [broker_id for broker_id in change.after.isr if broker_id not in change.before.isr]
+    strike = storm.dice.choice(
+        ["leader unheard", "leader bounced", "leader paused", *["joined paused", "joined bounced"] * bool(joined)]
+    )
+    storm.count("ambush of an ISR", f"{strike}; leader {leader}, joined {joined}")
+    if strike == "leader bounced":
+        _bounce(storm, leader)
+    elif strike == "leader paused" and leader in storm.idle_brokers():
+        await _pause_for(storm, leader, storm.dice.choice([0.5, 8.0]))
+    elif strike == "joined bounced":
+        _bounce(storm, joined[0])
+    elif strike == "leader unheard":
+        with storm.slow_zookeeper([host_name(leader)], 1.0):
+            await asyncio.sleep(3)
+    elif strike == "joined paused" and joined[0] in storm.idle_brokers():
+        with storm.slow_zookeeper([host_name(leader)], storm.dice.choice([0.01, 1.0])):
+            await _pause_for(storm, joined[0], 3.0)
+
+
+def _bounce(storm: Storm, broker_id: int, *, without_power: bool = False) -> None:
+    """kill -9, or a power cut where one is due, and at once the next start."""
+    if broker_id in storm.idle_brokers():
+        if without_power and not storm.damaged:
+            storm.damaged.add(broker_id)
+            storm.take_down(broker_id, storm.cluster.power_cut, restart_after_s=0.0)
+        else:
+            storm.take_down(broker_id, storm.cluster.kill_broker, restart_after_s=0.0)
+
+
+async def _pause_for(storm: Storm, broker_id: int, seconds: float) -> None:
+    with storm.hold(broker_id):
+        storm.cluster.pause_broker(broker_id)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            storm.cluster.resume_broker(broker_id)
+    storm.note(f"broker {broker_id} goes on")
 
 
 # --- What users do meanwhile -----------------------------------------------------------------------------------
@@ -337,6 +474,7 @@ FAULTS: dict[str, Fault] = {
     "kill leader": _kill_leader,
     "kill controller": _kill_controller,
     "kill several": _kill_several,
+    "collapse": _collapse,
     "power cut": _power_cut,
     "clean stop": _stop,
     "pause": _pause,
@@ -358,6 +496,9 @@ FAULTS: dict[str, Fault] = {
     "slow ZooKeeper": _slow_zookeeper,
     "ZooKeeper expiry": _zookeeper_expiry,
     "controller deleted": _controller_deleted,
+    "contested election": _contested_election,
+    "ambush of an election": _ambush_of_an_election,
+    "ambush of an ISR": _ambush_of_an_isr,
     "topic churn": _topic_churn,
 }
 

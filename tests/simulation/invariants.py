@@ -4,7 +4,9 @@
 - A replica's high watermark never goes back while its process lives and its leader epoch stays.
 - Below their high watermarks, the logs of all replicas are whole and equal: offsets, leader epochs and checksums.
 - Whoever may be elected has every record that was acknowledged with acks=all.
-- The controller epoch never goes back, in ZooKeeper and in each broker's process.
+- The controller epoch never goes back, in ZooKeeper and in each broker's process; nor does a partition's leader epoch,
+  in ZooKeeper, in its replicas and in what brokers tell clients.
+- An epoch has one leader in ZooKeeper, too, and only the newest controller makes one.
 
 `look` may be called at any moment between two callbacks of the loop: each of these holds there, not only when things
 have settled. What follows is compared to what was seen before, so a violation that mends itself between two looks
@@ -18,7 +20,7 @@ from collections.abc import Container, Iterator, Mapping
 from broker.replication.manager import ReplicaManager
 from broker.replication.partition import Partition
 from protocol import znodes
-from protocol.model import TopicPartition
+from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from protocol.records import CorruptRecord, iterate_batches, validate_batch
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.history import Anomaly
@@ -34,6 +36,8 @@ class Invariants:
         self._cluster = cluster
         self._leaders: dict[tuple[TopicPartition, int], str] = {}
         self._high_watermarks: dict[tuple[TopicPartition, str, int], int] = {}
+        self._leader_epochs: dict[tuple[TopicPartition, str, str], int] = {}
+        """Of a replica in a process, and of what it tells clients."""
         self._controller_epoch = 0
         self._batches: dict[TopicPartition, dict[int, tuple[_BatchPrint, str]]] = {}
         self._compared: dict[tuple[TopicPartition, str], int] = {}
@@ -51,12 +55,38 @@ class Invariants:
             if replicas is None:
                 continue
             process = self._cluster.process(broker_id).name
+            metadata = self._cluster.broker(broker_id)._metadata
             for partition in replicas.partitions():
+                yield from self._leader_epoch(partition.topic_partition, process, "replica", partition.leader_epoch)
+                told = metadata.partition(partition.topic_partition)
+                if told is not None:
+                    yield from self._leader_epoch(partition.topic_partition, process, "metadata", told.leader_epoch)
                 yield from self._leadership(partition, process)
                 yield from self._high_watermark(partition, process)
                 yield from self._logs(partition, process)
         for topic_partition, end in acknowledged_ends.items():
             yield from self._electable(topic_partition, end, damaged)
+
+    def state_written(
+        self, topic_partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr
+    ) -> Iterator[Anomaly]:
+        """What is wrong with what has just been written to a partition's state znode. To be called for each write, at
+        once: the next one may cover it up."""
+        if after.leader_epoch < before.leader_epoch:
+            yield Anomaly(
+                "leader epoch went back", f"{topic_partition} in ZooKeeper: from {_role(before)} to {_role(after)}"
+            )
+        elif after.leader_epoch == before.leader_epoch and NO_LEADER != after.leader != before.leader != NO_LEADER:
+            yield Anomaly(
+                "two leaders in an epoch", f"{topic_partition} in ZooKeeper: first {_role(before)}, then {_role(after)}"
+            )
+        newest = znodes.decode_controller_epoch(self._cluster.simulation.zookeeper.data(znodes.CONTROLLER_EPOCH))
+        if after.leader_epoch > before.leader_epoch and after.controller_epoch < newest:
+            yield Anomaly(
+                "a deposed controller elected",
+                f"{topic_partition}: {_role(after)}, by the controller of epoch {after.controller_epoch}; the epoch is "
+                f"{newest}",
+            )
 
     def _replicas(self, broker_id: int) -> ReplicaManager | None:
         """None where the broker is down, or has not come so far yet."""
@@ -71,6 +101,18 @@ class Invariants:
         if epoch < self._controller_epoch:
             yield Anomaly("controller epoch went back", f"from {self._controller_epoch} to {epoch}")
         self._controller_epoch = epoch
+
+    def _leader_epoch(
+        self, topic_partition: TopicPartition, process: str, where: str, leader_epoch: int
+    ) -> Iterator[Anomaly]:
+        key = (topic_partition, process, where)
+        before = self._leader_epochs.get(key, leader_epoch)
+        if leader_epoch < before:
+            yield Anomaly(
+                "leader epoch went back",
+                f"{topic_partition}, the {where} of {process}: from {before} to {leader_epoch}",
+            )
+        self._leader_epochs[key] = leader_epoch
 
     def _leadership(self, partition: Partition, process: str) -> Iterator[Anomaly]:
         if not partition.is_leader:
@@ -142,3 +184,7 @@ class Invariants:
                     f"{list(state.eligible)} in epoch {state.leader_epoch}, ends at {partition.log.log_end_offset}; "
                     f"{end} was acknowledged",
                 )
+
+
+def _role(state: LeaderAndIsr) -> str:
+    return f"leader {state.leader} in epoch {state.leader_epoch}"

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 from client.admin import Admin
 from client.producer import Producer
@@ -52,6 +53,8 @@ LEAST_FAULTS = 15
 LEAST_ACKNOWLEDGED = 1_000
 LEAST_LEADER_CHANGES = 3
 LEAST_UNCLEAN_RESTARTS = 1
+
+AMBUSH_S = 20.0
 
 _BROKERS = 3
 _LOOK_EVERY_S = 0.1
@@ -109,6 +112,13 @@ async def _storm(report: Report, dice: Random, seconds: float) -> None:
         report.trace = storm.simulation.loop.trace
 
 
+class Change(NamedTuple):
+    """Of what ZooKeeper says of a partition."""
+
+    before: LeaderAndIsr
+    after: LeaderAndIsr
+
+
 class Storm:
     def __init__(self, report: Report, dice: Random) -> None:
         self.simulation = Simulation()
@@ -142,6 +152,7 @@ class Storm:
         self._reported: set[str] = set()
         self._leadership: dict[str, tuple[TopicPartition, LeaderAndIsr]] = {}
         """What the state znodes of the partitions hold, by their paths."""
+        self._ambushes: list[tuple[Callable[[LeaderAndIsr, LeaderAndIsr], bool], asyncio.Future[Change]]] = []
 
     # -- the course of it --
 
@@ -305,8 +316,10 @@ class Storm:
         self.note(f"broker {broker_id} is up")
         return True
 
-    def take_down(self, broker_id: int, how: Callable[[int], None]) -> None:
-        self._restart_after_s[broker_id] = self.dice.choice([0.0, 0.2, 1.0, 5.0, 15.0]) * self.dice.random()
+    def take_down(self, broker_id: int, how: Callable[[int], None], *, restart_after_s: float | None = None) -> None:
+        if restart_after_s is None:
+            restart_after_s = self.dice.choice([0.0, 0.2, 1.0, 5.0, 15.0]) * self.dice.random()
+        self._restart_after_s[broker_id] = restart_after_s
         how(broker_id)
         self._down[broker_id].set()
         self.report.unclean_restarts += 1
@@ -354,6 +367,31 @@ class Storm:
         finally:
             self._bad_disks[broker_id] -= 1
             faults.clear()
+
+    @contextmanager
+    def slow_zookeeper(self, hosts: Sequence[str], high_s: float) -> Iterator[None]:
+        """Each request and each answer of these hosts takes up to so long."""
+        slow = self.simulation.zookeeper.slow_hosts
+        slow.update(dict.fromkeys(hosts, (high_s / 10, high_s)))
+        try:
+            yield
+        finally:
+            for host in hosts:
+                slow.pop(host, None)
+
+    async def next_change(self, is_wanted: Callable[[LeaderAndIsr, LeaderAndIsr], bool]) -> Change | None:
+        """The next change of a partition's state (before, after) that is wanted; returns at the very moment at which
+        ZooKeeper has carried it out. None: there was none for AMBUSH_S."""
+        waiting: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
+        ambush = (is_wanted, waiting)
+        self._ambushes.append(ambush)
+        try:
+            async with asyncio.timeout(AMBUSH_S):
+                return await waiting
+        except TimeoutError:
+            return None
+        finally:
+            self._ambushes.remove(ambush)
 
     def idle_brokers(self) -> list[int]:
         """Those that live and that no fault has in hand."""
@@ -435,6 +473,11 @@ class Storm:
         partition, before = self._leadership[path]
         state = znodes.decode_state(partition, data, 0)
         self._leadership[path] = (partition, state)
+        for anomaly in self._invariants.state_written(partition, before, state):
+            self._accuse(anomaly)
+        for is_wanted, waiting in self._ambushes:
+            if not waiting.done() and is_wanted(before, state):
+                waiting.set_result(Change(before, state))
         if state.leader not in (before.leader, NO_LEADER):
             self.report.leader_changes += self.workload.has_in_flight(partition)
         self.note(

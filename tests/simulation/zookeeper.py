@@ -117,6 +117,8 @@ class VirtualZooKeeper:
         """False: nobody can connect, as with a server that is down. Sessions that exist are not touched."""
         self.running = True
         self._cut_hosts: set[str] = set()
+        self.slow_hosts: dict[str, tuple[float, float]] = {}
+        """Hosts whose requests and answers take longer than those of others: seconds, at least and at most."""
         self.before: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
         self.after: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
 
@@ -135,7 +137,9 @@ class VirtualZooKeeper:
         chroot = slash + path.rstrip("/") if path else ""
         if chroot:
             self.make(chroot)
-        session = VirtualSession(self, self._next_session_id, chroot, session_timeout_ms, self._latency_s, owner)
+        session = VirtualSession(
+            self, self._next_session_id, chroot, session_timeout_ms, lambda: self._latency_of(owner), owner
+        )
         self._next_session_id += 1
         self._live[session.session_id] = session
         self.sessions.append(session)
@@ -185,6 +189,10 @@ class VirtualZooKeeper:
     def _lose_connections(self, owner_host: str) -> None:
         for session in self._sessions_of(owner_host):
             session.lose_connection()
+
+    def _latency_of(self, owner: str) -> float:
+        slow = self.slow_hosts.get(_host_of(owner))
+        return self._latency_s() if slow is None else self.random.uniform(*slow)
 
     def _sessions_of(self, host: str) -> list[VirtualSession]:
         return [session for session in self._live.values() if _host_of(session.owner) == host]
