@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from client.admin import Admin
 from protocol import znodes
 from protocol.errors import MinibrokerError
-from protocol.model import NO_LEADER
+from protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
 
@@ -331,7 +331,7 @@ async def _zookeeper_expiry(storm: Storm) -> None:
 
 async def _ambush_of_an_election(storm: Storm) -> None:
     """A new leader stands in ZooKeeper, and nobody has heard of it yet, not even the controller that wrote it."""
-    change = await storm.next_change(lambda before, after: after.leader not in (NO_LEADER, before.leader))
+    change = await storm.next_change(_elects_another)
     if change is None:
         return
     leader = change.after.leader
@@ -340,7 +340,7 @@ async def _ambush_of_an_election(storm: Storm) -> None:
     strike = storm.dice.choice(
         [
             *("leader bounced", "leader without power", "follower bounced", "controller killed", "controller paused"),
-            *("controller slow", "controller deposed"),
+            "controller slow",
         ]
     )
     storm.count("ambush of an election", f"{strike}; leader {leader}, follower {follower}, controllers {controllers}")
@@ -359,22 +359,41 @@ async def _ambush_of_an_election(storm: Storm) -> None:
             storm.take_down(controller, storm.cluster.kill_broker)
         elif strike == "controller slow":
             # What it was about to order comes late, to a broker that is another process by then.
-            with storm.slow_zookeeper([host_name(controller)], 1.0):
+            with _unanswered(storm, controller):
                 _bounce(storm, leader, without_power=True)
                 await asyncio.sleep(3)
-        elif strike == "controller deposed" and controller != follower:
-            # Its order is still on the way when the next controller has given newer ones.
-            link = host_name(controller), host_name(follower)
-            storm.simulation.network.block(*link)
-            try:
-                await asyncio.sleep(storm.dice.uniform(0, 0.1))
-                if storm.simulation.zookeeper.has(znodes.CONTROLLER):
-                    storm.simulation.zookeeper.remove(znodes.CONTROLLER)
-                await asyncio.sleep(storm.dice.uniform(0, 0.5))
-                _bounce(storm, leader)
-                await asyncio.sleep(storm.dice.choice([0.5, 3.0]))
-            finally:
-                storm.simulation.network.unblock(*link)
+
+
+async def _stale_orders(storm: Storm) -> None:
+    """A controller is deposed while what it orders a broker is on the way, and arrives after newer orders."""
+    cluster, network, dice = storm.cluster, storm.simulation.network, storm.dice
+    leaders = {cluster.state(partition).leader for partition in storm.partitions}
+    for controller in cluster.active_controllers():
+        others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
+        dice.shuffle(others)
+        leader = next((broker_id for broker_id in others if broker_id in leaders), None)
+        if leader is None:
+            return
+        others.remove(leader)
+        link = host_name(controller), host_name(others[0])
+        storm.count("stale orders", f"{link[0]} to {link[1]}, when leader {leader} is bounced")
+        network.block(*link)
+        try:
+            _bounce(storm, leader)
+            change = await storm.next_change(_elects_another)
+            await asyncio.sleep(dice.uniform(0.005, 0.05))
+            if storm.simulation.zookeeper.has(znodes.CONTROLLER):
+                storm.simulation.zookeeper.remove(znodes.CONTROLLER)
+            await asyncio.sleep(dice.uniform(0, 0.3))
+            if change is not None and change.after.leader != others[0]:
+                _bounce(storm, change.after.leader)
+            await asyncio.sleep(dice.choice([0.5, 3.0]))
+        finally:
+            network.unblock(*link)
+
+
+def _elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
+    return after.leader not in (NO_LEADER, before.leader)
 
 
 async def _contested_election(storm: Storm) -> None:
@@ -402,7 +421,7 @@ async def _ambush_of_an_isr(storm: Storm) -> None:
     leader = change.after.leader
     joined = [broker_id for broker_id in change.after.isr if broker_id not in change.before.isr]
     strike = storm.dice.choice(
-        ["leader unheard", "leader bounced", "leader paused", *["joined paused", "joined bounced"] * bool(joined)]
+        ["leader unaware", "leader bounced", "leader paused", *["joined paused", "joined bounced"] * bool(joined)]
     )
     storm.count("ambush of an ISR", f"{strike}; leader {leader}, joined {joined}")
     if strike == "leader bounced":
@@ -411,12 +430,21 @@ async def _ambush_of_an_isr(storm: Storm) -> None:
         await _pause_for(storm, leader, storm.dice.choice([0.5, 8.0]))
     elif strike == "joined bounced":
         _bounce(storm, joined[0])
-    elif strike == "leader unheard":
-        with storm.slow_zookeeper([host_name(leader)], 1.0):
+    elif strike == "leader unaware":
+        with _unanswered(storm, leader):
             await asyncio.sleep(3)
     elif strike == "joined paused" and joined[0] in storm.idle_brokers():
-        with storm.slow_zookeeper([host_name(leader)], storm.dice.choice([0.01, 1.0])):
+        with _unanswered(storm, leader):
             await _pause_for(storm, joined[0], 3.0)
+
+
+@contextmanager
+def _unanswered(storm: Storm, broker_id: int) -> Iterator[None]:
+    """The answer that ZooKeeper is about to give gets lost, and whoever asks again waits for a while."""
+    host = host_name(broker_id)
+    with storm.slow_zookeeper([host], 1.0):
+        storm.simulation.zookeeper.lose_connections(host)
+        yield
 
 
 def _bounce(storm: Storm, broker_id: int, *, without_power: bool = False) -> None:
@@ -497,6 +525,7 @@ FAULTS: dict[str, Fault] = {
     "ZooKeeper expiry": _zookeeper_expiry,
     "controller deleted": _controller_deleted,
     "contested election": _contested_election,
+    "stale orders": _stale_orders,
     "ambush of an election": _ambush_of_an_election,
     "ambush of an ISR": _ambush_of_an_isr,
     "topic churn": _topic_churn,
