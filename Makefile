@@ -10,7 +10,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
 .PHONY: setup demo test check up bench faults spark-faults hostile simulate simulate-nightly mutants image spark-image \
-	compose-test clean
+	compose-test spark-compose-test clean
 
 setup: $(STAMP)
 
@@ -90,7 +90,11 @@ spark-image:
 
 # Containers on a docker engine, killed, paused and disconnected under load.
 compose-test: setup image
-	$(BIN)/pytest -s tests/compose
+	$(BIN)/pytest -s tests/compose/test_containers.py
+
+# The same with Spark in containers, whose image is 1.2 GB.
+spark-compose-test: setup image spark-image
+	$(BIN)/pytest -s tests/compose/test_spark_profile.py
 
 clean:
 	rm -rf $(VENV) $(BENCH_DATA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

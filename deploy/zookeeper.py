@@ -12,8 +12,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from client.java import find_java
 from deploy.errors import LaunchError, LaunchTimedOut
-from deploy.java import find_java
 from deploy.ports import LOOPBACK
 from deploy.processes import Process, is_alive, spawn, wait_until
 
@@ -48,8 +48,11 @@ class ZooKeeperProgram:
 
 
 def find_program(environment: Mapping[str, str] = os.environ) -> ZooKeeperProgram:
-    """Raises LaunchError with the remedy where the jars or Java are missing."""
-    return ZooKeeperProgram(find_java(environment), _find_class_path(environment))
+    """Raises MinibrokerError with the remedy where the jars or Java are missing."""
+    java = find_java(
+        environment, "ZooKeeper", "install a Java runtime, or name a running ZooKeeper with --zookeeper HOST:PORT"
+    )
+    return ZooKeeperProgram(java, _find_class_path(environment))
 
 
 def start(program: ZooKeeperProgram, data: Path, log: Path, port: int) -> Process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from protocol.errors import MinibrokerError
-from spark_jobs.session import check_packages, prepare_environment, spark_session
+from spark_jobs.session import check_packages, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,18 +56,11 @@ class Source:
 def job_session(name: str, master: str | None, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session of a job's own, stopped at the end. Raises MinibrokerError where something is missing."""
     check_packages()
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # Started by spark-submit. Before this, Spark's Python side does not know what was given on the command line,
-        # and would take our defaults for it.
-        from pyspark import SparkContext
-
-        SparkContext._ensure_initialized()
-    else:
-        prepare_environment(os.environ)
-        master = master or settings.get("spark.master", DEFAULT_MASTER)
     from py4j.protocol import Py4JError, Py4JNetworkError
 
-    session = spark_session(f"minibroker {name}", master=master, settings=settings)
+    session = spark_session(
+        f"minibroker {name}", master=master, settings=settings, defaults={"spark.master": DEFAULT_MASTER}
+    )
     try:
         prepare_session(session)
         yield session

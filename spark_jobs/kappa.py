@@ -2,7 +2,14 @@
 
 To change what a view is, start the new version beside the old one. It reads the topics from the beginning, with a
 checkpoint and a directory of its own, while the old one serves; once it has caught up it is served instead, and the old
-one ends (`spark_jobs.serving`). Streams leave nothing out, however late a line is: their state is as large as the view.
+one ends (`spark_jobs.serving`).
+
+There is no watermark, so a stream's state is as large as its view and grows with it. With one, Spark forgets windows
+and leaves out lines that come later than that; which lines do depends on how records fell into batches, and a replay,
+whose batches are others, would not get what the version before got. Here v2 equals a batch query up to its offsets.
+State that outgrows the memory belongs on disk: --conf spark.sql.streaming.stateStore.providerClass=
+org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider. What is to be bounded by lateness is
+`minibroker spark lambda`, whose batch job puts right what its stream left out.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 _STARTING = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", "startingOffsetsByTimestampStrategy")
 _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "initialOffsetsFile")
-_READ = (
+READ_OPTIONS = (
     *_BOOTSTRAP,
     *_SUBSCRIPTIONS,
     *_STARTING,
@@ -54,7 +54,7 @@ _READ = (
     "includeHeaders",
     "groupIdPrefix",
 )
-_WRITE = (*_BOOTSTRAP, "topic")
+WRITE_OPTIONS = (*_BOOTSTRAP, "topic")
 _SPARKS_OWN = ("checkpointLocation", "queryName")
 """Options of Spark itself, which it hands on to sinks."""
 
@@ -135,7 +135,7 @@ def parse_include_headers(options: Mapping[str, str]) -> bool:
 
 def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
     """Raises InvalidSetting."""
-    given = _given(options, _READ)
+    given = _given(options, READ_OPTIONS)
     misplaced = _ENDING if is_streaming else _STREAM_ONLY
     for name in misplaced:
         if name.lower() in given:
@@ -171,7 +171,7 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises InvalidSetting."""
-    given = _given(options, _WRITE)
+    given = _given(options, WRITE_OPTIONS)
     topic = given.get("topic")
     if topic is not None:
         _checked_topic("topic", topic)

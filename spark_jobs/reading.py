@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow
@@ -28,7 +28,7 @@ import pyarrow.compute
 from client.cluster import Cluster
 from client.connections import Purpose
 from client.errors import CorruptBatch
-from client.offsets import CONSUMER, READ_UNCOMMITTED, OffsetAndTimestamp, list_offsets
+from client.offsets import CONSUMER, READ_UNCOMMITTED, OffsetAndTimestamp, find_offsets
 from protocol import messages as m
 from protocol.apis import FETCH, METADATA
 from protocol.compression import Compression
@@ -53,6 +53,9 @@ ENOUGH_BYTES = 32 * 1024 * 1024
 """Rows are joined up to the first of the two. (Arrow's offsets into a column of bytes have 32 bits.)"""
 FETCH_BYTES = 4 * 1024 * 1024
 
+_MICROSECONDS = pyarrow.scalar(1_000, pyarrow.int64())
+"""Of a millisecond. (Arrow takes longer to see what kind of number a Python int is than to multiply 10,000 by it.)"""
+
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
@@ -73,6 +76,8 @@ class LogClient:
     ) -> None:
         self._runner = asyncio.Runner()
         self._patience_s = patience_s
+        self._missing: frozenset[str] = frozenset()
+        """What was waited for in vain."""
         try:
             self._cluster = _cluster(bootstrap, client_id, world)
             self._runner.run(_started(self._cluster, min(patience_s, FIRST_CONTACT_PATIENCE_S)))
@@ -99,25 +104,34 @@ class LogClient:
         """Sleep, with the event loop running."""
         self._runner.run(asyncio.sleep(seconds))
 
-    def topics(self, subscription: Subscription) -> Topics:
+    def topics(self, subscription: Subscription, *, is_lenient: bool = False) -> Topics:
         """What there is of what is subscribed to. Raises BrokerError where a topic or partition that is named does
-        not exist; a pattern may match nothing."""
-        return self._runner.run(self._topics(subscription))
+        not exist, unless `is_lenient`: then it is left out with a warning. A pattern may match nothing."""
+        return self._runner.run(self._topics(subscription, is_lenient))
 
-    async def _topics(self, subscription: Subscription) -> Topics:
+    async def _topics(self, subscription: Subscription, is_lenient: bool) -> Topics:
         names = sorted({*subscription.topics, *(partition.topic for partition in subscription.partitions)}) or None
-        deadline = self.monotonic() + min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s)
+        began = self.monotonic()
         while True:
             response = await self._cluster.metadata.request_any(
                 METADATA, m.MetadataRequest(names), timeout_s=self._patience_s
             )
-            problem = _problem(subscription, response)
-            if problem is None:
+            problems = _problems(subscription, response)
+            missing = frozenset(problems) if all(map(_is_unknown, problems.values())) else frozenset()
+            if not problems or (is_lenient and missing and missing <= self._missing):
                 break
-            if not problem.retriable or self.monotonic() >= deadline:
+            problem = next(iter(problems.values()))
+            patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s) if missing else self._patience_s
+            if not problem.retriable or self.monotonic() >= began + patience_s:
+                if is_lenient and missing:
+                    logger.warning(
+                        "%s (failOnDataLoss=false: going on without)", "; ".join(map(str, problems.values()))
+                    )
+                    break
                 raise problem
             await asyncio.sleep(self._cluster.retry_backoff_s)
-        wanted = [topic for topic in response.topics if _is_wanted(subscription, topic)]
+        self._missing = missing
+        wanted = [topic for topic in response.topics if topic.partitions and _is_wanted(subscription, topic)]
         return Topics(
             {topic.name: topic.topic_id for topic in wanted},
             tuple(
@@ -137,7 +151,21 @@ class LogClient:
     async def _offsets(
         self, timestamps: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        return await list_offsets(self._cluster, timestamps, self._patience_s)
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        deadline = self.monotonic() + self._patience_s
+        was_unknown = False
+        while True:
+            missing = {partition: what for partition, what in timestamps.items() if partition not in found}
+            try:
+                await find_offsets(self._cluster, missing, min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s), found)
+                return found
+            except (NetworkError, BrokerError) as error:
+                # The last one of many: a broker that has just started may say so of any topic. Twice is no accident.
+                is_unknown = isinstance(error, BrokerError) and _is_unknown(error)
+                is_final = isinstance(error, BrokerError) and not error.retriable
+                if is_final or (is_unknown and was_unknown) or self.monotonic() >= deadline:
+                    raise
+                was_unknown = is_unknown
 
     def known_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """As `offsets`, for EARLIEST and LATEST, which every partition has."""
@@ -146,20 +174,31 @@ class LogClient:
         }
 
 
-def _problem(subscription: Subscription, response: m.MetadataResponse) -> BrokerError | None:
+def _problems(subscription: Subscription, response: m.MetadataResponse) -> dict[str, BrokerError]:
+    """By what was asked for and is not there."""
+    if not response.brokers:
+        # It has just started, and nobody has told it yet what there is.
+        return {"": BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "a broker that knows of no broker")}
     there = {topic.name: topic for topic in response.topics}
+    problems: dict[str, BrokerError] = {}
     for name in subscription.topics:
         topic = there.get(name)
         if topic is None or not topic.partitions:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else error_of(topic.error_code)
-            return BrokerError(code or ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name}")
+            problems[name] = BrokerError(code or ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name}")
     for partition in subscription.partitions:
         topic = there.get(partition.topic)
         indexes = [] if topic is None else sorted(entry.partition_index for entry in topic.partitions)
         if partition.partition not in indexes:
             has = f"the topic has {len(indexes)} partitions" if indexes else "there is no such topic"
-            return BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition}; {has}")
-    return None
+            problems[str(partition)] = BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition}; {has}"
+            )
+    return problems
+
+
+def _is_unknown(error: BrokerError) -> bool:
+    return error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _is_wanted(subscription: Subscription, topic: m.MetadataTopic) -> bool:
@@ -260,10 +299,31 @@ def starting_offsets(client: LogClient, options: ReadOptions) -> dict[str, Topic
     return grouped(topics.ids, resolve(client, topics, options.starting, name="starting"))
 
 
-def latest_offsets(client: LogClient, options: ReadOptions) -> dict[str, TopicOffsets]:
-    """The ends of the logs (the high watermarks) of all that is subscribed to."""
-    topics = client.topics(options.subscription)
-    return grouped(topics.ids, client.known_offsets(dict.fromkeys(topics.partitions, LATEST)))
+def latest_offsets(client: LogClient, options: ReadOptions, *, is_lenient: bool = False) -> dict[str, TopicOffsets]:
+    """The ends of the logs (the high watermarks) of all that is subscribed to; `is_lenient`: of what there is of it."""
+    while True:
+        topics = client.topics(options.subscription, is_lenient=is_lenient)
+        try:
+            return grouped(topics.ids, client.known_offsets(dict.fromkeys(topics.partitions, LATEST)))
+        except BrokerError as error:
+            if not is_lenient or not _is_unknown(error):
+                raise
+            # Deleted between the two questions.
+
+
+def earliest_offsets(
+    client: LogClient, options: ReadOptions, partitions: Collection[TopicPartition], *, is_lenient: bool
+) -> dict[TopicPartition, int]:
+    """The beginnings of logs; `is_lenient`: of those that there are."""
+    asked = list(partitions)
+    while True:
+        try:
+            return client.known_offsets(dict.fromkeys(asked, EARLIEST))
+        except BrokerError as error:
+            if not is_lenient or not _is_unknown(error):
+                raise
+        there = client.topics(options.subscription, is_lenient=True).partitions
+        asked = [partition for partition in asked if partition in there]
 
 
 # --- records ---------------------------------------------------------------------------------------------------
@@ -548,7 +608,7 @@ class BatchBuilder:
         rows = self.rows
         timestamps = pyarrow.array(self._timestamps, pyarrow.int64())
         try:
-            microseconds = pyarrow.compute.multiply_checked(timestamps, 1_000)
+            microseconds = pyarrow.compute.multiply_checked(timestamps, _MICROSECONDS)
         except pyarrow.ArrowInvalid as error:
             raise MinibrokerError(
                 f"{self._range.topic_partition}: a timestamp of {pyarrow.compute.max(timestamps)} ms is more than "

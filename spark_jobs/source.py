@@ -67,6 +67,7 @@ from spark_jobs.initial_offsets import load_or_store
 from spark_jobs.offsets import (
     JsonOffsets,
     OffsetRange,
+    Offsets,
     TopicOffsets,
     backlog,
     by_partition,
@@ -82,14 +83,21 @@ from spark_jobs.offsets import (
     up_to,
 )
 from spark_jobs.options import (
-    EARLIEST,
     ReadOptions,
     WriteOptions,
     parse_include_headers,
     parse_read_options,
     parse_write_options,
 )
-from spark_jobs.reading import LogClient, ReadSettings, latest_offsets, read_range, resolve, starting_offsets
+from spark_jobs.reading import (
+    LogClient,
+    ReadSettings,
+    earliest_offsets,
+    latest_offsets,
+    read_range,
+    resolve,
+    starting_offsets,
+)
 from spark_jobs.writing import Written, check_write_schema, write_batches
 
 logger = logging.getLogger(__name__)
@@ -271,7 +279,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         problems = losses(begin, end)
         if self._target is not None:
             end = up_to(self._target, end, begin)
-        earliest = self._earliest(unknown_partitions(begin, end))
+        earliest = self._earliest(begin, end)
         problems += [f"{new} is new, and begins at offset {at}, not 0" for new, at in earliest.items() if at > 0]
         if problems:
             self._lose(problems)
@@ -311,21 +319,26 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         self._looked_at = self.client.monotonic()
 
     def _look(self) -> dict[str, TopicOffsets]:
-        return latest_offsets(self.client, self._options)
+        return latest_offsets(self.client, self._options, is_lenient=not self._options.fail_on_data_loss)
 
     def _lose(self, problems: Sequence[str]) -> None:
         if self._options.fail_on_data_loss:
             raise loss_error(problems)
         logger.warning("%s (failOnDataLoss=false: going on without)", "; ".join(problems))
 
-    def _earliest(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self.client.known_offsets(dict.fromkeys(partitions, EARLIEST))
+    def _earliest(self, begin: Offsets, end: Offsets) -> dict[TopicPartition, int]:
+        """Where the partitions begin that only `end` knows. Of those that are gone (`failOnDataLoss=false`) nothing is
+        read: they begin at their ends."""
+        new = unknown_partitions(begin, end)
+        found = earliest_offsets(self.client, self._options, new, is_lenient=not self._options.fail_on_data_loss)
+        ends = by_partition(end)
+        return {partition: found.get(partition, ends[partition]) for partition in new}
 
     # -- batches --
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, stop = from_json(start), from_json(end)
-        return self._tasks(ranges(begin, stop, self._earliest(unknown_partitions(begin, stop))))
+        return self._tasks(ranges(begin, stop, self._earliest(begin, stop)))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the checkpoint has the offsets."""

@@ -355,6 +355,8 @@ def main() -> None:
     for name in (*modes, *kinds):
         if name not in (*MODES, *KINDS):
             parser.error(f"unknown {name!r}: choose from {', '.join((*MODES, *KINDS))}")
+    # Not at once: what was started must be ended.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="minibroker-spark-rounds-") as temporary:
         directory = arguments.keep or Path(temporary)
         rows = run(directory.absolute(), modes, kinds, arguments.rounds, arguments.seed)

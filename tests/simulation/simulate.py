@@ -30,6 +30,7 @@ from tests.simulation.storm import Report, simulate
 
 _TIMELINE_SHOWN = 60
 _PROGRESS_EVERY_S = 10
+_SEEDS_PER_WORKER = 4
 
 
 class Outcome(NamedTuple):
@@ -42,15 +43,19 @@ def simulate_many(
 ) -> Iterator[Outcome]:
     """The outcome of each seed, in the order of the seeds. Leaving early waits for the storms under way, no more.
     Raises BrokenProcessPool where a worker dies."""
-    # Workers are started afresh, and anew after some seeds: what a storm leaves behind must not reach the next.
+    # Workers are started afresh, and anew after some seeds: what a storm leaves behind must not reach the next, nor
+    # fill the memory. Not by `max_tasks_per_child`: with it, Python 3.11's pool can come to a standstill (gh-115634).
+    jobs = jobs or os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, max_tasks_per_child=20) as pool:
-        futures = [pool.submit(_outcome, seed, minutes, mutant) for seed in seeds]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    for start in range(0, len(seeds), jobs * _SEEDS_PER_WORKER):
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            some = seeds[start : start + jobs * _SEEDS_PER_WORKER]
+            futures = [pool.submit(_outcome, seed, minutes, mutant) for seed in some]
+            try:
+                for future in futures:
+                    yield future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _outcome(seed: int, minutes: float, mutant: str | None) -> Outcome:

@@ -32,6 +32,17 @@ class Logs:
 
         asyncio.run(run())
 
+    def delete(self, topic: str) -> None:
+        """Returns once no broker knows of it."""
+
+        async def run() -> None:
+            async with asyncio.timeout(60), Admin(self.bootstrap) as admin:
+                await admin.delete_topic(topic)
+                while topic in await admin.list_topics():
+                    await asyncio.sleep(0.05)
+
+        asyncio.run(run())
+
     def create_again(self) -> None:
         """Delete the topic, and create another of its name and number of partitions."""
 

@@ -138,6 +138,34 @@ def test_a_topic_that_was_created_again_ends_the_query_unless_losses_are_accepte
     assert len(logs.written(tmp_path)) == 12
 
 
+def test_a_topic_that_is_deleted_while_a_query_runs_ends_it_unless_losses_are_accepted(
+    logs: Logs, tmp_path: Path
+) -> None:
+    a, b = f"{logs.topic}a", f"{logs.topic}b"
+    for topic in (a, b):
+        logs.create(1, topic)
+        produce(logs, 0, 0, 3, topic)
+    both = f"{a},{b}"
+    strict = logs.start(tmp_path / "strict", subscribe=both, startingOffsets="earliest")
+    lenient = logs.start(tmp_path / "lenient", subscribe=both, startingOffsets="earliest", failOnDataLoss="false")
+    try:
+        for query in (strict, lenient):
+            until(lambda query=query: sum(rows_of(query)) == 6, query)  # type: ignore[misc]
+        logs.delete(a)
+        produce(logs, 0, 3, 4, b)
+        until(lambda: sum(rows_of(lenient)) == 10, lenient)
+        until(lambda: not strict.isActive)
+        assert f"topic {a}" in str(strict.exception())
+        logs.create(1, a)
+        produce(logs, 0, 0, 5, a)
+        until(lambda: sum(rows_of(lenient)) == 15, lenient)
+    finally:
+        strict.stop()
+        lenient.stop()
+    expected = everything(logs, {0: 3}, a) + everything(logs, {0: 5}, a) + everything(logs, {0: 7}, b)
+    assert logs.written(tmp_path / "lenient") == sorted(expected)
+
+
 def test_a_query_survives_the_death_of_leaders(logs: Logs, spark_cluster: LocalCluster, tmp_path: Path) -> None:
     logs.create(2)
     for partition in (0, 1):

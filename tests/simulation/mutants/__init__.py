@@ -8,7 +8,8 @@ broker stumble over an assertion of its own shows nothing, so none is planted th
 The product knows nothing of this. `planted` replaces functions while it lasts (see `planting`).
 
 Where the product has two fences against the same bug, taking down one shows nothing: then the mutant takes down both,
-and says so.
+and says so. What costs time alone is not planted, since no promise is broken by it: a client that believes older
+metadata asks again; a broker that lost its watch on /controller runs when it is started, and others run meanwhile.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from client import accumulator, metadata
+from client import accumulator
 from client.accumulator import Accumulator, Verdict
 from client.fetcher import Fetcher
 from protocol.errors import ERRORS, ErrorCode
@@ -32,13 +32,6 @@ def no_answer_is_a_good_answer(patches: Patches) -> None:
     @patches.instead_of(accumulator, "judge")
     def judge(original: Any, code: ErrorCode, **named: Any) -> Verdict:
         return original(ErrorCode.NONE if code is ErrorCode.NETWORK_EXCEPTION else code, **named)  # type: ignore[no-any-return]
-
-
-@mutant("KIP-320", "a client believes whoever answered last, though it knew the leader of a later epoch")
-def older_metadata_believed(patches: Patches) -> None:
-    @patches.instead_of(metadata, "_merged_topic")
-    def merged_topic(original: Any, known: Any, topic: Any) -> Any:
-        return original(None, topic)
 
 
 @mutant("poll skip", "a consumer that finds the leader moved goes on at the end of the log")

@@ -10,7 +10,7 @@ from controller import executor, leadership
 from controller.leadership import Leadership
 from controller.registration import Registration
 from controller.tenure import Tenure
-from protocol.world import ConnectionLoss, SessionState
+from protocol.world import ConnectionLoss
 from tests.simulation.mutants.planting import Patches, mutant
 
 # --- Two controllers ---------------------------------------------------------------------------------------------
@@ -129,13 +129,3 @@ class _WatchedOnce:
         found = await self._session.exists(path, fired)
         self._is_watched = True
         return found
-
-
-@mutant("watches", "who runs for controller believes, connected again, that the watch on /controller is still set")
-def leadership_watch_lost(patches: Patches) -> None:
-    @patches.instead_of(Leadership, "_state_changed")
-    def state_changed(original: Any, self: Leadership, session: Any, state: Any) -> None:
-        watching = self._watching
-        original(self, session, state)
-        if session is self._session and state is not SessionState.EXPIRED:
-            self._watching = watching

