@@ -9,7 +9,8 @@ alone. So both err on the side of waiting.
 A follower joins once it has caught up with the high watermark *and* with the offset at which the current
 leader epoch began (KAFKA-7128: the high watermark of a new leader may be far behind what its predecessor had
 acknowledged), fetching under the broker epoch that the controller last announced as alive (KIP-903: a replica
-that was restarted empty must not join by the fetches of its former self).
+that was restarted empty must not join by the fetches of its former self). And it must not lag by the rule by which it
+would leave: below min.insync.replicas the high watermark waits, so that even who is long dead has reached it.
 
 Below min.insync.replicas the high watermark stands still (KIP-966). So whoever leaves the ISR then goes on having all
 that was committed, and stays eligible as leader: the last one that is left is not the only one that has everything.

@@ -249,6 +249,11 @@ class Partition:
 
     def _may_join(self, broker_id: int) -> bool:
         follower = self.followers[broker_id]
+        end, now_s = self.log.log_end_offset, self._clock.monotonic()
+        if not isr_rules.is_caught_up(follower, end, now_s, self._settings.lag_time_max_s):
+            # It would have to leave again at once. Where the high watermark stands still (below min.insync.replicas)
+            # even one that is long dead has reached it: it would come and go with each answer of ZooKeeper.
+            return False
         return isr_rules.may_join(follower, self.high_watermark, self.epoch_start_offset, self._alive_epoch(broker_id))
 
     def propose_isr(self, isr: tuple[int, ...]) -> LeaderAndIsr:

@@ -90,6 +90,8 @@ class VirtualCluster:
                 await broker.stop(clean=False)
             except Exception as second:  # noqa: BLE001 - as in a real process, it ends all the same
                 error.add_note(f"and then, while it stopped: {second!r}")
+            if not process.alive:
+                return  # killed while it stopped: these are its remains, which are being disposed of
             process.kill()
             Context().run(self._broker_failed, broker_id, error)  # nobody's: the process is dead
 

@@ -61,7 +61,12 @@ class History:
     """Records that were reported as not delivered: each may be there or not."""
     polled: list[Polled] = field(default_factory=list)
     truncations: list[str] = field(default_factory=list)
-    """What consumers were told of records that were gone: LogTruncated, OFFSET_OUT_OF_RANGE."""
+    """What consumers were told of records that were gone: LogTruncated."""
+    out_of_range: list[tuple[str, TopicPartition, int]] = field(default_factory=list)
+    """Where consumers stood that were told OFFSET_OUT_OF_RANGE: what they were told, partition, position.
+
+    A leader that does not know yet that it was deposed may say so to a consumer that was just started, and knows no
+    epochs to fence it by. It is an anomaly if the position is beyond the end for good."""
     final: dict[TopicPartition, dict[int, bytes]] = field(default_factory=dict)
     """By offset."""
 
@@ -85,6 +90,7 @@ def check(history: History) -> list[Anomaly]:
         *_phantoms(history),
         *_poll_jumps(history),
         *(Anomaly("truncated under a consumer", text) for text in history.truncations),
+        *_gone_for_good(history),
     ]
 
 
@@ -184,6 +190,13 @@ def _poll_jumps(history: History) -> Iterator[Anomaly]:
                 f"where {expected} was next",
             )
         next_offsets[poll.consumer, poll.partition] = poll.offset + 1
+
+
+def _gone_for_good(history: History) -> Iterator[Anomaly]:
+    for text, partition, position in history.out_of_range:
+        end = max(history.final.get(partition, {}), default=-1) + 1
+        if position > end:
+            yield Anomaly("truncated under a consumer", f"{text}; {partition} ends at {end}, it stood at {position}")
 
 
 def _show(value: bytes) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,6 +55,8 @@ LEAST_LEADER_CHANGES = 3
 LEAST_UNCLEAN_RESTARTS = 1
 
 AMBUSH_S = 20.0
+MAX_CHANGES_A_SECOND = 30
+"""Of a partition's state. Faults cause a few; more is a leader or controller that does and undoes."""
 
 _BROKERS = 3
 _LOOK_EVERY_S = 0.1
@@ -152,6 +154,8 @@ class Storm:
         self._reported: set[str] = set()
         self._leadership: dict[str, tuple[TopicPartition, LeaderAndIsr]] = {}
         """What the state znodes of the partitions hold, by their paths."""
+        self._changed_at_s: dict[str, deque[float]] = {}
+        """When the latest MAX_CHANGES_A_SECOND changes of the state at a path were."""
         self._ambushes: list[tuple[Callable[[LeaderAndIsr, LeaderAndIsr], bool], asyncio.Future[Change]]] = []
 
     # -- the course of it --
@@ -475,6 +479,10 @@ class Storm:
         self._leadership[path] = (partition, state)
         for anomaly in self._invariants.state_written(partition, before, state):
             self._accuse(anomaly)
+        changed_at_s = self._changed_at_s.setdefault(path, deque(maxlen=MAX_CHANGES_A_SECOND))
+        if len(changed_at_s) == MAX_CHANGES_A_SECOND and self._now_s - changed_at_s[0] < 1:
+            self._accuse(Anomaly("a state flaps", f"{partition} changed {MAX_CHANGES_A_SECOND} times within a second"))
+        changed_at_s.append(self._now_s)
         for is_wanted, waiting in self._ambushes:
             if not waiting.done() and is_wanted(before, state):
                 waiting.set_result(Change(before, state))

@@ -98,5 +98,13 @@ def test_a_consumer_that_skips_or_steps_back_is_seen_and_another_one_may_begin_a
 
 def test_a_consumer_that_was_told_of_a_truncation_is_an_anomaly() -> None:
     history = a_history(b"a")
-    history.truncations.append("c: OFFSET_OUT_OF_RANGE")
+    history.truncations.append("c: LogTruncated")
+    assert kinds(history) == {"truncated under a consumer"}
+
+
+def test_a_consumer_out_of_range_is_an_anomaly_only_where_its_position_is_beyond_the_end_for_good() -> None:
+    history = a_history(b"a", b"b")
+    history.out_of_range.append(("c: OFFSET_OUT_OF_RANGE", DURABLE, 2))
+    assert check(history) == []
+    history.out_of_range.append(("c: OFFSET_OUT_OF_RANGE", DURABLE, 3))
     assert kinds(history) == {"truncated under a consumer"}

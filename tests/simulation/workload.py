@@ -195,7 +195,10 @@ class Workload:
                 self.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
             except BrokerError as error:
                 if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
-                    self.history.truncations.append(f"{identity}: {error}")
+                    self.history.out_of_range += [
+                        (f"{identity}: {error}", partition, self._positions.get((name, partition), 0))
+                        for partition in partitions
+                    ]
             except MinibrokerError:
                 pass  # no broker could be reached
             await asyncio.sleep(_RETRY_S)

@@ -174,9 +174,10 @@ class VirtualExecutor:
             try:
                 return function(*arguments)
             finally:
-                syncs = self._disk.syncs - syncs_before
-                if syncs > 1 and faults.sync_delay_s:
-                    await asyncio.sleep((syncs - 1) * faults.sync_delay_s)
+                for _ in range(self._disk.syncs - syncs_before - 1):
+                    if not faults.sync_delay_s:  # it may have been healed meanwhile
+                        break
+                    await asyncio.sleep(faults.sync_delay_s)
 
 
 # --- ZooKeeper -----------------------------------------------------------------------------------------------

@@ -263,6 +263,17 @@ def test_the_last_member_never_leaves_the_isr(tmp_path: Path) -> None:
     assert partition.isr_to_propose() == (1,)
 
 
+def test_who_lags_does_not_join_even_where_the_high_watermark_stands_still(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1,)))  # too small to commit anything, so 0 is all there is to catch up with
+    append(partition)
+    fetches(partition, 2, 0)
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    assert partition.isr_to_propose() is None
+    fetches(partition, 2, 1)
+    assert partition.isr_to_propose() == (1, 2)
+
+
 def test_who_holds_no_replica_cannot_fetch_as_one(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state())
