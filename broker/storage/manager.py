@@ -5,14 +5,17 @@ to. The clean-shutdown marker is the last thing that a stopping broker writes an
 removes, durably, before anything can be appended: a marker that outlives its truth hides a torn log (KAFKA-15375,
 KAFKA-10471). It is not written at all where the disk has failed.
 
-Every log is opened in a worker thread. One that cannot be opened costs this broker that replica and nothing else:
-it is in `damaged`, and asking for it raises until its directory is out of the way. What blocks for more than a
+Every log is opened in a worker thread. One whose files are damaged costs this broker that replica and nothing else: it
+is in `damaged`, and asking for it raises until its directory is out of the way. Where it is the disk that fails
+(DISK_ERRORS), the broker does not start: a replica must not be missing for as long as the broker runs on account of an
+error that the next start may not meet. What blocks for more than a
 moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each partition.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -48,6 +51,8 @@ from protocol.world import Lock, World
 
 logger = logging.getLogger("minibroker.storage")
 
+DISK_ERRORS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""They speak of the disk, not of the file at which they were met."""
 _OWN_FILES = (
     RECOVERY_POINT_FILE,
     LOG_START_OFFSET_FILE,
@@ -234,6 +239,8 @@ class LogManager:
             elif name.removesuffix(".tmp") not in _OWN_FILES:
                 logger.info("ignoring %s: it is no partition's directory", self._path(name))
 
+        disk_failures: list[OSError] = []
+
         async def open_one(partition: TopicPartition) -> None:
             try:
                 opened = await self._world.executor.run(
@@ -245,6 +252,9 @@ class LogManager:
                     log_start_offsets.get(partition, 0),
                 )
             except (DamagedLog, MalformedFile, CorruptRecord, OSError) as error:
+                if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+                    disk_failures.append(error)
+                    return
                 self.damaged[partition] = (
                     f"the replica in {self._path(str(partition))} cannot be opened: {error}. Move that directory away "
                     f"to have it copied from the leader again"
@@ -254,6 +264,8 @@ class LogManager:
             self._adopt(partition, opened, self._default_config)
 
         await asyncio.gather(*(open_one(partition) for partition in found))
+        if disk_failures:
+            raise disk_failures[0]
         if self.damaged:
             await self._distrust(f"{len(self.damaged)} replicas cannot be opened")
         gone = sorted(p for p, offset in recovery_points.items() if offset > 0 and p not in found)

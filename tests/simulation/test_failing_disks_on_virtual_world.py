@@ -1,4 +1,5 @@
-"""An fdatasync that failed leaves pages that are in memory alone, and that the kernel takes for clean."""
+"""Disks that fail: an fdatasync that failed leaves pages that are in memory alone, and that the kernel takes for clean;
+an error while replicas are opened costs a start, but no replica."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import errno
 import pytest
 
 from broker.storage.log import LogConfig
-from broker.storage.manager import LogManager
+from broker.storage.manager import DataDirectoryUnusable, LogManager
 from protocol.errors import BrokerError
 from protocol.model import TopicPartition
 from tests.simulation.loop import run
@@ -55,5 +56,40 @@ def test_what_a_failed_fsync_left_in_memory_is_on_disk_after_the_next_flush() ->
         host.power_cut()
         world = host.start_process()
         assert b"a" * 9_000 in await world.process.run(read(world))
+
+    run(scenario())
+
+
+def test_a_broker_whose_disk_fails_while_it_opens_replicas_does_not_start_without_them() -> None:
+    async def scenario() -> None:
+        host = Simulation().host("broker-1")
+
+        async def append(world: VirtualWorld) -> None:
+            log = await (await _open(world)).get_or_create(PARTITION, "topic-id", LogConfig())
+            log.append_as_leader(batch(1), 0, NOW)
+
+        async def start(world: VirtualWorld) -> bool:
+            try:
+                logs = await _open(world)
+            except DataDirectoryUnusable:
+                return False
+            assert logs.damaged == {}
+            assert logs.get(PARTITION) is not None
+            return True
+
+        world = host.start_process()
+        await world.process.run(append(world))
+        world.process.kill()
+        failed = 0
+        for number in range(100):
+            host.disk.faults.fail("sync_directory", errno.EIO, after=number)
+            world = host.start_process()
+            started = await world.process.run(start(world))
+            world.process.kill()
+            host.disk.faults.clear()
+            if started:
+                break
+            failed += 1
+        assert failed
 
     run(scenario())
