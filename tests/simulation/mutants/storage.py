@@ -11,7 +11,6 @@ from broker.storage.continuity import DataContinuity
 from broker.storage.log import Log, LogDirectory
 from broker.storage.manager import LogManager
 from broker.storage.producer_state import ProducerState
-from tests.simulation.disk import ProcessDisk
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -52,16 +51,6 @@ def clean_marker_stays(patches: Patches) -> None:
         """Nothing."""
 
 
-@mutant(
-    "KAFKA-3968",
-    "no directory is ever synced (of the product's many places one alone would be made good by the next)",
-)
-def directories_not_synced(patches: Patches) -> None:
-    @patches.instead_of(ProcessDisk, "sync_directory")
-    def sync_directory(original: Any, self: ProcessDisk, path: str) -> None:
-        """Nothing."""
-
-
 @mutant("KAFKA-7415", "the epoch of who becomes leader is not on the way to the file of leader epochs")
 def leader_epoch_not_persisted(patches: Patches) -> None:
     @patches.instead_of(Log, "assign_epoch_start")
@@ -76,13 +65,6 @@ def sequences_not_checked(patches: Patches) -> None:
     @patches.instead_of(ProducerState, "check")
     def check(original: Any, self: ProducerState, header: Any) -> None:
         """Whatever comes is new."""
-
-
-@mutant("KIP-98", "a truncation leaves the state of producers as it is, so batches that are gone are still known")
-def producers_not_rewound(patches: Patches) -> None:
-    @patches.instead_of(Log, "_rewind_producers")
-    def rewind_producers(original: Any, self: Log, offset: int) -> None:
-        """Nothing."""
 
 
 @mutant("KIP-903, KIP-966", "a broker whose host was started anew says that it has lost nothing")
