@@ -194,11 +194,14 @@ def high_watermark_moves_below_min_isr(patches: Patches) -> None:
 # --- Who is in the ISR -----------------------------------------------------------------------------------------
 
 
-@mutant("KAFKA-7128", "who has caught up with the high watermark joins the ISR, wherever the leader's epoch began")
+@mutant(
+    "KAFKA-7128",
+    "who has caught up with the high watermark joins the ISR, wherever the leader's epoch began and however it lags",
+)
 def join_before_epoch_start(patches: Patches) -> None:
-    @patches.instead_of(isr_rules, "may_join")
-    def may_join(original: Any, follower: Any, high_watermark: int, epoch_start_offset: int, *rest: Any) -> bool:
-        return bool(original(follower, high_watermark, 0, *rest))
+    @patches.instead_of(Partition, "_may_join")
+    def may_join(original: Any, self: Partition, broker_id: int) -> bool:
+        return isr_rules.may_join(self.followers[broker_id], self.high_watermark, 0, self._alive_epoch(broker_id))
 
 
 class _WithoutVersions:
