@@ -19,8 +19,11 @@ attempt to connect again, and after the last: unless it answers promptly both ti
 nothing. A broker whose network has come back would otherwise depose a healthy controller for what it saw alone.
 
 A suspicion is only that: it deletes a znode, which the suspect, if it lives, creates again under a new broker epoch.
-Each broker epoch is suspected once. A process that was stopped (SIGSTOP) keeps its connections, and its kernel answers
-for it: that is the session's to find.
+Each broker epoch is suspected once. Who comes back, and still cannot be reached, was perhaps never gone: one link is
+broken, or its advertised address is wrong, and to remove it again and again would elect new leaders for as long as that
+lasts. So each suspicion in a row doubles the time that the next one takes, refused or not, until a connection stands.
+
+A process that was stopped (SIGSTOP) keeps its connections, its kernel answers for it: that is the session's to find.
 
 Rejected: heartbeats on the connection (they only repeat, at a cost, what the session does for a process that hangs, and
 a busy event loop would miss them; keepalive probes are answered by the kernel, however busy the process is).
@@ -113,6 +116,8 @@ class CrashDetector:
         self._suspect = suspect
         self._in_touch = in_touch
         self._troubles: dict[int, _Trouble] = {}
+        self._suspicions: dict[int, tuple[int, int]] = {}
+        """Of each broker whose connection has not stood since: the epoch suspected last, how many were in a row."""
         self._watches: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -172,14 +177,15 @@ class CrashDetector:
         trouble = self._remembered(broker)
         failing_since_s = None if trouble is None else trouble.since_s
         has_stood = trouble is not None and trouble.has_stood
-        refusals = 0
+        refusals, doublings = 0, self._doublings(broker)
         while True:
             if await self._was_cut_off():
                 failing_since_s, refusals = None, 0
             now_s = self._clock.monotonic()
-            deadline_s = (now_s if failing_since_s is None else failing_since_s) + self._detection_s
+            patience_s = self._detection_s * 2**doublings
+            deadline_s = (now_s if failing_since_s is None else failing_since_s) + patience_s
             try:
-                async with asyncio.timeout(max(deadline_s - now_s, RETRY_PAUSE_S)):
+                async with asyncio.timeout(min(max(deadline_s - now_s, RETRY_PAUSE_S), self._detection_s)):
                     watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
             except ConnectionRefusedError:
                 refusals += 1
@@ -200,13 +206,15 @@ class CrashDetector:
                 if self._clock.monotonic() - connected_s >= PROVEN_S:
                     failing_since_s = None
                     has_stood = True
+                    doublings = 0
+                    self._suspicions.pop(broker.id, None)
                     # label C1: see ARCHITECTURE.md, "A broker crash"
                     _log.info("the connection to broker %d was lost; connecting again", broker.id)
             now_s = self._clock.monotonic()
             if failing_since_s is None:
                 failing_since_s = now_s
             self._troubles[broker.id] = _Trouble(broker.epoch, failing_since_s, now_s, has_stood)
-            if refusals >= REFUSALS_NEEDED or now_s - failing_since_s >= self._detection_s:
+            if (refusals >= REFUSALS_NEEDED and doublings == 0) or now_s - failing_since_s >= patience_s:
                 if await self._was_cut_off():
                     _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
                     failing_since_s, refusals = None, 0
@@ -214,9 +222,16 @@ class CrashDetector:
                 lasted_ms = (now_s - failing_since_s) * 1_000
                 _log.warning("broker %d is suspected to have crashed: %s, for %.0f ms", broker.id, reason, lasted_ms)
                 self._troubles[broker.id] = self._troubles[broker.id]._replace(is_suspected=True)
+                self._suspicions[broker.id] = (broker.epoch, doublings + 1)
                 self._suspect(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
                 return
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await asyncio.sleep(RETRY_PAUSE_S * 2**doublings)
+
+    def _doublings(self, broker: Broker) -> int:
+        """Of the time that it takes to suspect this broker. None in the epoch that was suspected last: who has removed
+        a crashed controller, and then takes its office, suspects it twice."""
+        epoch, in_a_row = self._suspicions.get(broker.id, (broker.epoch, 0))
+        return 0 if epoch == broker.epoch else in_a_row
 
     async def _was_cut_off(self) -> bool:
         """Perhaps it is this broker that could reach nobody; by now it can, and what it saw before counts no more."""

@@ -163,7 +163,10 @@ class DecodedBatch(msgspec.Struct, frozen=True):
 
     header: BatchHeader
     offsets: Sequence[int]
-    timestamps: list[int]
+    base_timestamp: int
+    timestamp_deltas: list[int]
+    """A record's timestamp in ms since 1970 is `base_timestamp` and its delta: small numbers, which cost less to hand
+    on than the sums."""
     keys: list[bytes | None] | None
     values: list[bytes | None]
     headers: list[list[Header] | None] | None
@@ -171,6 +174,11 @@ class DecodedBatch(msgspec.Struct, frozen=True):
     @property
     def count(self) -> int:
         return len(self.values)
+
+    @property
+    def timestamps(self) -> list[int]:
+        """In ms since 1970; computed each time."""
+        return [self.base_timestamp + delta for delta in self.timestamp_deltas]
 
     @property
     def base_offset(self) -> int:
@@ -521,7 +529,7 @@ def decode_batch(
     if header.records_count == 0:
         if compressed:
             raise CorruptRecord(f"{len(compressed)} bytes follow a header that says no records")
-        return DecodedBatch(header, range(0), [], None, [], None)
+        return DecodedBatch(header, range(0), header.base_timestamp, [], None, [], None)
     try:
         body = decompress(header.compression, compressed, max_body_bytes)
     except DecompressionFailed as error:
@@ -563,18 +571,18 @@ def _decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
             raise CorruptRecord("offset deltas do not increase, or pass the last one")
         offsets = [base_offset + delta for delta in offset_deltas]
 
-    timestamps = [header.base_timestamp]
+    base_timestamp, timestamp_deltas = header.base_timestamp, [0]
     if columns.timestamp_deltas is not None:
-        base_timestamp = _checked_base_timestamp(header)
-        timestamps = [base_timestamp + delta for delta in columns.timestamp_deltas]
-    timestamps = _expanded("timestamp deltas", timestamps, count)
+        base_timestamp, timestamp_deltas = _checked_base_timestamp(header), columns.timestamp_deltas
+    timestamp_deltas = _expanded("timestamp deltas", timestamp_deltas, count)
     if header.is_log_append_time:
-        timestamps = [header.max_timestamp] * count
+        base_timestamp, timestamp_deltas = header.max_timestamp, [0] * count
 
     return DecodedBatch(
         header,
         offsets,
-        timestamps,
+        base_timestamp,
+        timestamp_deltas,
         None if columns.keys is None else _expanded("keys", columns.keys, count),
         [None] * count if columns.values is None else _expanded("values", columns.values, count),
         None if headers is None else _expanded("headers", headers, count),
@@ -655,7 +663,7 @@ def _decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
         raise CorruptRecord(f"{count} records in {len(data)} bytes")
     base_timestamp = _checked_base_timestamp(header)
     offsets: list[int] = []
-    timestamps: list[int] = []
+    timestamp_deltas: list[int] = []
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     headers: list[list[Header] | None] = []
@@ -691,7 +699,7 @@ def _decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
                 raise CorruptRecord(f"a timestamp delta of {timestamp_delta}")
             last_delta = offset_delta
             offsets.append(header.base_offset + offset_delta)
-            timestamps.append(base_timestamp + timestamp_delta)
+            timestamp_deltas.append(timestamp_delta)
             keys.append(key)
             values.append(value)
             headers.append(pairs or None)
@@ -700,11 +708,12 @@ def _decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
     if position != len(data):
         raise CorruptRecord(f"{len(data) - position} bytes follow the last record")
     if header.is_log_append_time:
-        timestamps = [header.max_timestamp] * count
+        base_timestamp, timestamp_deltas = header.max_timestamp, [0] * count
     return DecodedBatch(
         header,
         offsets,
-        timestamps,
+        base_timestamp,
+        timestamp_deltas,
         keys if keys.count(None) < count else None,
         values,
         headers if headers.count(None) < count else None,

@@ -568,7 +568,9 @@ class BatchBuilder:
         """Shorter than the values where the last ones are null."""
         self._values: list[bytes | None] = []
         self._offsets: list[pyarrow.Array] = []
-        self._timestamps: list[int] = []
+        self._base_timestamps: list[tuple[int, int]] = []
+        """(timestamp, rows)"""
+        self._timestamp_deltas: list[int] = []
         self._timestamp_types: list[tuple[int, int]] = []
         """(type, rows)"""
         self._headers: list[Any] = []
@@ -590,13 +592,14 @@ class BatchBuilder:
             self._keys += [None] * (self.rows - len(self._keys))
             self._keys += batch.keys if is_whole else batch.keys[first:last]
         self._values += batch.values if is_whole else batch.values[first:last]
-        self._timestamps += batch.timestamps if is_whole else batch.timestamps[first:last]
+        _add_run(self._base_timestamps, batch.base_timestamp, last - first)
+        self._timestamp_deltas += batch.timestamp_deltas if is_whole else batch.timestamp_deltas[first:last]
         if isinstance(offsets, range):
             self._offsets.append(pyarrow.arange(offsets[first], offsets[last - 1] + 1))
         else:
             self._offsets.append(pyarrow.array(offsets[first:last], pyarrow.int64()))
         kind = LOG_APPEND_TIME if batch.header.is_log_append_time else CREATE_TIME
-        self._timestamp_types.append((kind, last - first))
+        _add_run(self._timestamp_types, kind, last - first)
         if self._include_headers and batch.headers is not None:
             self._headers += [None] * (self.rows - len(self._headers))
             self._headers += [headers or None for headers in batch.headers[first:last]]
@@ -606,12 +609,14 @@ class BatchBuilder:
     def build(self) -> pyarrow.RecordBatch:
         """What was added, in the order of the schema. Raises MinibrokerError for a timestamp beyond Spark's."""
         rows = self.rows
-        timestamps = pyarrow.array(self._timestamps, pyarrow.int64())
+        bases = _repeated(self._base_timestamps, pyarrow.int64())
         try:
-            microseconds = pyarrow.compute.multiply_checked(timestamps, _MICROSECONDS)
+            milliseconds = pyarrow.compute.add_checked(bases, _integers(self._timestamp_deltas))
+            microseconds = pyarrow.compute.multiply_checked(milliseconds, _MICROSECONDS)
         except pyarrow.ArrowInvalid as error:
+            latest = max(map(sum, zip(bases.to_pylist(), self._timestamp_deltas, strict=True)), key=abs)
             raise MinibrokerError(
-                f"{self._range.topic_partition}: a timestamp of {pyarrow.compute.max(timestamps)} ms is more than "
+                f"{self._range.topic_partition}: a timestamp of {latest} ms is more than "
                 "Spark's 64 bits of microseconds hold. Begin after that record with startingOffsets"
             ) from error
         topics, partitions = self._constant_columns(rows)
@@ -622,7 +627,7 @@ class BatchBuilder:
             partitions,
             _joined(self._offsets),
             microseconds.view(self._schema.field("timestamp").type),
-            _joined([pyarrow.repeat(pyarrow.scalar(kind, pyarrow.int32()), n) for kind, n in self._timestamp_types]),
+            _repeated(self._timestamp_types, pyarrow.int32()),
         ]
         if self._include_headers:
             kind = self._schema.field("headers").type
@@ -648,6 +653,29 @@ class BatchBuilder:
 
 def _joined(arrays: list[pyarrow.Array]) -> pyarrow.Array:
     return arrays[0] if len(arrays) == 1 else pyarrow.concat_arrays(arrays)
+
+
+def _add_run(runs: list[tuple[int, int]], value: int, rows: int) -> None:
+    """So many more rows have the value."""
+    if runs and runs[-1][0] == value:
+        rows += runs.pop()[1]
+    runs.append((value, rows))
+
+
+def _repeated(runs: list[tuple[int, int]], kind: pyarrow.DataType) -> pyarrow.Array:
+    """A column from pairs of a value and how many rows have it."""
+    return _joined([pyarrow.repeat(pyarrow.scalar(value, kind), rows) for value, rows in runs])
+
+
+def _integers(numbers: list[int]) -> pyarrow.Array:
+    """A column of 64 bits. Where each fits into a byte, as deltas mostly do, that costs a quarter."""
+    try:
+        small = bytes(numbers)
+    except ValueError:
+        return pyarrow.array(numbers, pyarrow.int64())
+    return pyarrow.Array.from_buffers(pyarrow.uint8(), len(numbers), [None, pyarrow.py_buffer(small)]).cast(
+        pyarrow.int64()
+    )
 
 
 def _size(batch: DecodedBatch) -> int:

@@ -156,7 +156,27 @@ def test_who_accepts_and_closes_for_the_whole_detection_time_is_suspected() -> N
     run(test)
 
 
-def test_each_epoch_is_suspected_once_and_the_next_one_anew() -> None:
+def test_each_epoch_is_suspected_once_and_who_comes_back_unreachable_after_twice_the_time_each_time() -> None:
+    async def test() -> None:
+        fake = FakeBroker()
+        port = await fake.listen()
+        await fake.die()
+        async with watching(detection_ms=100) as (detector, suspected):
+            lasted_s = []
+            for epoch in (1, 2, 3):
+                start_s = RealClock().monotonic()
+                detector.follow([broker(port, epoch)])
+                detector.follow([broker(port, epoch)])
+                await until(lambda epoch=epoch: len(suspected) >= epoch)  # type: ignore[misc]
+                lasted_s.append(RealClock().monotonic() - start_s)
+            assert [s[1] for s in suspected] == [1, 2, 3]
+            assert lasted_s[1] >= 0.2
+            assert lasted_s[2] >= 0.4
+
+    run(test)
+
+
+def test_who_came_back_is_suspected_at_once_again_after_a_connection_has_stood() -> None:
     async def test() -> None:
         fake = FakeBroker()
         port = await fake.listen()
@@ -164,10 +184,12 @@ def test_each_epoch_is_suspected_once_and_the_next_one_anew() -> None:
         async with watching(detection_ms=600_000) as (detector, suspected):
             detector.follow([broker(port, epoch=1)])
             await until(lambda: len(suspected) == 1)
-            detector.follow([broker(port, epoch=1)])
+            await fake.listen(port)
             detector.follow([broker(port, epoch=2)])
+            await until(lambda: len(fake.peers) == 1)
+            await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
+            await fake.die()
             await until(lambda: len(suspected) == 2)
-            assert [s[1] for s in suspected] == [1, 2]
 
     run(test)
 

@@ -157,6 +157,17 @@ def test_a_timestamp_beyond_sparks_is_told() -> None:
         builder.build()
 
 
+@pytest.mark.parametrize("deltas", [[0, 255, 7], [0, 256, 7], [3, -1, 1 << 40]], ids=["bytes", "larger", "negative"])
+def test_timestamps_are_those_of_the_records_whatever_their_deltas(deltas: list[int]) -> None:
+    builder = BatchBuilder(OffsetRange("t", "id", 0, 1, 6), to_arrow_schema(read_schema(False), timezone="UTC"), False)
+    for base_offset, base in ((0, 1_700_000_000_000), (3, 5)):
+        data = encode_batch([b"x"] * 3, base_timestamp=base, timestamp_deltas=deltas, base_offset=base_offset)
+        builder.add(decode_batch(data), 1)
+    milliseconds = [1_700_000_000_000 + delta for delta in deltas[1:]] + [5 + delta for delta in deltas]
+    timestamps = builder.build().column("timestamp").cast(pyarrow.int64()).to_pylist()
+    assert timestamps == [1_000 * timestamp for timestamp in milliseconds]
+
+
 def test_log_append_time_has_its_own_timestamp_type() -> None:
     data = encode_batch([b"x"], base_timestamp=5)
     data[22] |= 8  # the attributes' bit for it
