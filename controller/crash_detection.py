@@ -22,6 +22,8 @@ A suspicion is only that: it deletes a znode, which the suspect, if it lives, cr
 Each broker epoch is suspected once. Who comes back, and still cannot be reached, was perhaps never gone: one link is
 broken, or its advertised address is wrong, and to remove it again and again would elect new leaders for as long as that
 lasts. So each suspicion in a row doubles the time that the next one takes, refused or not, until a connection stands.
+(Who was never gone registers again at once. Who takes its time has been started anew, and a crash of it is found as
+quickly as the first one.)
 
 A process that was stopped (SIGSTOP) keeps its connections, its kernel answers for it: that is the session's to find.
 
@@ -48,6 +50,10 @@ REFUSALS_NEEDED = 2
 RETRY_PAUSE_S = 0.02
 PROVEN_S = 0.1
 """A connection that lived so long was one to the broker, not to something that accepts in its place."""
+
+NEVER_GONE_S = 5.0
+"""Who registers again so soon after it was suspected was there all the time, perhaps."""
+MAX_DOUBLINGS = 6
 
 KEEPALIVE_S = 1
 KEEPALIVE_PROBES = 2
@@ -98,6 +104,15 @@ class _Trouble(NamedTuple):
     is_suspected: bool = False
 
 
+class _Suspicion(NamedTuple):
+    """The last one of a broker whose connection has not stood since."""
+
+    epoch: int
+    at_s: float
+    in_a_row: int
+    """How many epochs of this broker, one after the other."""
+
+
 class CrashDetector:
     """Watches the brokers given to `follow`, and calls `suspect` for those that it takes for crashed. `in_touch` is to
     return when ZooKeeper has answered something."""
@@ -116,8 +131,7 @@ class CrashDetector:
         self._suspect = suspect
         self._in_touch = in_touch
         self._troubles: dict[int, _Trouble] = {}
-        self._suspicions: dict[int, tuple[int, int]] = {}
-        """Of each broker whose connection has not stood since: the epoch suspected last, how many were in a row."""
+        self._suspicions: dict[int, _Suspicion] = {}
         self._watches: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -202,12 +216,14 @@ class CrashDetector:
                     await watcher.lost
                 finally:
                     watcher.close()
+                    has_proven = self._clock.monotonic() - connected_s >= PROVEN_S
+                    if has_proven:
+                        self._suspicions.pop(broker.id, None)
                 reason = "it accepts connections and closes them"
-                if self._clock.monotonic() - connected_s >= PROVEN_S:
+                if has_proven:
                     failing_since_s = None
                     has_stood = True
                     doublings = 0
-                    self._suspicions.pop(broker.id, None)
                     # label C1: see ARCHITECTURE.md, "A broker crash"
                     _log.info("the connection to broker %d was lost; connecting again", broker.id)
             now_s = self._clock.monotonic()
@@ -222,16 +238,20 @@ class CrashDetector:
                 lasted_ms = (now_s - failing_since_s) * 1_000
                 _log.warning("broker %d is suspected to have crashed: %s, for %.0f ms", broker.id, reason, lasted_ms)
                 self._troubles[broker.id] = self._troubles[broker.id]._replace(is_suspected=True)
-                self._suspicions[broker.id] = (broker.epoch, doublings + 1)
+                last = self._suspicions.get(broker.id)
+                in_a_row = last.in_a_row if last is not None and last.epoch == broker.epoch else doublings + 1
+                self._suspicions[broker.id] = _Suspicion(broker.epoch, now_s, in_a_row)
                 self._suspect(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
                 return
-            await asyncio.sleep(RETRY_PAUSE_S * 2**doublings)
+            await asyncio.sleep(min(RETRY_PAUSE_S * 2**doublings, self._detection_s / 2))
 
     def _doublings(self, broker: Broker) -> int:
         """Of the time that it takes to suspect this broker. None in the epoch that was suspected last: who has removed
         a crashed controller, and then takes its office, suspects it twice."""
-        epoch, in_a_row = self._suspicions.get(broker.id, (broker.epoch, 0))
-        return 0 if epoch == broker.epoch else in_a_row
+        last = self._suspicions.get(broker.id)
+        if last is None or last.epoch == broker.epoch or self._clock.monotonic() - last.at_s > NEVER_GONE_S:
+            return 0
+        return min(last.in_a_row, MAX_DOUBLINGS)
 
     async def _was_cut_off(self) -> bool:
         """Perhaps it is this broker that could reach nobody; by now it can, and what it saw before counts no more."""

@@ -74,8 +74,6 @@ def containers(request: pytest.FixtureRequest) -> Iterator[SparkContainers]:
 
 
 async def create(cluster: Containers) -> None:
-    while len((await asyncio.to_thread(cluster.view)).brokers) < len(BROKERS):
-        await asyncio.sleep(0.05)
     async with Admin(cluster.bootstrap) as admin:
         await admin.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=len(BROKERS))
 
@@ -90,6 +88,7 @@ async def produce(cluster: Containers, first: int) -> None:
 @pytest.mark.timeout(900)
 def test_ingestion_goes_on_when_the_container_of_a_worker_is_killed(containers: SparkContainers) -> None:
     began_s = time.monotonic()
+    wait_until(lambda: len(containers.view().brokers) == len(BROKERS), "all brokers are registered", PATIENCE_S)
     asyncio.run(create(containers))
     asyncio.run(produce(containers, 0))
     containers.start_spark()

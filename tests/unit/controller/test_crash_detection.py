@@ -194,6 +194,28 @@ def test_who_came_back_is_suspected_at_once_again_after_a_connection_has_stood()
     run(test)
 
 
+def test_a_connection_that_stood_counts_also_where_its_watch_ended_before_it() -> None:
+    """As when the session of a broker ends: it registers again, and its connection has no time to break."""
+
+    async def test() -> None:
+        fake = FakeBroker()
+        port = await fake.listen()
+        await fake.die()
+        async with watching(detection_ms=600_000) as (detector, suspected):
+            detector.follow([broker(port, epoch=1)])
+            await until(lambda: len(suspected) == 1)
+            await fake.listen(port)
+            detector.follow([broker(port, epoch=2)])
+            await until(lambda: len(fake.peers) == 1)
+            await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
+            detector.follow([])
+            await fake.die()
+            detector.follow([broker(port, epoch=3)])
+            await until(lambda: len(suspected) == 2)
+
+    run(test)
+
+
 def test_who_is_cut_off_from_zookeeper_suspects_nobody_and_looks_again_when_it_is_back() -> None:
     async def test() -> None:
         fake = FakeBroker()

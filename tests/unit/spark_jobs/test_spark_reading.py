@@ -149,11 +149,12 @@ def test_a_damaged_batch_is_told_by_partition_and_offset(log: ScriptedLog) -> No
         log.rows(log.wanted(0, 2))
 
 
-def test_a_timestamp_beyond_sparks_is_told() -> None:
+@pytest.mark.parametrize(("delta", "told"), [(1 << 60, 1 << 61), (1 << 62, 5 << 60)])
+def test_a_timestamp_beyond_sparks_is_told(delta: int, told: int) -> None:
     schema = to_arrow_schema(read_schema(False), timezone="UTC")
     builder = BatchBuilder(OffsetRange("t", "id", 0, 0, 1), schema, False)
-    builder.add(decode_batch(encode_batch([b"x"], base_timestamp=1 << 61)), 0)
-    with pytest.raises(MinibrokerError, match="t-0: a timestamp of 2305843009213693952 ms is more"):
+    builder.add(decode_batch(encode_batch([b"x"], base_timestamp=told - delta, timestamp_deltas=[delta])), 0)
+    with pytest.raises(MinibrokerError, match=f"t-0: a timestamp of {told} ms is more"):
         builder.build()
 
 
