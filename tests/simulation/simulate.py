@@ -41,13 +41,14 @@ class Outcome(NamedTuple):
 def simulate_many(
     seeds: Sequence[int], minutes: float, *, mutant: str | None = None, jobs: int | None = None
 ) -> Iterator[Outcome]:
-    """The outcome of each seed, in the order of the seeds. Leaving early waits for the storms under way, no more.
-    Raises BrokenProcessPool where a worker dies."""
+    """The outcome of each seed, in the order of the seeds. Leaving early ends the storms under way. Raises
+    BrokenProcessPool where a worker dies."""
     # Workers are started afresh, and anew after some seeds: what a storm leaves behind must not reach the next, nor
     # fill the memory. Not by `max_tasks_per_child`: with it, Python 3.11's pool can come to a standstill (gh-115634).
     jobs = jobs or os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
     for start in range(0, len(seeds), jobs * _SEEDS_PER_WORKER):
+        others = set(multiprocessing.active_children())
         with ProcessPoolExecutor(jobs, mp_context=context) as pool:
             some = seeds[start : start + jobs * _SEEDS_PER_WORKER]
             futures = [pool.submit(_outcome, seed, minutes, mutant) for seed in some]
@@ -55,7 +56,11 @@ def simulate_many(
                 for future in futures:
                     yield future.result()
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+                if not all(future.done() for future in futures):
+                    # Nobody will ask for them, and a storm with a planted bug can last for minutes.
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for worker in set(multiprocessing.active_children()) - others:
+                        worker.terminate()
 
 
 def _outcome(seed: int, minutes: float, mutant: str | None) -> Outcome:
