@@ -20,10 +20,11 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
+from tests.simulation.history import Anomaly
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.process import current_process
 from tests.simulation.storm import Report, simulate
@@ -39,10 +40,15 @@ class Outcome(NamedTuple):
 
 
 def simulate_many(
-    seeds: Sequence[int], minutes: float, *, mutant: str | None = None, jobs: int | None = None
+    seeds: Sequence[int],
+    minutes: float,
+    *,
+    mutant: str | None = None,
+    is_enough: Callable[[Anomaly], bool] | None = None,
+    jobs: int | None = None,
 ) -> Iterator[Outcome]:
-    """The outcome of each seed, in the order of the seeds. Leaving early ends the storms under way. Raises
-    BrokenProcessPool where a worker dies."""
+    """The outcome of each seed, in the order of the seeds; `is_enough` (a function of a module) ends its storm. Leaving
+    early ends the storms under way. Raises BrokenProcessPool where a worker dies."""
     # Workers are started afresh, and anew after some seeds: what a storm leaves behind must not reach the next, nor
     # fill the memory. Not by `max_tasks_per_child`: with it, Python 3.11's pool can come to a standstill (gh-115634).
     jobs = jobs or os.cpu_count() or 1
@@ -51,7 +57,7 @@ def simulate_many(
         others = set(multiprocessing.active_children())
         with ProcessPoolExecutor(jobs, mp_context=context) as pool:
             some = seeds[start : start + jobs * _SEEDS_PER_WORKER]
-            futures = [pool.submit(_outcome, seed, minutes, mutant) for seed in some]
+            futures = [pool.submit(_outcome, seed, minutes, mutant, is_enough) for seed in some]
             try:
                 for future in futures:
                     yield future.result()
@@ -63,11 +69,11 @@ def simulate_many(
                         worker.terminate()
 
 
-def _outcome(seed: int, minutes: float, mutant: str | None) -> Outcome:
+def _outcome(seed: int, minutes: float, mutant: str | None, is_enough: Callable[[Anomaly], bool] | None) -> Outcome:
     logging.disable(logging.CRITICAL)
     began = time.process_time()
     with planted(mutant):
-        report = simulate(seed, minutes)
+        report = simulate(seed, minutes, is_enough)
     return Outcome(report, time.process_time() - began)
 
 

@@ -93,20 +93,22 @@ class Report:
         return [f"{value} {name}, at least {least} are due" for name, value, least in floors if value < least]
 
 
-def simulate(seed: int, minutes: float) -> Report:
-    """A whole storm of so many virtual minutes. Never raises for what goes wrong in it: that is an anomaly."""
+def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | None = None) -> Report:
+    """A whole storm of so many virtual minutes, or up to the first anomaly that is enough. Never raises for what goes
+    wrong in it: that is an anomaly."""
     report = Report(seed)
     dice = Random(f"{seed} storm")
     limit_s = minutes * 60 + 600
     try:
-        run(_storm(report, dice, minutes * 60), seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
+        run(_storm(report, dice, minutes * 60, is_enough), seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict on this seed
-        report.anomalies.append(Anomaly("failed", "; ".join(_flat(error))))
+        if is_enough is None or not any(map(is_enough, report.anomalies)):  # else the storm has stopped the loop
+            report.anomalies.append(Anomaly("failed", "; ".join(_flat(error))))
     return report
 
 
-async def _storm(report: Report, dice: Random, seconds: float) -> None:
-    storm = Storm(report, dice)
+async def _storm(report: Report, dice: Random, seconds: float, is_enough: Callable[[Anomaly], bool] | None) -> None:
+    storm = Storm(report, dice, is_enough)
     try:
         await storm.run(seconds)
     finally:
@@ -122,7 +124,8 @@ class Change(NamedTuple):
 
 
 class Storm:
-    def __init__(self, report: Report, dice: Random) -> None:
+    def __init__(self, report: Report, dice: Random, is_enough: Callable[[Anomaly], bool] | None = None) -> None:
+        self._is_enough = is_enough
         self.simulation = Simulation()
         self.report = report
         self.dice = dice
@@ -433,6 +436,8 @@ class Storm:
             self._reported.add(str(anomaly))
             self.report.anomalies.append(anomaly)
             self.note(f"ANOMALY {anomaly}")
+            if self._is_enough is not None and self._is_enough(anomaly):
+                self.simulation.loop.stop()  # not by a task, so that up to here it is the same storm as always
 
     async def _watch_invariants(self) -> None:
         while True:
