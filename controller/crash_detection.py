@@ -19,11 +19,14 @@ attempt to connect again, and after the last: unless it answers promptly both ti
 nothing. A broker whose network has come back would otherwise depose a healthy controller for what it saw alone.
 
 A suspicion is only that: it deletes a znode, which the suspect, if it lives, creates again under a new broker epoch.
-Each broker epoch is suspected once. Who comes back, and still cannot be reached, was perhaps never gone: one link is
-broken, or its advertised address is wrong, and to remove it again and again would elect new leaders for as long as that
-lasts. So each suspicion in a row doubles the time that the next one takes, refused or not, until a connection stands.
-(Who was never gone registers again at once. Who takes its time has been started anew, and a crash of it is found as
-quickly as the first one.)
+Each watch suspects once. Who comes back, and still cannot be reached, was perhaps never gone: one link is broken, or
+its advertised address is wrong, and to remove it again and again would elect new leaders for as long as that lasts. So
+each suspicion in a row makes the next one take four times as long, refused or not, until a connection stands; the
+session finds a real crash meanwhile. A row outlives the suspect's broker epoch, which each suspicion changes, and terms
+of office: a link between the controller and another broker is broken for both ends, they depose each other in turn, and
+would begin to count anew each time. (Two brokers, who have no third one to lead them, had 40 controllers in two minutes
+that way, and as many leader epochs. Now either end suspects the other after 0.5, 2, 8, 32 and 128 s.) A broker that was
+started anew is connected to as soon as it has registered, and a crash of it is found as quickly as the first one.
 
 A process that was stopped (SIGSTOP) keeps its connections, its kernel answers for it: that is the session's to find.
 
@@ -51,9 +54,11 @@ RETRY_PAUSE_S = 0.02
 PROVEN_S = 0.1
 """A connection that lived so long was one to the broker, not to something that accepts in its place."""
 
-NEVER_GONE_S = 5.0
-"""Who registers again so soon after it was suspected was there all the time, perhaps."""
-MAX_DOUBLINGS = 6
+BACK_OFF = 4
+"""So many times as long each suspicion in a row takes as the one before."""
+MAX_IN_A_ROW = 4
+FORGOTTEN_S = 600.0
+"""A row ends, too, where nobody was suspected for so long: longer than any suspicion takes, by default."""
 
 KEEPALIVE_S = 1
 KEEPALIVE_PROBES = 2
@@ -107,10 +112,8 @@ class _Trouble(NamedTuple):
 class _Suspicion(NamedTuple):
     """The last one of a broker whose connection has not stood since."""
 
-    epoch: int
     at_s: float
     in_a_row: int
-    """How many epochs of this broker, one after the other."""
 
 
 class CrashDetector:
@@ -189,14 +192,15 @@ class CrashDetector:
 
     async def _watch(self, broker: Broker, endpoint: Endpoint) -> None:
         trouble = self._remembered(broker)
-        failing_since_s = None if trouble is None else trouble.since_s
+        # What it was suspected for has been judged. Another suspicion needs its whole time.
+        failing_since_s = None if trouble is None or trouble.is_suspected else trouble.since_s
         has_stood = trouble is not None and trouble.has_stood
-        refusals, doublings = 0, self._doublings(broker)
+        refusals, in_a_row = 0, self._in_a_row(broker)
         while True:
             if await self._was_cut_off():
                 failing_since_s, refusals = None, 0
             now_s = self._clock.monotonic()
-            patience_s = self._detection_s * 2**doublings
+            patience_s = self._detection_s * BACK_OFF**in_a_row
             deadline_s = (now_s if failing_since_s is None else failing_since_s) + patience_s
             try:
                 async with asyncio.timeout(min(max(deadline_s - now_s, RETRY_PAUSE_S), self._detection_s)):
@@ -223,14 +227,14 @@ class CrashDetector:
                 if has_proven:
                     failing_since_s = None
                     has_stood = True
-                    doublings = 0
+                    in_a_row = 0
                     # label C1: see ARCHITECTURE.md, "A broker crash"
                     _log.info("the connection to broker %d was lost; connecting again", broker.id)
             now_s = self._clock.monotonic()
             if failing_since_s is None:
                 failing_since_s = now_s
             self._troubles[broker.id] = _Trouble(broker.epoch, failing_since_s, now_s, has_stood)
-            if (refusals >= REFUSALS_NEEDED and doublings == 0) or now_s - failing_since_s >= patience_s:
+            if (refusals >= REFUSALS_NEEDED and in_a_row == 0) or now_s - failing_since_s >= patience_s:
                 if await self._was_cut_off():
                     _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
                     failing_since_s, refusals = None, 0
@@ -238,20 +242,18 @@ class CrashDetector:
                 lasted_ms = (now_s - failing_since_s) * 1_000
                 _log.warning("broker %d is suspected to have crashed: %s, for %.0f ms", broker.id, reason, lasted_ms)
                 self._troubles[broker.id] = self._troubles[broker.id]._replace(is_suspected=True)
-                last = self._suspicions.get(broker.id)
-                in_a_row = last.in_a_row if last is not None and last.epoch == broker.epoch else doublings + 1
-                self._suspicions[broker.id] = _Suspicion(broker.epoch, now_s, in_a_row)
+                self._suspicions[broker.id] = _Suspicion(now_s, in_a_row + 1)
                 self._suspect(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
                 return
-            await asyncio.sleep(min(RETRY_PAUSE_S * 2**doublings, self._detection_s / 2))
+            await asyncio.sleep(min(RETRY_PAUSE_S * BACK_OFF**in_a_row, self._detection_s / 2))
 
-    def _doublings(self, broker: Broker) -> int:
-        """Of the time that it takes to suspect this broker. None in the epoch that was suspected last: who has removed
-        a crashed controller, and then takes its office, suspects it twice."""
+    def _in_a_row(self, broker: Broker) -> int:
+        """How many suspicions of this broker there have been since a connection to it stood, in whatever epoch of its
+        own and of the controller's."""
         last = self._suspicions.get(broker.id)
-        if last is None or last.epoch == broker.epoch or self._clock.monotonic() - last.at_s > NEVER_GONE_S:
+        if last is None or self._clock.monotonic() - last.at_s > FORGOTTEN_S:
             return 0
-        return min(last.in_a_row, MAX_DOUBLINGS)
+        return min(last.in_a_row, MAX_IN_A_ROW)
 
     async def _was_cut_off(self) -> bool:
         """Perhaps it is this broker that could reach nobody; by now it can, and what it saw before counts no more."""

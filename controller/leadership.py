@@ -62,7 +62,10 @@ _TROUBLE_PAUSE_S = 1.0
 """Before the next look, where ZooKeeper refused something or a znode is malformed."""
 
 RESIGNATION_PAUSE_S = 0.5
-"""Who has resigned lets the others go first for this long: what failed here may work there."""
+"""Who has resigned, or was removed, lets the others go first for this long: what failed here may work there."""
+REMOVAL_PAUSE_S = 0.1
+"""So does who has removed a crashed controller: where it lives, and the link between the two is broken, a third broker
+that reaches both ends the quarrel. Where there is no third one, the failover takes so much longer."""
 
 
 class Term(NamedTuple):
@@ -235,7 +238,7 @@ class Leadership:
     async def _resign(self, reason: str) -> None:
         if self._term is None:
             return
-        self._not_before_s = self._clock.monotonic() + RESIGNATION_PAUSE_S
+        self._let_others_go_first(RESIGNATION_PAUSE_S)
         await self._end_term(reason)
         self._ask_to_look()  # which finds our node without a term, and removes it
 
@@ -246,7 +249,8 @@ class Leadership:
         seen = await self._read(session)
         if (seen.controller_id, seen.epoch) == (controller_id, epoch) and seen.owner != session.session_id:
             _logger.warning("broker %d removes the controller %d, which has crashed", self._broker_id, controller_id)
-            await self._remove(session, seen.epoch_version)
+            if await self._remove(session, seen.epoch_version):
+                self._let_others_go_first(REMOVAL_PAUSE_S)
         await self._look()
 
     # -- looking and acting --
@@ -273,6 +277,8 @@ class Leadership:
                 await self._end_term(f"{CONTROLLER} no longer matches epoch {seen.epoch} of broker {self._broker_id}")
                 await self._remove(session, seen.epoch_version)
             else:
+                if self._term is not None:  # somebody has removed it, most likely one that could not reach this broker
+                    self._let_others_go_first(RESIGNATION_PAUSE_S)
                 await self._end_term(f"{CONTROLLER} is gone")
                 self._announce(None, seen.epoch)
                 pause_s = self._not_before_s - self._clock.monotonic()
@@ -335,12 +341,17 @@ class Leadership:
                 ]
             )
 
-    async def _remove(self, session: ZooKeeperSession, epoch_version: int) -> None:
-        """Remove /controller, unless another was elected since `epoch_version`."""
+    async def _remove(self, session: ZooKeeperSession, epoch_version: int) -> bool:
+        """Remove /controller, unless another was elected since `epoch_version`, or it is gone: then False."""
         try:
             await session.multi([Check(CONTROLLER_EPOCH, epoch_version), Delete(CONTROLLER)])
         except MultiFailed as error:
             _logger.info("%s was not removed: %s", CONTROLLER, error.cause)
+            return False
+        return True
+
+    def _let_others_go_first(self, pause_s: float) -> None:
+        self._not_before_s = self._clock.monotonic() + pause_s
 
     # -- terms --
 
@@ -359,7 +370,7 @@ class Leadership:
             await self._on_elected(session, *term)
         except Exception:
             _logger.exception("broker %d could not take office as controller and resigns", self._broker_id)
-            self._not_before_s = self._clock.monotonic() + RESIGNATION_PAUSE_S
+            self._let_others_go_first(RESIGNATION_PAUSE_S)
             await self._end_term("it could not take office")
 
     async def _end_term(self, reason: str) -> None:

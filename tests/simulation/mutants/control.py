@@ -7,6 +7,7 @@ from typing import Any
 from broker.handlers import control
 from broker.replication.partition import Partition
 from controller import executor, leadership
+from controller.crash_detection import CrashDetector
 from controller.leadership import Leadership
 from controller.registration import Registration
 from controller.tenure import Tenure
@@ -129,3 +130,21 @@ class _WatchedOnce:
         found = await self._session.exists(path, fired)
         self._is_watched = True
         return found
+
+
+# --- One broken link -----------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "flapping controller",
+    "a broker suspects another one as quickly as the first time, however often it has come back, and whoever removed a "
+    "controller, or was removed, runs for the office at once: two that cannot reach each other depose each other for ever",
+)
+def suspicions_not_counted(patches: Patches) -> None:
+    @patches.instead_of(CrashDetector, "_in_a_row")
+    def in_a_row(original: Any, self: CrashDetector, broker: Any) -> int:
+        return 0
+
+    @patches.instead_of(Leadership, "_let_others_go_first")
+    def let_others_go_first(original: Any, self: Leadership, pause_s: float) -> None:
+        """They go first if they are faster."""

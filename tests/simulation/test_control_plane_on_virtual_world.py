@@ -1,0 +1,100 @@
+"""What goes wrong between a controller and its brokers while all of them live: links, lost answers, orders."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from client.admin import Admin
+from protocol import znodes
+from protocol.model import NO_LEADER, TopicPartition
+from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.loop import run
+from tests.simulation.world import Simulation
+
+TOPIC = "orders"
+PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]
+
+
+async def _start_cluster(brokers: int, replication_factor: int) -> VirtualCluster:
+    """With a topic of three partitions."""
+    cluster = VirtualCluster(Simulation(), brokers=brokers)
+    await cluster.start()
+    await _create_topic(cluster, TOPIC, replication_factor)
+    return cluster
+
+
+async def _create_topic(cluster: VirtualCluster, topic: str, replication_factor: int) -> None:
+    world = cluster.client("admin")
+
+    async def create() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic(topic, partitions=len(PARTITIONS), replication_factor=replication_factor)
+
+    await world.process.run(create())
+
+
+def _controller_epoch(cluster: VirtualCluster) -> int:
+    return znodes.decode_controller_epoch(cluster.simulation.zookeeper.data(znodes.CONTROLLER_EPOCH))
+
+
+def _is_whole(cluster: VirtualCluster) -> bool:
+    """One controller, every partition led, every replica in sync."""
+    states = [cluster.state(partition) for partition in PARTITIONS]
+    return len(cluster.active_controllers()) == 1 and all(
+        state.leader != NO_LEADER and len(state.isr) == len(cluster.broker_ids) for state in states
+    )
+
+
+# --- One broken link ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("direction", ["both ways", "to the controller", "from the controller"])
+@pytest.mark.parametrize(("brokers", "changes_at_most"), [(2, 10), (3, 2)])
+def test_a_link_to_the_controller_that_is_broken_for_two_minutes_costs_few_elections(
+    brokers: int, changes_at_most: int, direction: str, seed: int
+) -> None:
+    """Two brokers on a broken link depose each other, each time later. Where a third one reaches both, it leads."""
+
+    async def scenario() -> None:
+        cluster = await _start_cluster(brokers, replication_factor=brokers)
+        await cluster.until(lambda: _is_whole(cluster))
+        [controller] = cluster.active_controllers()
+        other = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+        controller_epoch = _controller_epoch(cluster)
+        leader_epochs = [cluster.state(partition).leader_epoch for partition in PARTITIONS]
+        if direction != "to the controller":
+            cluster.simulation.network.block(host_name(controller), host_name(other))
+        if direction != "from the controller":
+            cluster.simulation.network.block(host_name(other), host_name(controller))
+        await asyncio.sleep(120)
+        assert _controller_epoch(cluster) - controller_epoch <= changes_at_most
+        for partition, before in zip(PARTITIONS, leader_epochs, strict=True):
+            assert cluster.state(partition).leader_epoch - before <= changes_at_most
+        cluster.simulation.network.heal()
+        await cluster.until(lambda: _is_whole(cluster), within_s=60)
+
+    run(scenario(), seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_controller_that_is_killed_after_a_quarrel_is_replaced_at_once(seed: int) -> None:
+    """The link works again, so what was suspected while it was broken says nothing any more."""
+
+    async def scenario() -> None:
+        cluster = await _start_cluster(2, replication_factor=2)
+        cluster.simulation.network.block(host_name(0), host_name(1))
+        await asyncio.sleep(30)
+        cluster.simulation.network.heal()
+        await cluster.until(lambda: _is_whole(cluster), within_s=60)
+        await asyncio.sleep(1)
+        [controller] = cluster.active_controllers()
+        cluster.kill_broker(controller)
+        await cluster.until(
+            lambda: all(cluster.state(partition).leader not in (NO_LEADER, controller) for partition in PARTITIONS),
+            within_s=0.3,
+        )
+
+    run(scenario(), seed=seed)
