@@ -56,6 +56,8 @@ logger = logging.getLogger("minibroker.broker")
 TIMELINE_FILE = "controller-timeline.jsonl"
 SESSION_RETRY_S = 0.05
 CONTROLLER_RETRY_S = 0.05
+REGISTRATION_PATIENCE_S = 0.5
+"""How long an order waits for this broker to hear of the registration that it is meant for, before it is refused."""
 
 LARGE_BLOCK_BYTES = 16 * 1024 * 1024
 YOUNG_OBJECTS = 10_000
@@ -300,17 +302,18 @@ class Broker:
 
     async def _registered_epoch(self, at_least: int) -> int:
         """The broker epoch, once it is as high as the controller says it is: the answer to our registration may reach
-        us after the order that follows from it. Waits no longer than a session lives, so that no order blocks the rest.
+        us after the order that follows from it. Raises BrokerError(BROKER_ID_NOT_REGISTERED) where it takes its time:
+        the answer may be lost, ZooKeeper away, and a newer controller's order wait behind this one.
         """
         try:
-            async with asyncio.timeout(self.config.zookeeper_session_timeout_ms / 1_000):
+            async with asyncio.timeout(REGISTRATION_PATIENCE_S):
                 while self.broker_epoch < at_least:
                     self._registered_again.clear()
                     await self._registered_again.wait()
         except TimeoutError:
             raise BrokerError(
-                ErrorCode.STALE_BROKER_EPOCH,
-                f"the request is for broker epoch {at_least}, this broker's is {self.broker_epoch}",
+                ErrorCode.BROKER_ID_NOT_REGISTERED,
+                f"the request is for broker epoch {at_least}, this broker knows of {self.broker_epoch}",
             ) from None
         return self.broker_epoch
 

@@ -37,6 +37,10 @@ RETRY_PAUSE_S = 0.1
 """Between two attempts to reach a broker, as in Kafka's RequestSendThread."""
 CONNECT_TIMEOUT_S = 3.0
 
+FAILURE_PAUSE_S = 1.0
+MAX_FAILURES = 5
+"""So often a handler may fail at a request. Then the next ones are sent: they may be about other partitions."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -120,7 +124,20 @@ class Outbox:
             channel.disconnect("the controller has no more to say")
 
     async def _deliver(self, channel: _Channel, request: Outgoing) -> m.Message | ErrorCode:
-        """The broker's answer, or the error with which it refused the whole request."""
+        """The broker's last word on the request, or the error with which it refused the whole of it."""
+        attempts = 0
+        while True:
+            answer = await self._ask(channel, request)
+            error, _ = _errors_in(answer)
+            attempts += 1
+            if not _is_to_be_repeated(error, attempts):
+                return answer
+            if attempts == 1:
+                _log.warning("%s to broker %d is sent again: %s", request.api.name, channel.broker.id, error.name)
+            await asyncio.sleep(FAILURE_PAUSE_S if error is ErrorCode.UNKNOWN_SERVER_ERROR else RETRY_PAUSE_S)
+
+    async def _ask(self, channel: _Channel, request: Outgoing) -> m.Message | ErrorCode:
+        """The answer to one more attempt that got through."""
         while True:
             try:
                 if channel.connection is None or channel.connection.closed:
@@ -183,6 +200,13 @@ class _Channel:
         if self.connection is not None:
             self.connection.close(reason)
             self.connection = None
+
+
+def _is_to_be_repeated(error: ErrorCode, attempts: int) -> bool:
+    """What a whole request was answered with, after so many attempts, is not the last word on it."""
+    if error is ErrorCode.BROKER_ID_NOT_REGISTERED:
+        return True
+    return error is ErrorCode.UNKNOWN_SERVER_ERROR and attempts < MAX_FAILURES
 
 
 def _errors_in(answer: m.Message | ErrorCode) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:

@@ -55,6 +55,7 @@ class ErrorCode(IntEnum):
     PRODUCER_FENCED = 90
     THROTTLING_QUOTA_EXCEEDED = 89
     UNKNOWN_TOPIC_ID = 100
+    BROKER_ID_NOT_REGISTERED = 102
     INCONSISTENT_TOPIC_ID = 103
 
 
@@ -153,6 +154,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is at work."),
     _E.THROTTLING_QUOTA_EXCEEDED: ErrorInfo(True, False, "Slow down; the limit is in the broker's settings."),
     _E.UNKNOWN_TOPIC_ID: ErrorInfo(True, True, "The topic was deleted, or created again under the same name."),
+    _E.BROKER_ID_NOT_REGISTERED: ErrorInfo(
+        True, False, "The broker has not heard of its registration yet: see whether it reaches ZooKeeper."
+    ),
     _E.INCONSISTENT_TOPIC_ID: ErrorInfo(
         True,
         True,

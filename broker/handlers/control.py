@@ -1,8 +1,9 @@
 """LeaderAndIsr, StopReplica, UpdateMetadata: what the controller orders.
 
 Two epochs fence each order. The controller's: an order of a deposed controller is refused. The broker's
-(KIP-380): an order that was meant for an earlier run of this broker is refused, and one that is for a run which
-this broker does not know of yet (its registration succeeded, the answer is on its way) waits until it does.
+(KIP-380): an order that was meant for an earlier run of this broker is refused, for good, and one that is for a run
+which this broker does not know of yet (its registration succeeded, the answer is on its way, or lost) waits a moment
+and is refused with another error, on which the controller sends it again.
 """
 
 from broker.handlers.services import Services
@@ -19,7 +20,7 @@ from protocol.messages import (
 
 
 async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest) -> None:
-    """Raises BrokerError(STALE_CONTROLLER_EPOCH | STALE_BROKER_EPOCH)."""
+    """Raises BrokerError(STALE_CONTROLLER_EPOCH | STALE_BROKER_EPOCH | BROKER_ID_NOT_REGISTERED)."""
     if request.controller_epoch < services.control_epoch.highest:
         raise BrokerError(
             ErrorCode.STALE_CONTROLLER_EPOCH,

@@ -43,7 +43,8 @@ class Services(msgspec.Struct):
     topic_purgatory: Purgatory[DelayedOperation]
     control_epoch: ControlEpoch
     registered_epoch: Callable[[int], Awaitable[int]]
-    """This broker's epoch, once it is known to be at least the given one."""
+    """This broker's epoch, once it is known to be at least the given one. Raises BrokerError(BROKER_ID_NOT_REGISTERED)
+    where that takes long."""
     background: Callable[[Coroutine[Any, Any, None], str], object]
     """Starts a task that the broker owns; the second argument is its name."""
 

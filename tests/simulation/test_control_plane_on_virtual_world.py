@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
+from broker.__main__ import Broker
 from client.admin import Admin
+from client.producer import Producer
 from protocol import znodes
 from protocol.model import NO_LEADER, TopicPartition
+from protocol.world import Create, Operation
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation
+from tests.simulation.zookeeper import VirtualSession
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]
@@ -96,5 +101,61 @@ def test_a_controller_that_is_killed_after_a_quarrel_is_replaced_at_once(seed: i
             lambda: all(cluster.state(partition).leader not in (NO_LEADER, controller) for partition in PARTITIONS),
             within_s=0.3,
         )
+
+    run(scenario(), seed=seed)
+
+
+# --- Orders for a broker that does not know yet that it is registered -----------------------------------------------
+
+
+async def _start_and_hear_nothing_of_the_registration(cluster: VirtualCluster, broker_id: int) -> asyncio.Task[Broker]:
+    """Returns when its znode stands there. From that moment on it hears nothing from ZooKeeper."""
+    zookeeper, path = cluster.simulation.zookeeper, znodes.broker_path(broker_id)
+    registered = asyncio.Event()
+
+    def after(session: VirtualSession, operations: Sequence[Operation]) -> None:
+        if any(isinstance(operation, Create) and operation.path == path for operation in operations):
+            zookeeper.after = None
+            zookeeper.slow_hosts[host_name(broker_id)] = (60.0, 60.0)
+            registered.set()
+
+    zookeeper.after = after
+    start = asyncio.create_task(cluster.start_broker(broker_id))
+    await registered.wait()
+    return start
+
+
+@pytest.mark.parametrize("away_s", [3, 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_orders_reach_a_broker_that_hears_late_that_it_is_registered(seed: int, away_s: int) -> None:
+    """ZooKeeper is away meanwhile, so that no session ends: the broker is never registered, or told, anew."""
+
+    async def scenario() -> None:
+        cluster = await _start_cluster(3, replication_factor=1)
+        [controller] = cluster.active_controllers()
+        partition, broker_id = next(
+            (partition, leader)
+            for partition in PARTITIONS
+            if (leader := cluster.state(partition).leader) not in (controller, NO_LEADER)
+        )
+        zookeeper = cluster.simulation.zookeeper
+        cluster.kill_broker(broker_id)
+        await cluster.until(lambda: cluster.state(partition).leader == NO_LEADER)
+        start = await _start_and_hear_nothing_of_the_registration(cluster, broker_id)
+        await cluster.until(lambda: cluster.state(partition).leader == broker_id)
+        zookeeper.stop()
+        zookeeper.slow_hosts.clear()
+        await asyncio.sleep(away_s)
+        zookeeper.start()
+        broker = await start
+        assert broker.broker_epoch == zookeeper.stat(znodes.broker_path(broker_id)).czxid
+        world = cluster.client("producer")
+
+        async def produce() -> None:
+            async with Producer(cluster.bootstrap, world=world) as producer:
+                await producer.send(TOPIC, b"value", partition=partition.partition)
+
+        async with asyncio.timeout(30):
+            await world.process.run(produce())
 
     run(scenario(), seed=seed)

@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.handlers import control
 from broker.replication.partition import Partition
-from controller import executor, leadership
+from controller import executor, leadership, outbox
 from controller.crash_detection import CrashDetector
 from controller.leadership import Leadership
 from controller.registration import Registration
@@ -132,13 +132,26 @@ class _WatchedOnce:
         return found
 
 
+# --- Orders ------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "lost registration answer",
+    "an order that a broker refuses, since it does not know yet that it is registered, is taken for answered",
+)
+def refused_order_forgotten(patches: Patches) -> None:
+    @patches.instead_of(outbox, "_is_to_be_repeated")
+    def is_to_be_repeated(original: Any, error: Any, attempts: int) -> bool:
+        return False
+
+
 # --- One broken link -----------------------------------------------------------------------------------------------
 
 
 @mutant(
     "flapping controller",
     "a broker suspects another one as quickly as the first time, however often it has come back, and whoever removed a "
-    "controller, or was removed, runs for the office at once: two that cannot reach each other depose each other for ever",
+    "controller, or was removed, runs for the office at once: two without a link depose each other for ever",
 )
 def suspicions_not_counted(patches: Patches) -> None:
     @patches.instead_of(CrashDetector, "_in_a_row")

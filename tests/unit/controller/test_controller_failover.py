@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from protocol import znodes
 from protocol.errors import ErrorCode
-from protocol.messages import CreatableTopic, LeaderAndIsrResponse, Message
+from protocol.messages import (
+    CreatableTopic,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    Message,
+    StopReplicaResponse,
+    UpdateMetadataResponse,
+)
 from protocol.model import TopicPartition
 from protocol.world import Check, Delete, Operation
 from tests.simulation.zookeeper import VirtualSession
@@ -499,6 +508,64 @@ def test_a_failed_log_directory_moves_its_partitions_away() -> None:
         await cluster.until(lambda: state.offline_replicas(ORDERS_0) == (1,))
         await cluster.until(lambda: broken.topics["orders"][0].offline_replicas == [1])
         assert broken.topics["orders"][1].offline_replicas == []
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("refused_with", "times"), [(ErrorCode.BROKER_ID_NOT_REGISTERED, 100), (ErrorCode.UNKNOWN_SERVER_ERROR, 3)]
+)
+@pytest.mark.parametrize("api", ["LeaderAndIsr", "UpdateMetadata", "StopReplica"])
+def test_an_order_that_a_broker_could_not_carry_out_yet_comes_again_before_any_other(
+    api: str, refused_with: ErrorCode, times: int
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        busy = cluster.brokers[1]
+        refused: list[Told] = []
+        responses: dict[str, Callable[[ErrorCode], Message]] = {
+            "LeaderAndIsr": lambda code: LeaderAndIsrResponse(code, []),
+            "UpdateMetadata": UpdateMetadataResponse,
+            "StopReplica": lambda code: StopReplicaResponse(code, []),
+        }
+
+        def refuse(told: Told) -> Message:
+            if refused and len(refused) < times:
+                assert told == refused[0]
+            elif told.api != api or refused:
+                return busy.obey(told)
+            refused.append(told)
+            return responses[api](refused_with)
+
+        busy.answer = refuse
+        await office.create("orders", (1, 2))
+        if api == "StopReplica":
+            await cluster.until(lambda: ORDERS_0 in busy.roles)
+            await office.delete("orders")
+            await cluster.until(lambda: not cluster.zookeeper.has(znodes.topic_path("orders")))
+            assert ORDERS_0 in busy.deleted
+        else:
+            await cluster.until(lambda: ORDERS_0 in busy.led and "orders" in busy.topics)
+        assert len(refused) == times
+
+    simulate(scenario)
+
+
+def test_an_order_that_a_broker_fails_at_again_and_again_does_not_hold_up_the_others() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        broken = cluster.brokers[1]
+
+        def fail(told: Told) -> Message:
+            body = told.body
+            if isinstance(body, LeaderAndIsrRequest) and any(t.topic_name == "orders" for t in body.topic_states):
+                return LeaderAndIsrResponse(ErrorCode.UNKNOWN_SERVER_ERROR, [])
+            return broken.obey(told)
+
+        broken.answer = fail
+        await office.create("orders", (1, 2))
+        await office.create("payments", (1, 2))
+        await cluster.until(lambda: TopicPartition("payments", 0) in broken.roles)
 
     simulate(scenario)
 
