@@ -21,6 +21,7 @@ from broker.purgatory.purgatory import Purgatory, Timer
 from broker.replication.delayed import DelayedFetch, DelayedProduce, ProduceStatus
 from broker.replication.fetcher import Fetcher, FetcherSettings
 from broker.replication.partition import CONSUMER, Partition, Settings, Traffic
+from broker.storage.checkpoints import Staged
 from broker.storage.log import LogConfig
 from broker.storage.manager import LogManager
 from broker.supervisor import Supervisor
@@ -101,7 +102,6 @@ class ReplicaManager:
         self._timer = Timer()
         self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
         self._fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
-        self._high_watermarks: dict[TopicPartition, int] = {}
         self._changed_isrs: dict[TopicPartition, None] = {}
         self._isr_changed = asyncio.Event()
         self.expired_produces = 0
@@ -129,7 +129,6 @@ class ReplicaManager:
 
     def start(self) -> None:
         """After the logs were opened, before the first control request."""
-        self._high_watermarks = self._logs.read_high_watermarks()
         self._supervisor.start(self._check_isrs(), "ISR expiration")
         self._supervisor.start(self._announce_isr_changes(), "ISR change notification")
         self._supervisor.start(self._checkpoint(), "high watermark checkpoint")
@@ -143,7 +142,7 @@ class ReplicaManager:
         self._fetches.close()
         self._timer.close()
         if self._logs.failure is None:
-            self._logs.write_high_watermarks(self._current_high_watermarks())
+            self._logs.write_high_watermarks(self._stage_high_watermarks())
 
     # -- for handlers --
 
@@ -412,7 +411,7 @@ class ReplicaManager:
             self._settings,
             self._world.clock,
             self._metadata.alive_epoch,
-            high_watermark=self._high_watermarks.get(topic_partition, 0),
+            high_watermark=self._logs.high_watermark(topic_partition),
             min_insync_replicas=config.min_insync_replicas,
             traffic=self.traffic.setdefault(topic_partition.topic, Traffic()),
         )
@@ -468,7 +467,6 @@ class ReplicaManager:
                 self._stop_following(topic_partition)
                 if state.delete_partition:
                     self._partitions.pop(topic_partition, None)
-                    self._high_watermarks.pop(topic_partition, None)
                     await self._logs.delete(topic_partition)
                     logger.info("%s: deleted", topic_partition)
                 self._produces.check_soon(topic_partition)
@@ -616,13 +614,12 @@ class ReplicaManager:
     async def _checkpoint(self) -> None:
         while True:
             await asyncio.sleep(self._config.replica_high_watermark_checkpoint_interval_ms / 1_000)
-            marks = self._current_high_watermarks()
-            await self._world.executor.run(self._logs.write_high_watermarks, marks)
+            await self._world.executor.run(self._logs.write_high_watermarks, self._stage_high_watermarks())
 
-    def _current_high_watermarks(self) -> dict[TopicPartition, int]:
-        marks = dict(self._high_watermarks)
-        marks.update({tp: partition.high_watermark for tp, partition in self._partitions.items()})
-        return marks
+    def _stage_high_watermarks(self) -> Staged:
+        return self._logs.stage_high_watermarks(
+            {topic_partition: partition.high_watermark for topic_partition, partition in self._partitions.items()}
+        )
 
 
 def _log_end(partition: Partition) -> PartitionError:

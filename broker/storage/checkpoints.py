@@ -194,9 +194,12 @@ class OffsetCheckpoint:
                 self._written = number
 
     def lower(self, partition: TopicPartition, offset: int) -> None:
-        """On return the file says no more than `offset`. Costs nothing where it does not say more. Raises OSError."""
+        """On return the file says no more than `offset`. Costs nothing where it does not say more, unless a picture is
+        on its way: the file may still say what the picture does not. Raises OSError."""
         with self._staging:
-            if self.values.get(partition, 0) <= offset:
+            if self.values.get(partition, 0) > offset:
+                self._stage({**self.values, partition: offset})
+            elif self._written == self._staged:
                 return
-            staged = self._stage({**self.values, partition: offset})
+            staged = self._staged, self.values
         self.write(staged)

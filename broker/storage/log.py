@@ -9,7 +9,8 @@ moves numbers in memory, nothing else. Indexes, epochs and producer snapshots li
 with the next flush, off the event loop; then the recovery point moves. After a crash all that lies at or above the
 recovery point on disk is disregarded but for the batches themselves, and built again from their headers
 (`recovery`). So there is no order among files to keep, with one exception: a truncation below the recovery point
-that is on disk lowers that first, synchronously. It is rare, since what is truncated is the youngest.
+(or the high watermark) that is on disk lowers that first, synchronously: what the log holds there next is neither
+flushed nor committed. It is rare, since what is truncated is the youngest.
 
 That holds for leader epochs too. KAFKA-7415 asks that a leader's epoch is known with its start offset before the
 first append: it is, in memory, and every batch carries its epoch to disk. An epoch under which nothing was written
@@ -40,6 +41,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from broker.storage.checkpoints import (
+    HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
     LOG_START_OFFSET_FILE,
     RECOVERY_POINT_FILE,
@@ -83,6 +85,7 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     message_timestamp_after_max_ms: int | None = None
     """How far ahead of the broker's clock a batch's largest timestamp may be; None: any time is taken."""
     producer_id_expiration_ms: int = 86_400_000
+    """Forget a producer that was silent for so long while this log was looked after (`checkpoint`)."""
     flush_bytes: int = 32 * 1024**2
     """Flush in the background each time this much was appended: it bounds what a crash leaves to check, and keeps the
     kernel from writing back all at once."""
@@ -113,8 +116,15 @@ class LogDirectory:
         self.world = world
         self.recovery_points = OffsetCheckpoint(world.disk, f"{path}/{RECOVERY_POINT_FILE}")
         self.log_start_offsets = OffsetCheckpoint(world.disk, f"{path}/{LOG_START_OFFSET_FILE}")
+        self.high_watermarks = OffsetCheckpoint(world.disk, f"{path}/{HIGH_WATERMARK_FILE}")
         self.failure: BaseException | None = None
         self._listeners: list[Callable[[], None]] = []
+
+    def lower_offsets(self, partition: TopicPartition, offset: int) -> None:
+        """On return no checkpoint says more than `offset` of the partition: what a log holds from there on, after a cut
+        or in a new topic of that name, is neither flushed nor committed, whatever was there before. Raises OSError."""
+        for checkpoint in (self.recovery_points, self.log_start_offsets, self.high_watermarks):
+            checkpoint.lower(partition, offset)
 
     def on_offline(self, listener: Callable[[], None]) -> None:
         """Call `listener`, once, when the directory fails; at once if it has failed already."""
@@ -216,6 +226,7 @@ class Log:
         self._recovery_point = recovered.recovery_point
         self._epochs = recovered.epochs
         self._producers = recovered.producers
+        self._looked_after_s = self._clock.monotonic()
         self._snapshots = recovered.snapshots
         """Offsets of the snapshot files, ascending."""
         self._pending_snapshots: list[tuple[int, list[tuple[int, Producer]]]] = []
@@ -588,7 +599,6 @@ class Log:
         self._require_usable()
         try:
             self._begin_cut(offset, keep=False)
-            self._directory.log_start_offsets.lower(self.partition, offset)
             self._pending_snapshots.clear()
             self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, -1)
             for segment in reversed(self._segments):
@@ -615,14 +625,14 @@ class Log:
             self._epochs.truncate_from_start(offset)
 
     def _begin_cut(self, offset: int, *, keep: bool = True) -> None:
-        """Nobody may rely any more on what a flush under way writes, nor on a recovery point past `offset`; nor, unless
-        `keep`, on any snapshot."""
+        """Nobody may rely any more on what a flush under way writes, nor on a checkpoint that says more than `offset`;
+        nor, unless `keep`, on any snapshot."""
         self._recovery_point = min(self._recovery_point, offset)
         work = self._written_now
         if work is not None:
             cut = offset if keep else -1
             work.lowest_cut = cut if work.lowest_cut is None else min(work.lowest_cut, cut)
-        self._directory.recovery_points.lower(self.partition, offset)
+        self._directory.lower_offsets(self.partition, offset)
 
     def _drop(self, segment: Segment) -> None:
         segment.remove_files()
@@ -659,7 +669,7 @@ class Log:
     async def checkpoint(self) -> None:
         """`flush`, and write what makes a restart short: index entries and producer state up to now."""
         self._directory.check()
-        self._producers.forget_unseen_since(self._clock.wall_ms() - self.config.producer_id_expiration_ms)
+        self._forget_silent_producers()
         if self._flushing is not None:
             await asyncio.shield(self._flushing)
             self._directory.check()
@@ -667,6 +677,11 @@ class Log:
             self._take_snapshot()
             await asyncio.shield(self._flush_task())
         await self.flush()
+
+    def _forget_silent_producers(self) -> None:
+        before_s, self._looked_after_s = self._looked_after_s, self._clock.monotonic()
+        self._producers.time_passed(self._looked_after_s - before_s)
+        self._producers.forget_unseen_for(self.config.producer_id_expiration_ms / 1_000)
 
     def _has_unwritten(self) -> bool:
         return (

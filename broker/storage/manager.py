@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from posixpath import dirname
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from broker.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
@@ -34,6 +35,7 @@ from broker.storage.checkpoints import (
     MalformedFile,
     MetaProperties,
     OffsetCheckpoint,
+    Staged,
     decode_clean_shutdown,
     decode_meta_properties,
     decode_topic_id,
@@ -112,10 +114,11 @@ class LogManager:
         self._directory = LogDirectory(world, log_dir)
         self._recovery_points = self._directory.recovery_points
         self._log_start_offsets = self._directory.log_start_offsets
-        self._high_watermarks = OffsetCheckpoint(self._disk, self._path(HIGH_WATERMARK_FILE))
+        self._high_watermarks = self._directory.high_watermarks
         self._continuity = DataContinuity(self._disk, log_dir)
         self._logs: dict[TopicPartition, Log] = {}
-        self._partition_locks: dict[TopicPartition, asyncio.Lock] = {}
+        self._partition_locks: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
+        """Each lasts as long as somebody holds it or waits for it."""
         self._lock: Lock | None = None
         self._stopping = asyncio.Event()
         self._checkpoints: asyncio.Task[None] | None = None
@@ -140,8 +143,9 @@ class LogManager:
                 log_start_offsets = self._read_offsets(self._log_start_offsets)
                 self._read_offsets(self._high_watermarks)
                 await self._open_logs(recovery_points, log_start_offsets)
-                # What the file promised may be more than what is there.
+                # What the files promised may be more than what is there.
                 await self._write_recovery_points()
+                await self._lower_high_watermarks()
             except BaseException:
                 await self.close(clean=False)
                 raise
@@ -369,8 +373,7 @@ class LogManager:
     def _create_log(self, partition: TopicPartition, topic_id: str) -> _Opened:
         """In a worker thread. Raises OSError."""
         # Offsets that an earlier topic of that name left in the files must not be taken for this one's.
-        self._recovery_points.lower(partition, 0)
-        self._log_start_offsets.lower(partition, 0)
+        self._directory.lower_offsets(partition, 0)
         directory = self._path(str(partition))
         fresh = not self._disk.exists(directory)
         self._disk.make_directories(directory)
@@ -402,7 +405,7 @@ class LogManager:
             doomed = self._path(_deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
             try:
                 # A recovery point whose log is gone would be taken for a loss by the next start.
-                await self._world.executor.run(self._recovery_points.lower, partition, 0)
+                await self._world.executor.run(self._directory.lower_offsets, partition, 0)
                 await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)
             except OSError as error:
                 self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
@@ -427,7 +430,8 @@ class LogManager:
     @asynccontextmanager
     async def _exclusively(self, partition: TopicPartition) -> AsyncIterator[None]:
         """Creations and deletions of one partition happen one after the other."""
-        async with self._partition_locks.setdefault(partition, asyncio.Lock()):
+        lock = self._partition_locks.setdefault(partition, asyncio.Lock())
+        async with lock:
             yield
 
     # -- checkpoints --
@@ -458,15 +462,31 @@ class LogManager:
         except OSError as error:
             self._directory.fail_and_raise(error, f"writing {self._log_start_offsets.path}")
 
-    def read_high_watermarks(self) -> dict[TopicPartition, int]:
-        """As last written; empty where nothing was, or the file is damaged."""
-        return dict(self._high_watermarks.values)
+    def high_watermark(self, partition: TopicPartition) -> int:
+        """As last checkpointed, 0 where it never was: of this very log, and not past what it held then."""
+        return self._high_watermarks.values.get(partition, 0)
 
-    def write_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Blocks; one call at a time. Raises BrokerError KAFKA_STORAGE_ERROR."""
+    async def _lower_high_watermarks(self) -> None:
+        """Before anything is appended: what the file says past the end of a log would be believed of what comes there
+        next, and what it says of a log that is not there, of the next topic of that name."""
+        before = self._high_watermarks.values
+        marks = {p: min(mark, self._logs[p].log_end_offset) for p, mark in before.items() if p in self._logs}
+        if marks != before:
+            await self._world.executor.run(self._high_watermarks.write, self._high_watermarks.stage(marks))
+
+    def stage_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> Staged:
+        """A picture of the high watermarks, to be written by `write_high_watermarks`. Logs that are not named keep what
+        was checkpointed last; what has no log is left out. Does not block.
+
+        To be taken in the event loop, where logs are cut and deleted: so it is older or newer than that as a whole."""
+        before = self._high_watermarks.values
+        return self._high_watermarks.stage({p: high_watermarks.get(p, before.get(p, 0)) for p in self._logs})
+
+    def write_high_watermarks(self, staged: Staged) -> None:
+        """Blocks; in any thread. Raises BrokerError KAFKA_STORAGE_ERROR."""
         self._directory.check()
         try:
-            self._high_watermarks.write(self._high_watermarks.stage(high_watermarks))
+            self._high_watermarks.write(staged)
         except OSError as error:
             raise BrokerError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"writing {self._high_watermarks.path}: {error}"

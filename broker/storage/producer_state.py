@@ -13,8 +13,12 @@ Kafka takes any sequence then, which hides the gap left by batches that were los
 batches: Kafka writes the last alone, so that after a crash a repetition of an earlier one in flight counts as out of
 order. The format has room: one entry per batch, oldest first; whoever reads one per producer keeps the newest.
 
-A producer that wrote nothing for a day is forgotten. "When" is the clock of the broker that saw the batch, not the
-records' timestamps as in Kafka: importing last year's records would make the log forget who imports them.
+A producer that wrote nothing for a day is forgotten, which must not happen between a batch and its repetition: that
+would be appended once more. So the day is one through which this log was looked after, counted in the small steps in
+which it is (`time_passed`). Neither the records' timestamps (Kafka's choice: importing last year's records would make
+the log forget who imports them) nor a clock can be asked: a wall clock is set, and the monotonic one may jump over
+the sleep of a suspended host, while the producer, elsewhere, waits for its answer. The count begins anew with each
+start of the broker, and wherever the state is built again. Who is forgotten too late does no harm.
 """
 
 from __future__ import annotations
@@ -30,6 +34,9 @@ from protocol.records import NO_SEQUENCE, BatchHeader
 
 RETAINED_BATCHES = 5
 """As many as a producer may have in flight (Kafka's NUM_BATCHES_TO_RETAIN)."""
+
+LONGEST_STEP_S = 60.0
+"""As often as a log is looked after by default. What passes beyond that between two looks does not count."""
 
 _SEQUENCES = 1 << 31  # after 2^31 - 1 comes 0
 
@@ -57,11 +64,15 @@ class Producer(NamedTuple):
     batches: tuple[ProducerBatch, ...]
     """The last batches of this epoch, oldest first."""
     last_seen_ms: int
+    """By the wall clock, for who reads snapshots: nothing is decided by it."""
+    last_seen_s: float = 0.0
+    """By the state's own count of time, which no snapshot has."""
 
 
 class ProducerState:
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
+        self._time_s = 0.0
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -113,14 +124,19 @@ class ProducerState:
             last_offset = first_offset + header.last_offset_delta
             batch = ProducerBatch(header.base_sequence, header.last_sequence, first_offset, last_offset)
             batches = (*batches[-RETAINED_BATCHES + 1 :], batch)
-        self._producers[header.producer_id] = Producer(header.producer_epoch, batches, now_ms)
+        self._producers[header.producer_id] = Producer(header.producer_epoch, batches, now_ms, self._time_s)
 
     def reaches(self, offset: int) -> bool:
         """Whether some of this comes, or may come, from `offset` or later."""
         return any(not p.batches or p.batches[-1].last_offset >= offset for p in self._producers.values())
 
-    def forget_unseen_since(self, time_ms: int) -> None:
-        self._producers = {i: p for i, p in self._producers.items() if p.last_seen_ms >= time_ms}
+    def time_passed(self, seconds: float) -> None:
+        """Since the last call, or since the log was opened."""
+        self._time_s += min(seconds, LONGEST_STEP_S)
+
+    def forget_unseen_for(self, seconds: float) -> None:
+        since_s = self._time_s - seconds - LONGEST_STEP_S  # for it may have been seen at the end of the step
+        self._producers = {i: p for i, p in self._producers.items() if p.last_seen_s >= since_s}
 
     def capture(self) -> list[tuple[int, Producer]]:
         """A picture of now, for `encode_snapshot` in another thread."""
@@ -129,13 +145,13 @@ class ProducerState:
     @classmethod
     def restore(cls, captured: Iterable[tuple[int, Producer]]) -> ProducerState:
         state = cls()
-        state._producers.update(captured)
+        state._producers.update((i, producer._replace(last_seen_s=0.0)) for i, producer in captured)
         return state
 
 
 def encode_snapshot(captured: Iterable[tuple[int, Producer]]) -> bytes:
     entries: list[bytes] = []
-    for producer_id, (epoch, batches, last_seen_ms) in captured:
+    for producer_id, (epoch, batches, last_seen_ms, _) in captured:
         for first_sequence, last_sequence, first_offset, last_offset in batches or (_NO_BATCH,):
             delta = last_offset - first_offset
             assert first_sequence == NO_SEQUENCE or (first_sequence + delta) % _SEQUENCES == last_sequence

@@ -7,6 +7,7 @@ from typing import Any
 
 from broker.storage import log as log_module
 from broker.storage import recovery
+from broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
 from broker.storage.continuity import DataContinuity
 from broker.storage.log import Log, LogDirectory
 from broker.storage.manager import LogManager
@@ -58,6 +59,27 @@ def leader_epoch_not_persisted(patches: Patches) -> None:
         version = self._epochs.version
         original(self, *rest)
         self._epochs.version = version
+
+
+@mutant(
+    "a topic created again",
+    "the high watermark on file is not lowered for a new topic of that name, nor where a log is cut: what comes next "
+    "passes for committed",
+)
+def high_watermark_not_lowered(patches: Patches) -> None:
+    @patches.instead_of(OffsetCheckpoint, "lower")
+    def lower(original: Any, self: OffsetCheckpoint, *rest: Any) -> None:
+        if not self.path.endswith(HIGH_WATERMARK_FILE):
+            original(self, *rest)
+
+
+@mutant("a clock that jumps", "a producer is forgotten a day after its last batch by the wall clock, however it jumped")
+def producers_forgotten_by_the_wall_clock(patches: Patches) -> None:
+    @patches.instead_of(Log, "_forget_silent_producers")
+    def forget_silent_producers(original: Any, self: Log) -> None:
+        since_ms = self._clock.wall_ms() - self.config.producer_id_expiration_ms
+        kept = [(i, producer) for i, producer in self._producers.capture() if producer.last_seen_ms >= since_ms]
+        self._producers = ProducerState.restore(kept)
 
 
 @mutant("KIP-98", "a leader does not look at the sequence numbers of producers")

@@ -100,6 +100,14 @@ def test_lowering_waits_for_nothing_where_the_file_says_less(tmp_path: Path) -> 
     assert OffsetCheckpoint(RealDisk(), checkpoint.path).read() == {A: 5, B: 49}
 
 
+def test_lowering_waits_for_a_picture_that_says_less_than_the_file(tmp_path: Path) -> None:
+    checkpoint = OffsetCheckpoint(RealDisk(), str(tmp_path / "points"))
+    checkpoint.write(checkpoint.stage({A: 100}))
+    checkpoint.stage({})  # on its way, and overtaken
+    checkpoint.lower(A, 0)
+    assert OffsetCheckpoint(RealDisk(), checkpoint.path).read() == {}
+
+
 def test_pictures_from_several_threads_end_with_the_newest(tmp_path: Path) -> None:
     checkpoint = OffsetCheckpoint(RealDisk(), str(tmp_path / "points"))
     staged = [checkpoint.stage({A: number}) for number in range(20)]

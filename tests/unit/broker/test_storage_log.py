@@ -639,10 +639,23 @@ def test_producers_that_are_silent_for_a_day_are_forgotten_at_a_checkpoint(path:
     opened = open_log(path)
     log = opened.log
     log.append_as_leader(batch(producer_id=1), 0, NOW)
-    opened.world.clock.now_ms = NOW + 86_400_001
-    log.append_as_leader(batch(producer_id=2, timestamp=5), 0, opened.world.clock.now_ms)
-    flushed(opened, Log.checkpoint)
+    log.append_as_leader(batch(producer_id=2, timestamp=5), 0, NOW)
+    for minute in range(24 * 60 + 2):
+        opened.world.clock.now_ms += 60_000
+        if minute == 1_000:
+            log.append_as_leader(batch(producer_id=2, sequence=1), 0, NOW)
+        flushed(opened, Log.checkpoint)
     assert (
         refusal(lambda: log.append_as_leader(batch(producer_id=1, sequence=1), 0, NOW)) is ErrorCode.UNKNOWN_PRODUCER_ID
     )
-    log.append_as_leader(batch(producer_id=2, sequence=1), 0, NOW)
+    log.append_as_leader(batch(producer_id=2, sequence=2), 0, NOW)
+
+
+def test_a_clock_that_jumps_between_a_batch_and_its_repetition_does_not_let_it_in_twice(path: str) -> None:
+    opened = open_log(path)
+    log = opened.log
+    first = log.append_as_leader(batch(producer_id=1), 0, NOW)
+    opened.world.clock.now_ms += 30 * 86_400_000  # both clocks: the wall's was set, the monotonic one slept
+    flushed(opened, Log.checkpoint)
+    again = log.append_as_leader(batch(producer_id=1), 0, opened.world.clock.now_ms)
+    assert (again.first_offset, again.duplicate) == (first.first_offset, True)

@@ -18,6 +18,7 @@ from tests.storage_support import NOW, PARTITION, FailingDisk, StorageWorld, bat
 OTHER = TopicPartition("other.topic-x", 12)
 CONFIG = LogConfig()
 CLEAN_MARKER = ".kafka_cleanshutdown"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
 
 
 @pytest.fixture
@@ -338,27 +339,139 @@ def test_damaged_checkpoints_are_done_without(data: Path) -> None:
 
     async def look(broker: Broker) -> None:
         assert (await broker.log()).log_end_offset == 3
-        assert broker.logs.read_high_watermarks() == {}
+        assert broker.logs.high_watermark(PARTITION) == 0
         assert not broker.logs.was_clean
 
     live(data, look)
 
 
 def test_high_watermarks_come_back_as_they_were_written(data: Path) -> None:
-    marks = {PARTITION: 7, OTHER: 2**40}
-
     async def write(broker: Broker) -> None:
-        assert broker.logs.read_high_watermarks() == {}
-        broker.logs.write_high_watermarks(marks)
+        await broker.log(records=7)
+        await broker.log(OTHER, records=3)
+        broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({PARTITION: 7, OTHER: 2}))
 
     async def read(broker: Broker) -> None:
-        assert broker.logs.read_high_watermarks() == marks
+        assert [broker.logs.high_watermark(partition) for partition in (PARTITION, OTHER)] == [7, 2]
+        broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({OTHER: 3}))
 
     live(data, write, clean=False)
     live(data, read)
-    assert (
-        data / "replication-offset-checkpoint"
-    ).read_bytes() == b"0\n2\norders 0 7\nother.topic-x 12 1099511627776\n"
+    assert (data / HIGH_WATERMARKS).read_bytes() == b"0\n2\norders 0 7\nother.topic-x 12 3\n"
+
+
+async def _committed(broker: Broker, mark: int) -> Log:
+    """A log of so many records, all of them committed, as the file says too."""
+    log = await broker.log(records=mark)
+    broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({PARTITION: mark}))
+    return log
+
+
+def test_the_high_watermark_of_a_deleted_topic_is_not_believed_of_the_next_one_of_its_name(data: Path) -> None:
+    async def recreate(broker: Broker) -> None:
+        await _committed(broker, 7)
+        await broker.logs.delete(PARTITION)
+        await broker.log(topic_id="another", records=9)
+        assert broker.logs.high_watermark(PARTITION) == 0
+
+    async def look(broker: Broker) -> None:
+        assert broker.logs.high_watermark(PARTITION) == 0
+        assert (await broker.log(topic_id="another")).log_end_offset == 9
+
+    live(data, recreate, clean=False)
+    live(data, look)
+
+
+def test_a_picture_of_high_watermarks_that_is_written_late_does_not_bring_back_a_deleted_topic(data: Path) -> None:
+    async def recreate(broker: Broker) -> None:
+        await _committed(broker, 6)
+        late = broker.logs.stage_high_watermarks({PARTITION: 7})
+        await broker.logs.delete(PARTITION)
+        without = broker.logs.stage_high_watermarks({})  # nor may the file lag behind a picture that leaves it out
+        await broker.log(topic_id="another", records=9)
+        assert b"orders 0 6" not in (data / HIGH_WATERMARKS).read_bytes()
+        broker.logs.write_high_watermarks(late)
+        broker.logs.write_high_watermarks(without)
+
+    async def look(broker: Broker) -> None:
+        assert broker.logs.high_watermark(PARTITION) == 0
+
+    live(data, recreate, clean=False)
+    live(data, look)
+
+
+def test_a_high_watermark_is_not_believed_of_what_comes_after_a_truncation(data: Path) -> None:
+    async def cut(broker: Broker) -> None:
+        log = await _committed(broker, 7)
+        log.truncate_to(4)
+        for _ in range(5):
+            log.append_as_leader(batch(), 1, NOW)
+
+    async def look(broker: Broker) -> None:
+        assert broker.logs.high_watermark(PARTITION) == 4
+
+    live(data, cut, clean=False)
+    live(data, look)
+
+
+def test_a_high_watermark_past_the_end_that_recovery_found_is_lowered_before_anything_is_appended(data: Path) -> None:
+    async def fill(broker: Broker) -> None:
+        await _committed(broker, 7)
+
+    async def append(broker: Broker) -> None:
+        assert broker.logs.high_watermark(PARTITION) == 6
+        log = await broker.log()
+        for _ in range(5):
+            log.append_as_leader(batch(), 1, NOW)
+
+    async def look(broker: Broker) -> None:
+        assert broker.logs.high_watermark(PARTITION) == 6
+
+    live(data, fill, clean=False)
+    segment = data / "orders-0" / "00000000000000000000.log"
+    os.truncate(segment, segment.stat().st_size - 1)  # a power cut
+    live(data, append, clean=False)
+    live(data, look)
+
+
+def test_the_high_watermark_of_a_log_that_is_not_there_is_ignored(data: Path) -> None:
+    async def fill(broker: Broker) -> None:
+        await _committed(broker, 7)
+
+    async def recreate(broker: Broker) -> None:
+        assert broker.logs.high_watermark(PARTITION) == 0
+        await broker.log(records=9)
+        assert broker.logs.high_watermark(PARTITION) == 0
+
+    live(data, fill, clean=False)
+    (data / "orders-0").rename(data.parent / "moved away")
+    live(data, recreate, clean=False)
+
+
+def test_a_moved_start_is_not_believed_past_a_truncation(data: Path) -> None:
+    async def cut(broker: Broker) -> None:
+        log = await broker.logs.get_or_create(PARTITION, "id", CONFIG)
+        log.append_as_leader(batch(10), 0, NOW)
+        log.move_log_start_offset(5)
+        await broker.logs.checkpoint_log_start_offsets()
+        log.truncate_to(6)  # the batch goes as a whole
+        log.append_as_leader(batch(10), 0, NOW)
+        assert log.log_start_offset == 0
+
+    async def look(broker: Broker) -> None:
+        assert (await broker.log()).log_start_offset == 0
+
+    live(data, cut, clean=False)
+    live(data, look)
+
+
+def test_the_lock_of_a_partition_lasts_no_longer_than_it_is_needed(data: Path) -> None:
+    async def run(broker: Broker) -> None:
+        await asyncio.gather(*(broker.log() for _ in range(3)), broker.logs.delete(PARTITION))
+        await broker.logs.delete(PARTITION)
+        assert len(broker.logs._partition_locks) == 0
+
+    live(data, run)
 
 
 def test_a_moved_start_survives_a_restart(data: Path) -> None:
@@ -425,7 +538,7 @@ def test_a_failed_disk_is_announced_once_and_leaves_no_clean_marker(data: Path, 
         ):
             assert await refusal(refused) is ErrorCode.KAFKA_STORAGE_ERROR
         with pytest.raises(BrokerError):
-            broker.logs.write_high_watermarks({})
+            broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({}))
 
     live(data, run, disk=disk)
     assert told == ["offline"]

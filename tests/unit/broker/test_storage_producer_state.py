@@ -127,10 +127,36 @@ def test_a_marker_of_a_transaction_moves_the_epoch_alone() -> None:
 def test_producers_that_were_not_seen_for_long_are_forgotten() -> None:
     state = ProducerState()
     state.update(header(0, producer_id=1), 0, NOW)
-    state.update(header(0, producer_id=2), 1, NOW + 10)
-    state.forget_unseen_since(NOW + 1)
+    for _ in range(11):
+        state.time_passed(60)
+    state.update(header(0, producer_id=2), 1, NOW)
+    state.forget_unseen_for(600)
+    assert state.get(1) is not None, "it may have been seen at the end of the first minute"
+    state.time_passed(1)
+    state.forget_unseen_for(600)
     assert state.get(1) is None
     assert state.get(2) is not None
+
+
+def test_a_jump_of_the_clock_between_two_looks_counts_as_a_minute() -> None:
+    state = ProducerState()
+    state.update(header(0), 0, NOW)
+    for _ in range(10):
+        state.time_passed(1_000_000)
+    state.forget_unseen_for(600)
+    assert state.get(7) is not None
+
+
+def test_the_time_of_producers_begins_anew_where_their_state_is_restored() -> None:
+    state = ProducerState()
+    for _ in range(100):
+        state.time_passed(60)
+    state.update(header(0), 0, NOW)
+    again = ProducerState.restore(state.capture())
+    for _ in range(12):
+        again.time_passed(60)
+    again.forget_unseen_for(600)
+    assert again.get(7) is None
 
 
 def test_a_snapshot_is_kafkas_with_one_entry_for_each_batch_the_newest_last() -> None:
