@@ -368,6 +368,7 @@ def _operations(write: Write) -> list[Operation]:
             return [
                 SetData(path, data) if config_exists else Create(path, data),
                 Create(znodes.topic_path(topic), znodes.encode_topic(znode)),
+                Create(znodes.topic_id_path(topic, znode.topic_id), b""),
             ]
         case EnsureNode(path):
             return [Create(path, b"")]

@@ -65,7 +65,7 @@ class WriteState(NamedTuple):
 
 
 class CreateTopic(NamedTuple):
-    """Create `/brokers/topics/T` and `/config/topics/T`, both or neither."""
+    """Create `/brokers/topics/T`, with the node that stands for its id, and `/config/topics/T`: all or nothing."""
 
     topic: str
     znode: TopicZnode

@@ -37,7 +37,7 @@ from controller.timeline import Timeline
 from protocol.messages import CreatableTopicResult, DeletableTopicResult
 from protocol.model import Broker, TopicPartition, topic_name_problem
 from protocol.world import SessionExpired, SessionState, World, ZooKeeperSession
-from protocol.znodes import TopicZnode, topic_config_path, topic_path
+from protocol.znodes import TopicZnode, topic_config_path, topic_id_path, topic_path
 
 _log = logging.getLogger(__name__)
 
@@ -284,6 +284,7 @@ class Tenure:
         await self._execute(brokers.load(self.state, snapshot, refused))
         every = tuple(self.state.assignments)
         await self._settle(every, tell=self.state.live_broker_ids(), announce=every)
+        await self._identify(self.state.topic_ids)
 
     async def _probe(self, registered: Mapping[int, Broker]) -> Collection[int]:
         others = [broker for broker_id, broker in sorted(registered.items()) if broker_id != self.state.controller_id]
@@ -359,8 +360,15 @@ class Tenure:
     async def _read_new_topics(self, names: Iterable[str]) -> frozenset[str]:
         """Take in those of the topics that are in ZooKeeper and not yet in the picture; returns the malformed ones."""
         found = await self._gather.topics([name for name in names if name not in self.state.topic_ids])
+        await self._identify({name: topic.topic_id for name, topic in found.read.items()})
         await self._add_topics(found.read)
         return found.malformed
+
+    async def _identify(self, topic_ids: Mapping[str, str]) -> None:
+        """Make sure that there is a node for the id of each of the topics."""
+        paths = [topic_id_path(name, topic_id) for name, topic_id in topic_ids.items() if topic_id]
+        there = await self._gather.existing(paths)
+        await self._execute(topics.identified(path for path in paths if path not in there))
 
     async def _add_topics(self, new: Mapping[str, TopicZnode]) -> None:
         if not new:

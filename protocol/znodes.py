@@ -72,6 +72,15 @@ def topic_path(topic: str) -> str:
     return f"{TOPICS}/{topic}"
 
 
+def topic_id_path(topic: str, topic_id: str) -> str:
+    """A node that stands for this very topic, beside Kafka's `partitions`: it comes and goes with the topic.
+
+    A write is carried out whenever it reaches ZooKeeper, and by then the topic may have been deleted and created again,
+    with nodes whose versions begin at 0 again. A `multi` with a Check of this node cannot hit another topic of that
+    name, since ids never come back. (A Check of a node's data there is not.)"""
+    return f"{TOPICS}/{topic}/id-{topic_id}"
+
+
 def partitions_path(topic: str) -> str:
     return f"{TOPICS}/{topic}/partitions"
 
@@ -181,6 +190,10 @@ def decode_topic(name: str, data: bytes) -> TopicZnode:
     if problem:
         raise MalformedZnode(f"the znode {path} is no topic: {problem}")
     node: _TopicJson = _decode(path, data, _TopicJson)
+    if node.topic_id and topic_name_problem(node.topic_id):  # it becomes the name of a znode
+        raise MalformedZnode(
+            f"the znode {path} has the topic_id {node.topic_id[:80]!r}: a-z A-Z 0-9 . _ - are legal; mend it"
+        )
     partitions: dict[int, tuple[int, ...]] = {}
     for key, replicas in node.partitions.items():
         if not (key.isdecimal() and len(key) <= 10) or not replicas or len(set(replicas)) != len(replicas):

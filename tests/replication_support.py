@@ -164,6 +164,7 @@ class OneBroker:
         leader_ports: Mapping[int, int] | None = None,
     ) -> list[PartitionError]:
         """LeaderAndIsr, and the znodes as the controller would have written them."""
+        self.topic_znodes(topic, topic_id)
         for s in states:
             self.znode(TopicPartition(topic, s.partition_index), s)
         return await self.replicas.apply_leader_and_isr(
@@ -175,6 +176,14 @@ class OneBroker:
                 [LiveLeader(b, f"broker-{b}", port) for b, port in (leader_ports or {2: 9092, 3: 9092}).items()],
             )
         )
+
+    def topic_znodes(self, topic: str, topic_id: str) -> None:
+        if not self.zookeeper.has(znodes.topic_path(topic)):
+            self.zookeeper.make(
+                znodes.topic_path(topic), znodes.encode_topic(znodes.TopicZnode(topic_id, {0: (1, 2, 3)}))
+            )
+            if topic_id:
+                self.zookeeper.make(znodes.topic_id_path(topic, topic_id))
 
     def znode(self, partition: TopicPartition, told: LeaderAndIsrPartition) -> None:
         path = znodes.state_path(partition)

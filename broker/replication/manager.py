@@ -41,9 +41,14 @@ from protocol.messages import (
 from protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
 from protocol.world import (
     BadVersion,
+    Check,
     ConnectionLoss,
+    MultiFailed,
     NoNode,
+    Operation,
     SessionExpired,
+    SetData,
+    Stat,
     World,
     ZooKeeperError,
     ZooKeeperSession,
@@ -548,7 +553,9 @@ class ReplicaManager:
     async def _write_isr(self, partition: Partition, proposal: LeaderAndIsr) -> None:
         """Until it is known whether the proposal holds, or somebody else's state does, or it does not matter any more.
 
-        Then it must not be written either: a new topic of that name may have a state of the same version.
+        Nor does it where another topic has taken the name, whose state may have the same version. To look before the
+        call is not enough, since that may wait for a connection: so the write, and what is read, hold for this very
+        topic only.
         """
         path = znodes.state_path(partition.topic_partition)
         outcome_unknown = False
@@ -561,6 +568,8 @@ class ReplicaManager:
                 if outcome_unknown:
                     data, stat = await session.get(path)
                     actual = znodes.decode_state(partition.topic_partition, data, stat.version)
+                    if await _is_gone(session, partition):  # asked last: then the state was still this topic's
+                        return
                     if actual == msgspec.structs.replace(proposal, partition_epoch=proposal.partition_epoch + 1):
                         moved = partition.isr_written(proposal, actual.partition_epoch)
                         break
@@ -568,16 +577,21 @@ class ReplicaManager:
                         moved = partition.isr_conflict(proposal, actual)
                         break
                     outcome_unknown = False
-                written = await session.set(path, znodes.encode_state(proposal), proposal.partition_epoch)
+                *_, written = await session.multi(_isr_write(partition, proposal))
+                assert isinstance(written, Stat)
                 moved = partition.isr_written(proposal, written.version)
                 break
             except NoNode:
                 return
-            except BadVersion:
-                outcome_unknown = True
             except (ConnectionLoss, SessionExpired):
                 outcome_unknown = True
                 await asyncio.sleep(ZOOKEEPER_RETRY_S)
+            except MultiFailed as refused:
+                # What was refused is looked at as if its outcome were unknown: another may have written, the topic may
+                # be gone, or the node of its id is still to be made.
+                outcome_unknown = True
+                if not isinstance(refused.cause, BadVersion):
+                    await asyncio.sleep(ZOOKEEPER_TROUBLE_S)
             except (ZooKeeperError, MalformedZnode) as error:
                 outcome_unknown = True
                 logger.error("%s: its ISR cannot be changed: %s", partition.topic_partition, error)
@@ -620,6 +634,23 @@ class ReplicaManager:
         return self._logs.stage_high_watermarks(
             {topic_partition: partition.high_watermark for topic_partition, partition in self._partitions.items()}
         )
+
+
+def _isr_write(partition: Partition, proposal: LeaderAndIsr) -> list[Operation]:
+    """Refused unless the state is the one that was decided on, and is this topic's. Nobody is asked for the id of a
+    topic that has none."""
+    topic_partition, topic_id = partition.topic_partition, partition.log.topic_id
+    write = SetData(znodes.state_path(topic_partition), znodes.encode_state(proposal), proposal.partition_epoch)
+    return [Check(znodes.topic_id_path(topic_partition.topic, topic_id), -1), write] if topic_id else [write]
+
+
+async def _is_gone(session: ZooKeeperSession, partition: Partition) -> bool:
+    """The topic that this replica is of: another of its name may be there, but ids never come back."""
+    topic, topic_id = partition.topic_partition.topic, partition.log.topic_id
+    if not topic_id:
+        return False
+    data, _ = await session.get(znodes.topic_path(topic))
+    return znodes.decode_topic(topic, data).topic_id != topic_id
 
 
 def _log_end(partition: Partition) -> PartitionError:

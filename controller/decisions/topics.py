@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from controller.cluster_state import ClusterState, TopicAdded, TopicRemoved
 from controller.decisions.placement import assign_replicas
-from controller.plan import CreateTopic, DeletedTopic, Plan, PlanBuilder, RemoveNode
+from controller.plan import CreateTopic, DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
 from controller.states.partition import PartitionState
 from controller.states.replica import PartitionReplica, ReplicaState
 from protocol.errors import ErrorCode
@@ -261,6 +261,15 @@ def added(state: ClusterState, topics: Mapping[str, TopicZnode]) -> Plan:
             builder.move_partition(partition, PartitionState.NEW)
             for broker_id in replicas:
                 builder.move_replica(PartitionReplica(partition, broker_id), ReplicaState.NEW)
+    return builder.build()
+
+
+def identified(paths: Iterable[str]) -> Plan:
+    """Make the nodes that stand for topics' ids, of topics that somebody else created: by hand, or without such nodes.
+    Leaders cannot change their ISRs before."""
+    builder = PlanBuilder()
+    for path in paths:
+        builder.write(EnsureNode(path))
     return builder.build()
 
 

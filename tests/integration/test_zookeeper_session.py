@@ -152,6 +152,7 @@ def test_a_multi_returns_a_result_for_each_operation(zookeeper: str) -> None:
         (Delete("/nowhere"), NoNode),
         (Delete("/"), ZooKeeperError),
         (Check("/there", 3), BadVersion),
+        (Check("/nowhere", -1), NoNode),
     ],
     ids=str,
 )

@@ -167,6 +167,24 @@ def test_ephemeral_nodes_end_with_their_session(play: Play) -> None:
     play(scenario)
 
 
+def test_a_check_of_any_version_asks_whether_the_node_is_there(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        session = await open_session()
+        await session.create("/guard", b"")
+        await session.create("/state", b"")
+        write: list[Operation] = [Check("/guard", -1), SetData("/state", b"1", 0)]
+        assert [getattr(result, "version", None) for result in await session.multi(write)] == [None, 1]
+        await session.delete("/guard")
+        await session.delete("/state")
+        await session.create("/state", b"another of that name")
+        with pytest.raises(MultiFailed) as failure:
+            await session.multi(write)
+        assert (failure.value.index, type(failure.value.cause)) == (0, NoNode)
+        assert (await session.get("/state"))[0] == b"another of that name"
+
+    play(scenario)
+
+
 def test_a_multi_is_one_transaction_in_which_each_operation_sees_the_ones_before_it(play: Play) -> None:
     async def scenario(open_session: Open) -> None:
         session = await open_session()
@@ -197,6 +215,7 @@ def test_a_multi_is_one_transaction_in_which_each_operation_sees_the_ones_before
         (Delete("/parent"), NotEmpty),
         (Delete("/there", 5), BadVersion),
         (Check("/there", 3), BadVersion),
+        (Check("/nowhere", -1), NoNode),
         (Check("/nowhere", 0), NoNode),
     ],
     ids=str,

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from broker.replication import isr as isr_rules
+from broker.replication import manager as replica_manager
 from broker.replication.fetcher import Fetcher
 from broker.replication.manager import ReplicaManager
 from broker.replication.partition import CONSUMER, Partition
@@ -231,6 +232,17 @@ def isr_written_without_version(patches: Patches) -> None:
             return _WithoutVersions(await sessions())
 
         self._sessions = without_versions
+
+
+@mutant("a topic created again", "a leader does not look of which topic the state znode is that it writes and reads")
+def isr_of_another_topic(patches: Patches) -> None:
+    @patches.instead_of(replica_manager, "_isr_write")
+    def isr_write(original: Any, *rest: Any) -> Any:
+        return [operation for operation in original(*rest) if isinstance(operation, SetData)]
+
+    @patches.instead_of(replica_manager, "_is_gone")
+    async def is_gone(original: Any, *rest: Any) -> bool:
+        return False
 
 
 @mutant(

@@ -297,7 +297,7 @@ def test_large_writes_go_into_several_multis() -> None:
             for number in range(5)
         ]
         assert await desk.execute(p.Plan(writes=tuple(topics))) == Outcome()
-        assert [len(multi) for multi in desk.multis] == [5, 5, 3]
+        assert [len(multi) for multi in desk.multis] == [7, 7, 4]
 
     on_a_desk(scenario, {}, {})
 

@@ -83,6 +83,33 @@ def test_a_topic_created_by_hand_in_zookeeper_is_taken_in() -> None:
         topic = znodes.TopicZnode("AAAAAAAAAAAAAAAAAAAAAA", {0: (2, 1)})
         cluster.zookeeper.make("/brokers/topics/orders", znodes.encode_topic(topic))
         await cluster.has(ORDERS_0, 2, [2, 1])
+        await cluster.until(lambda: cluster.zookeeper.has("/brokers/topics/orders/id-AAAAAAAAAAAAAAAAAAAAAA"))
+
+    simulate(scenario)
+
+
+def test_a_node_stands_for_the_id_of_each_topic_as_long_as_the_topic_is_there() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+        topic_id = (await office.create("orders", (1,))).topic_id
+        await cluster.has(ORDERS_0, 1, [1])
+        assert cluster.zookeeper.names("/brokers/topics/orders") == [f"id-{topic_id}", "partitions"]
+        await office.delete("orders")
+        await cluster.until(lambda: not cluster.zookeeper.has("/brokers/topics/orders"))
+
+    simulate(scenario)
+
+
+def test_a_controller_that_takes_office_makes_the_nodes_of_ids_that_are_missing() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for topic, topic_id in (("orders", "AAAAAAAAAAAAAAAAAAAAAA"), ("old", ""), ("odd", "a/b")):
+            znode = znodes.encode_topic(znodes.TopicZnode(topic_id, {0: (1,)}))
+            cluster.zookeeper.make(znodes.topic_path(topic), znode)
+        await cluster.start([1])
+        await cluster.until(lambda: cluster.zookeeper.has("/brokers/topics/orders/id-AAAAAAAAAAAAAAAAAAAAAA"))
+        await cluster.has(TopicPartition("old", 0), 1, [1])
+        assert cluster.zookeeper.names("/brokers/topics/old") == ["partitions"]
+        assert cluster.zookeeper.names("/brokers/topics/odd") == []
 
     simulate(scenario)
 

@@ -58,6 +58,7 @@ def test_a_registered_broker_that_refuses_connections_is_not_elected_but_removed
         await cluster.has(ORDERS_0, 3, [3])
         assert cluster.state(ORDERS_0).leader_epoch == 1, "nobody else was elected in between"
         assert cluster.zookeeper.names("/brokers/ids") == ["3"]
+        await cluster.until(lambda: second.entries)
         assert second.entries[0]["notes"] == [
             "broker 1 is registered and refuses connections: it is removed",
             "broker 2 is registered and refuses connections: it is removed",
