@@ -94,10 +94,13 @@ def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
     cpu_s = sum(outcome.cpu_s for outcome in outcomes)
     virtual_s = sum(report.virtual_s for report in reports)
     faults: Counter[str] = sum((report.faults for report in reports), Counter())
+    drawn = Counter(kind for report in reports for kind in report.faults | report.events)
+    rarest_first = sorted(drawn.items(), key=lambda item: (item[1], item[0]))
     lines = [
         f"{len(reports)} seeds in {wall_s:.0f} s ({len(reports) / wall_s * 60:.1f} a minute), "
         f"{virtual_s / 3600:.2f} simulated cluster-hours, {virtual_s / 3600 / (cpu_s / 60):.2f} per CPU minute",
         "faults: " + ", ".join(f"{count} {kind}" for kind, count in faults.most_common()),
+        "seeds by what they drew: " + ", ".join(f"{kind} {seeds}" for kind, seeds in rarest_first),
         _range("faults a seed", [report.faults.total() for report in reports]),
         _range("records acknowledged", [report.acknowledged for report in reports]),
         _range("leader changes with produce in flight", [report.leader_changes for report in reports]),

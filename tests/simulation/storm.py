@@ -70,6 +70,8 @@ class Report:
     seed: int
     virtual_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    """What else was drawn, and which ambushes struck, by class."""
     acknowledged: int = 0
     leader_changes: int = 0
     """While a producer waited for that partition's answer."""
@@ -426,6 +428,10 @@ class Storm:
     def note(self, text: str) -> None:
         self.report.timeline.append(f"{self._now_s:10.3f} s  {text}")
         del self.report.timeline[:-_TIMELINE_LENGTH]
+
+    def event(self, kind: str) -> None:
+        """Something of this class was drawn and has happened (an ambush: has struck): see the summary of a run."""
+        self.report.events[kind] += 1
 
     def count(self, kind: str, text: str) -> None:
         self.report.faults[kind] += 1
