@@ -20,6 +20,16 @@ from typing import NamedTuple
 from protocol.model import TopicPartition
 
 
+class TopicIdPartition(NamedTuple):
+    """A partition of a topic that may be deleted and created again under its name: of which one it is, says the id."""
+
+    topic_id: str
+    topic_partition: TopicPartition
+
+    def __str__(self) -> str:
+        return str(self.topic_partition)
+
+
 class Anomaly(NamedTuple):
     kind: str
     text: str

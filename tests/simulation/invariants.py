@@ -10,6 +10,9 @@
   in ZooKeeper, in its replicas and in what brokers tell clients.
 - An epoch has one leader in ZooKeeper, too, and only the newest controller makes one.
 
+A topic that was deleted and created again under its name is another topic, whose epochs and offsets begin anew: so
+all that is remembered is remembered by topic id.
+
 `look` may be called at any moment between two callbacks of the loop: each of these holds there, not only when things
 have settled. What follows is compared to what was seen before, so a violation that mends itself between two looks
 may be missed; the histories of clients are the other half of the net.
@@ -17,15 +20,15 @@ may be missed; the histories of clients are the other half of the net.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 from broker.replication.manager import ReplicaManager
 from broker.replication.partition import Partition
 from protocol import znodes
 from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from protocol.records import CorruptRecord, iterate_batches, validate_batch
+from protocol.records import BatchHeader, CorruptRecord, iterate_batches, validate_batch
 from tests.simulation.cluster import VirtualCluster
-from tests.simulation.history import Anomaly
+from tests.simulation.history import Anomaly, TopicIdPartition
 
 _READ_BYTES = 1024 * 1024
 
@@ -33,23 +36,35 @@ _BatchPrint = tuple[int, int, int]
 """Of a batch: last offset, leader epoch, checksum."""
 
 
+OnCommitted = Callable[[TopicIdPartition, BatchHeader, bytes, int], None]
+"""Told of each batch (its header, and the bytes in which it begins there) that is found below a high watermark for the
+first time."""
+
+
 class Invariants:
-    def __init__(self, cluster: VirtualCluster) -> None:
+    def __init__(self, cluster: VirtualCluster, on_committed: OnCommitted | None = None) -> None:
         self._cluster = cluster
-        self._leaders: dict[tuple[TopicPartition, int], str] = {}
-        self._high_watermarks: dict[tuple[TopicPartition, str, int], int] = {}
-        self._leader_epochs: dict[tuple[TopicPartition, str, str], int] = {}
+        self._on_committed = on_committed
+        self._leaders: dict[tuple[TopicIdPartition, int], str] = {}
+        self._high_watermarks: dict[tuple[TopicIdPartition, str, int], int] = {}
+        self._leader_epochs: dict[tuple[TopicIdPartition, str, str], int] = {}
         """Of a replica in a process, and of what it tells clients."""
         self._controller_epoch = 0
-        self._batches: dict[TopicPartition, dict[int, tuple[_BatchPrint, str]]] = {}
-        self._compared: dict[tuple[TopicPartition, str], int] = {}
+        self._batches: dict[TopicIdPartition, dict[int, tuple[_BatchPrint, str]]] = {}
+        self._compared: dict[tuple[TopicIdPartition, str], int] = {}
         """Up to where a process's log has been compared."""
 
-    def look(self, acknowledged_ends: Mapping[TopicPartition, int], damaged: Container[int]) -> Iterator[Anomaly]:
+    def look(
+        self,
+        acknowledged_ends: Mapping[TopicIdPartition, int],
+        damaged: Container[int],
+        lossy_topic_ids: Container[str] = (),
+    ) -> Iterator[Anomaly]:
         """Everything that is wrong now, and was not reported before.
 
         `acknowledged_ends`: one past the highest offset that clients know to be acknowledged with acks=all.
         `damaged`: brokers that had a power cut and have not caught up with everything since.
+        `lossy_topic_ids`: topics that may lose what was acknowledged, so that their logs may change.
         """
         yield from self._controller_epochs()
         for broker_id in self._cluster.broker_ids:
@@ -59,16 +74,19 @@ class Invariants:
             process = self._cluster.process(broker_id).name
             metadata = self._cluster.broker(broker_id)._metadata
             for partition in replicas.partitions():
-                yield from self._leader_epoch(partition.topic_partition, process, "replica", partition.leader_epoch)
-                told = metadata.partition(partition.topic_partition)
-                if told is not None:
-                    yield from self._leader_epoch(partition.topic_partition, process, "metadata", told.leader_epoch)
+                topic_partition = partition.topic_partition
+                yield from self._leader_epoch(_identified(partition), process, "replica", partition.leader_epoch)
+                told = metadata.partition(topic_partition)
+                told_id = metadata.topic_id(topic_partition.topic)
+                if told is not None and told_id is not None:
+                    told_partition = TopicIdPartition(told_id, topic_partition)
+                    yield from self._leader_epoch(told_partition, process, "metadata", told.leader_epoch)
                 yield from self._leadership(partition, process)
                 yield from self._high_watermark(partition, process)
-                if broker_id not in damaged:
+                if broker_id not in damaged and partition.log.topic_id not in lossy_topic_ids:
                     yield from self._logs(partition, process)
-        for topic_partition, end in acknowledged_ends.items():
-            yield from self._electable(topic_partition, end, damaged)
+        for identified, end in acknowledged_ends.items():
+            yield from self._electable(identified, end, damaged)
 
     def state_written(
         self, topic_partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr
@@ -106,21 +124,21 @@ class Invariants:
         self._controller_epoch = epoch
 
     def _leader_epoch(
-        self, topic_partition: TopicPartition, process: str, where: str, leader_epoch: int
+        self, identified: TopicIdPartition, process: str, where: str, leader_epoch: int
     ) -> Iterator[Anomaly]:
-        key = (topic_partition, process, where)
+        key = (identified, process, where)
         before = self._leader_epochs.get(key, leader_epoch)
         if leader_epoch < before:
             yield Anomaly(
                 "leader epoch went back",
-                f"{topic_partition}, the {where} of {process}: from {before} to {leader_epoch}",
+                f"{identified}, the {where} of {process}: from {before} to {leader_epoch}",
             )
         self._leader_epochs[key] = leader_epoch
 
     def _leadership(self, partition: Partition, process: str) -> Iterator[Anomaly]:
         if not partition.is_leader:
             return
-        key = (partition.topic_partition, partition.leader_epoch)
+        key = (_identified(partition), partition.leader_epoch)
         leader = self._leaders.setdefault(key, process)
         if leader != process:
             yield Anomaly(
@@ -129,7 +147,7 @@ class Invariants:
             self._leaders[key] = process
 
     def _high_watermark(self, partition: Partition, process: str) -> Iterator[Anomaly]:
-        key = (partition.topic_partition, process, partition.leader_epoch)
+        key = (_identified(partition), process, partition.leader_epoch)
         before = self._high_watermarks.get(key, 0)
         if partition.high_watermark < before:
             yield Anomaly(
@@ -145,11 +163,11 @@ class Invariants:
 
     def _logs(self, partition: Partition, process: str) -> Iterator[Anomaly]:
         log, end = partition.log, partition.high_watermark
-        key = (partition.topic_partition, process)
+        key = (_identified(partition), process)
         offset = self._compared.get(key, log.log_start_offset)
         if offset >= end or log._directory.failure is not None:
             return
-        known = self._batches.setdefault(partition.topic_partition, {})
+        known = self._batches.setdefault(key[0], {})
         while offset < end:
             records = log.read(offset, _READ_BYTES, end)
             if not records:
@@ -163,6 +181,8 @@ class Invariants:
                 except CorruptRecord as error:
                     yield Anomaly("a log is damaged", f"{key[0]} on {process}, below its high watermark {end}: {error}")
                 batch = (header.last_offset, header.partition_leader_epoch, header.crc)
+                if self._on_committed is not None and header.base_offset not in known:
+                    self._on_committed(key[0], header, records, start)
                 other, other_process = known.setdefault(header.base_offset, (batch, process))
                 if other != batch:
                     yield Anomaly(
@@ -173,12 +193,13 @@ class Invariants:
                 offset = header.next_offset
         self._compared[key] = offset
 
-    def _electable(self, topic_partition: TopicPartition, end: int, damaged: Container[int]) -> Iterator[Anomaly]:
+    def _electable(self, identified: TopicIdPartition, end: int, damaged: Container[int]) -> Iterator[Anomaly]:
+        topic_id, topic_partition = identified
         state = self._cluster.state(topic_partition)
         for broker_id in (*state.isr, *state.eligible):
             replicas = self._replicas(broker_id)
             partition = replicas.partition(topic_partition) if replicas is not None else None
-            if partition is None or broker_id in damaged:
+            if partition is None or partition.log.topic_id != topic_id or broker_id in damaged:
                 continue
             if partition.log.log_end_offset < end:
                 yield Anomaly(
@@ -187,6 +208,10 @@ class Invariants:
                     f"{list(state.eligible)} in epoch {state.leader_epoch}, ends at {partition.log.log_end_offset}; "
                     f"{end} was acknowledged",
                 )
+
+
+def _identified(partition: Partition) -> TopicIdPartition:
+    return TopicIdPartition(partition.log.topic_id, partition.topic_partition)
 
 
 def _role(state: LeaderAndIsr) -> str:

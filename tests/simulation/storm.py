@@ -23,11 +23,11 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from client.admin import Admin
 from client.producer import Producer
@@ -38,10 +38,11 @@ from protocol.world import Operation, SetData, World
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM
-from tests.simulation.history import Acknowledged, Anomaly, History, Sent, check
+from tests.simulation.history import Acknowledged, Anomaly, History, Sent, TopicIdPartition, check
 from tests.simulation.invariants import Invariants
 from tests.simulation.loop import run
 from tests.simulation.process import ProcessKilled
+from tests.simulation.rebirth import Rebirth
 from tests.simulation.workload import DURABLE, ProducerSettings, Workload, read_everything
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
@@ -131,16 +132,18 @@ class Storm:
         self.simulation = Simulation()
         self.report = report
         self.dice = dice
-        self.cluster = VirtualCluster(
-            self.simulation, _BROKERS, _broker_settings(dice), on_broker_failure=self._broker_failed
-        )
+        self.settings = _broker_settings(dice)
+        self.cluster = VirtualCluster(self.simulation, _BROKERS, self.settings, on_broker_failure=self._broker_failed)
         self.partitions = [TopicPartition(f"{DURABLE}-0", p) for p in range(dice.randint(1, 3))]
         if dice.random() < 0.5:
             self.partitions.append(TopicPartition(f"{DURABLE}-1", 0))
         self.partitions.append(TopicPartition("fast", 0))
         self._history = History(frozenset(p.topic for p in self.partitions if p.topic.startswith(DURABLE)))
         self.workload = Workload(self.cluster, self._history)
-        self._invariants = Invariants(self.cluster)
+        self.rebirth = Rebirth(self, Random(f"{report.seed} rebirth"))
+        self._invariants = Invariants(self.cluster, self.rebirth.committed)
+        self._topic_ids: dict[str, str] = {}
+        """Of the topics that stay."""
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._down = {broker_id: asyncio.Event() for broker_id in self.cluster.broker_ids}
         self._restart_after_s = dict.fromkeys(self.cluster.broker_ids, 0.0)
@@ -157,7 +160,7 @@ class Storm:
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
         self._reported: set[str] = set()
-        self._leadership: dict[str, tuple[TopicPartition, LeaderAndIsr]] = {}
+        self.leadership: dict[str, tuple[TopicPartition, LeaderAndIsr]] = {}
         """What the state znodes of the partitions hold, by their paths."""
         self._changed_at_s: dict[str, deque[float]] = {}
         """When the latest MAX_CHANGES_A_SECOND changes of the state at a path were."""
@@ -168,11 +171,13 @@ class Storm:
     async def run(self, seconds: float) -> None:
         await self.cluster.start()
         await self._create_topics()
-        self._leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self.partitions}
+        self.leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self.partitions}
+        self._topic_ids = {p.topic: self._topic_id(p.topic) for p in self.partitions}
         self.simulation.zookeeper.after = self._written
         watching = asyncio.create_task(self._watch_invariants(), name="invariants")
         self._keepers = {b: asyncio.create_task(self._keep(b), name=f"keeper of {b}") for b in self.cluster.broker_ids}
         self._start_clients()
+        await self.rebirth.begin()
         end_s = self._now_s + seconds
         while self._now_s < end_s:
             await self._bout(min(self._now_s + self.dice.uniform(15, 45), end_s))
@@ -185,11 +190,12 @@ class Storm:
         await self._heal()
         await self._recover()
         watching.cancel()
-        self._look()
+        self.look()
         self._judge()
 
     async def _bout(self, end_s: float) -> None:
         """Faults one after the other, each for a while, until the end; those under way then go on."""
+        self.rebirth.bout(end_s)
         mean_s = self.dice.choice([1.0, 2.0, 3.0])
         kinds = sorted(self._weights)
         weights = [self._weights[kind] for kind in kinds]
@@ -198,9 +204,13 @@ class Storm:
             if self._now_s >= end_s:
                 return
             [kind] = self.dice.choices(kinds, weights)
-            task = asyncio.create_task(self._inflict(kind), name=kind)
-            self._faults.add(task)
-            task.add_done_callback(self._fault_ended)
+            self.begin(self._inflict(kind), kind)
+
+    def begin(self, fault: Coroutine[Any, Any, None], name: str) -> None:
+        """It goes on until it ends, or all is healed."""
+        task = asyncio.create_task(fault, name=name)
+        self._faults.add(task)
+        task.add_done_callback(self._fault_ended)
 
     async def _inflict(self, kind: str) -> None:
         await FAULTS[kind](self)
@@ -230,6 +240,9 @@ class Storm:
                 probe = self.cluster.client("probe")
                 await probe.process.run(_produce_to_each(self.cluster.bootstrap, probe, self._history, self.partitions))
             self.report.recovery_s = self._now_s - healed_s
+            problem = await self.rebirth.recover()
+            if problem is not None:
+                self._accuse(Anomaly("not live", f"after healing, in vain awaited {problem}"))
             doing = "the end of all deliveries"
             async with asyncio.timeout(150):
                 await self.workload.finish()
@@ -260,7 +273,7 @@ class Storm:
         for text in self.workload.unexpected:
             self._accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
-            for anomaly in check(self._history):
+            for anomaly in [*check(self._history), *self.rebirth.judge()]:
                 self._accuse(anomaly)
 
     # -- what is there in the beginning --
@@ -448,14 +461,20 @@ class Storm:
     async def _watch_invariants(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         for broker_id in sorted(self.damaged):
             if self._has_caught_up(broker_id):
                 self.damaged.discard(broker_id)
                 self.note(f"broker {broker_id} has caught up after its power cut")
-        for anomaly in self._invariants.look(self.workload.acknowledged_end, self.damaged):
+        is_harmed = bool(self.damaged or self._hurt)
+        reborn_ends, lossy_topic_ids = self.rebirth.look(is_harmed=is_harmed)
+        ends = {
+            TopicIdPartition(self._topic_ids[partition.topic], partition): end
+            for partition, end in self.workload.acknowledged_end.items()
+        }
+        for anomaly in self._invariants.look(ends | reborn_ends, self.damaged, lossy_topic_ids):
             self._accuse(anomaly)
 
     def _has_caught_up(self, broker_id: int) -> bool:
@@ -472,7 +491,10 @@ class Storm:
                 or partition.high_watermark < self.workload.acknowledged_end[topic_partition]
             ):
                 return False
-        return True
+        return self.rebirth.has_caught_up(broker_id)
+
+    def _topic_id(self, topic: str) -> str:
+        return znodes.decode_topic(topic, self.simulation.zookeeper.data(znodes.topic_path(topic))).topic_id
 
     def _written(self, session: VirtualSession, operations: Sequence[Operation]) -> None:
         """A hook of the simulated ZooKeeper, which has just carried out a write: sees every change of a leader."""
@@ -480,14 +502,15 @@ class Storm:
         if host in self.lose_next_reply_of:
             self.lose_next_reply_of.discard(host)
             self.simulation.zookeeper.lose_connections(host)
+        self.rebirth.written(operations)
         for operation in operations:
-            if isinstance(operation, SetData) and operation.path in self._leadership:
+            if isinstance(operation, SetData) and operation.path in self.leadership:
                 self._state_changed(operation.path, operation.data)
 
     def _state_changed(self, path: str, data: bytes) -> None:
-        partition, before = self._leadership[path]
+        partition, before = self.leadership[path]
         state = znodes.decode_state(partition, data, 0)
-        self._leadership[path] = (partition, state)
+        self.leadership[path] = (partition, state)
         for anomaly in self._invariants.state_written(partition, before, state):
             self._accuse(anomaly)
         changed_at_s = self._changed_at_s.setdefault(path, deque(maxlen=MAX_CHANGES_A_SECOND))
@@ -505,9 +528,13 @@ class Storm:
         )
 
     def _is_whole(self) -> bool:
-        return all(self.cluster.living_broker(broker_id) is not None for broker_id in self.cluster.broker_ids) and all(
-            state.leader != NO_LEADER and len(state.isr) == _BROKERS
-            for state in map(self.cluster.state, self.partitions)
+        return (
+            all(self.cluster.living_broker(broker_id) is not None for broker_id in self.cluster.broker_ids)
+            and all(
+                state.leader != NO_LEADER and len(state.isr) == _BROKERS
+                for state in map(self.cluster.state, self.partitions)
+            )
+            and self.rebirth.is_whole()
         )
 
     def _is_settled(self) -> bool:
@@ -530,7 +557,10 @@ class Storm:
 
     def _condition(self) -> str:
         states = (f"{partition} {self.cluster.state(partition)}" for partition in self.partitions)
-        return f"brokers {self.cluster.living()} live; log ends {self._ends()}; {'; '.join(states)}"
+        return (
+            f"brokers {self.cluster.living()} live; log ends {self._ends()}; {'; '.join(states)}; "
+            f"{self.rebirth.condition()}"
+        )
 
 
 async def _produce_to_each(

@@ -13,6 +13,7 @@ from protocol import znodes
 from protocol.model import LeaderAndIsr, TopicPartition
 from protocol.world import World
 from tests.simulation.cluster import VirtualCluster
+from tests.simulation.history import TopicIdPartition
 from tests.simulation.invariants import Invariants
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation
@@ -33,9 +34,10 @@ def _kinds_after(harm: Callable[[VirtualCluster, Invariants], Awaitable[list[str
             lambda: all(_replica(cluster, b).high_watermark == ACKNOWLEDGED for b in cluster.broker_ids)
         )
         invariants = Invariants(cluster)
-        assert list(invariants.look({PARTITION: ACKNOWLEDGED}, ())) == []
+        acknowledged = {TopicIdPartition(_replica(cluster, 0).log.topic_id, PARTITION): ACKNOWLEDGED}
+        assert list(invariants.look(acknowledged, ())) == []
         told = await harm(cluster, invariants) or []
-        return told + [anomaly.kind for anomaly in invariants.look({PARTITION: ACKNOWLEDGED}, ())]
+        return told + [anomaly.kind for anomaly in invariants.look(acknowledged, ())]
 
     return run(story(), seed=1)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -55,6 +56,8 @@ class Workload:
         """What no client should ever meet: each is a bug of the client or of the cluster."""
         self.acknowledged_end: Counter[TopicPartition] = Counter()
         """One past the highest offset that was acknowledged with acks=all."""
+        self.guests: dict[str, Callable[[], None]] = {}
+        """Clients that others have started: the names of their hosts, and what kills each and starts it again."""
         self._cluster = cluster
         self._processes: dict[str, Process] = {}
         self._starts: Counter[str] = Counter()
@@ -80,10 +83,13 @@ class Workload:
 
     @property
     def names(self) -> list[str]:
-        return [*self._producers, *self._consumers]
+        return [*self._producers, *self._consumers, *self.guests]
 
     def restart(self, name: str) -> None:
         """kill -9 a client, and start it again."""
+        if name in self.guests:
+            self.guests[name]()
+            return
         self._processes[name].kill()
         if name in self._consumers:
             self.start_consumer(name, self._consumers[name])
