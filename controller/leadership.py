@@ -13,6 +13,10 @@ the look that follows it, whose nodes carry our session and the epoch we claimed
 too. One task does all this, one thing at a time, and waits until the callbacks have returned: nobody runs for office
 before the former term has ended.
 
+A server of the ensemble may lag behind: it never shows a session what is older than an answer that it got, but may not
+know yet of a write whose answer was lost. The race that follows such a look is refused, as every write goes by
+ZooKeeper's leader, and the next look is newer.
+
 Rejected: compare-and-delete by czxid (ZooKeeper has none); a lock recipe with a queue of waiters (Kafka's znodes are
 what tools know); reacting to single events (each of them may be missed with the connection, a look is always right).
 """
@@ -63,7 +67,7 @@ _TROUBLE_PAUSE_S = 1.0
 
 RESIGNATION_PAUSE_S = 0.5
 """Who has resigned, or was removed, lets the others go first for this long: what failed here may work there."""
-REMOVAL_PAUSE_S = 0.1
+REMOVAL_PAUSE_S = 0.05
 """So does who has removed a crashed controller: where it lives, and the link between the two is broken, a third broker
 that reaches both ends the quarrel. Where there is no third one, the failover takes so much longer."""
 

@@ -214,6 +214,21 @@ def test_a_crashed_controller_is_removed_at_once_by_whoever_notices() -> None:
     simulate(3, scenario)
 
 
+def test_a_controller_that_lives_and_who_removed_it_let_a_third_one_be_elected() -> None:
+    """Where two of three brokers cannot reach each other, neither of them is to be the next controller."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        for epoch in range(1, 6):
+            leader = await cluster.settled(epoch)
+            remover, third = cluster.others(leader)
+            remover.lead.remove_crashed(leader.id, epoch)
+            assert await cluster.settled(epoch + 1) is third
+            await asyncio.sleep(RESIGNATION_PAUSE_S)
+
+    simulate(3, scenario)
+
+
 def test_the_removal_of_an_earlier_term_leaves_the_present_one_alone() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
