@@ -206,13 +206,15 @@ class OneBroker:
         path = znodes.state_path(partition)
         return znodes.decode_state(partition, self.zookeeper.data(path), self.zookeeper.stat(path).version)
 
-    async def stop_replica(self, *, epoch: int, delete: bool, index: int = 0) -> list[PartitionError]:
+    async def stop_replica(
+        self, *, epoch: int, delete: bool, index: int = 0, topic_id: str = TOPIC_ID
+    ) -> list[PartitionError]:
         return await self.replicas.stop_replicas(
             StopReplicaRequest(
                 1,
                 1,
                 self.broker_epoch,
-                [StopReplicaTopic(TOPIC, TOPIC_ID, [StopReplicaPartition(index, epoch, delete)])],
+                [StopReplicaTopic(TOPIC, topic_id, [StopReplicaPartition(index, epoch, delete)])],
             )
         )
 

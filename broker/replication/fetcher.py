@@ -31,6 +31,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker.replication.partition import Partition
+from broker.storage.log import LogInvariantViolated
 from protocol.apis import FETCH
 from protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
@@ -87,7 +88,8 @@ class Fetcher:
     """Copies the partitions given to it from one leader broker until they are taken away or it is closed.
 
     A storage error (KAFKA_STORAGE_ERROR) ends it by raising out of its task: the log directory is failed and the
-    broker with it. Everything else is retried for ever.
+    broker with it. A partition whose log cannot go on with what its leader has is followed no more, and `set_aside` is
+    called with it and the reason; the others go on. Everything else is retried for ever.
     """
 
     def __init__(
@@ -98,12 +100,14 @@ class Fetcher:
         port: int,
         settings: FetcherSettings,
         broker_epoch: Callable[[], int],
+        set_aside: Callable[[Partition, str], None],
     ) -> None:
         self.leader_id = leader_id
         self.address = (host, port)
         self._world = world
         self._settings = settings
         self._broker_epoch = broker_epoch
+        self._set_aside = set_aside
         self._follows: dict[TopicPartition, _Follow] = {}
         self._unasked: dict[TopicPartition, _Follow] = {}
         """Those that stand in no outstanding request."""
@@ -273,6 +277,10 @@ class Fetcher:
                     continue
                 try:
                     settled = self._apply_one(follow, answer)
+                except LogInvariantViolated as error:
+                    self.remove(topic_partition)
+                    self._set_aside(follow.partition, f"broker {self.leader_id}, its leader, does not fit: {error}")
+                    continue
                 except BrokerError as error:
                     if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
                         raise

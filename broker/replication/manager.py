@@ -432,6 +432,8 @@ class ReplicaManager:
 
     def _apply_state(self, entry: _Assigned, addresses: dict[int, tuple[str, int]]) -> None:
         topic_partition, state, partition = entry
+        if self._partitions.get(topic_partition) is not partition:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} has been set aside meanwhile")
         me = self._config.broker_id
         known_epoch = partition.leader_epoch
         if state.leader == me:
@@ -456,11 +458,18 @@ class ReplicaManager:
         self._fetches.check_soon(topic_partition)
 
     async def stop_replicas(self, request: StopReplicaRequest) -> list[PartitionError]:
-        """Stop following or leading; delete the log where told to. A partition that is not here is stopped already."""
+        """Stop following or leading; delete the log where told to. A partition that is not here is stopped already, and
+        so is one of another topic of that name: an order may come late, on a connection that was given up."""
         errors: list[PartitionError] = []
         for topic in request.topic_states:
             for state in topic.partition_states:
                 topic_partition = TopicPartition(topic.topic_name, state.partition_index)
+                held = await self._logs.topic_id(topic_partition)
+                if topic.topic_id and held and held != topic.topic_id:
+                    logger.warning(
+                        "%s: told to stop it with topic id %s; it has %s here", topic_partition, topic.topic_id, held
+                    )
+                    continue
                 partition = self._partitions.get(topic_partition)
                 fenced = state.leader_epoch not in (EPOCH_DURING_DELETE, NO_EPOCH) and (
                     partition is not None and state.leader_epoch < partition.leader_epoch
@@ -505,12 +514,22 @@ class ReplicaManager:
         if fetcher is None:
             host, port = address
             fetcher = self._fetchers[leader_id] = Fetcher(
-                self._world, leader_id, host, port, self._fetcher_settings, self._broker_epoch
+                self._world, leader_id, host, port, self._fetcher_settings, self._broker_epoch, self._set_aside
             )
             self._supervisor.watch(fetcher.task)
             for other in moved:
                 fetcher.add(other)
         fetcher.add(partition)
+
+    def _set_aside(self, partition: Partition, reason: str) -> None:
+        """A follower's log cannot go on: it costs this replica alone, as if its files were damaged. Its leader takes it
+        out of the ISR for its lag; the controller hears of it with the next order about it."""
+        topic_partition = partition.topic_partition
+        if self._partitions.get(topic_partition) is partition:
+            del self._partitions[topic_partition]
+            self._supervisor.start(
+                self._logs.set_aside(topic_partition, reason), f"end of the log of {topic_partition}"
+            )
 
     def _stop_following(self, topic_partition: TopicPartition, *, but: int | None = None) -> None:
         for leader_id, fetcher in self._fetchers.items():

@@ -6,7 +6,8 @@ removes, durably, before anything can be appended: a marker that outlives its tr
 KAFKA-10471). It is not written at all where the disk has failed.
 
 Every log is opened in a worker thread. One whose files are damaged costs this broker that replica and nothing else: it
-is in `damaged`, and asking for it raises until its directory is out of the way. Where it is the disk that fails
+is in `damaged`, and asking for it raises until its directory is out of the way. So does one whose contract was broken
+while it was in use (`set_aside`). Where it is the disk that fails
 (DISK_ERRORS), the broker does not start: a replica must not be missing for as long as the broker runs on account of an
 error that the next start may not meet. What blocks for more than a
 moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each partition.
@@ -19,7 +20,7 @@ import errno
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from posixpath import dirname
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -105,7 +106,7 @@ class LogManager:
         self.reports: dict[TopicPartition, RecoveryReport] = {}
         """What opening each log took."""
         self.damaged: dict[TopicPartition, str] = {}
-        """Replicas that could not be opened, and why."""
+        """Replicas that could not be opened, or were set aside, and why."""
         self._world = world
         self._disk = world.disk
         self._broker_id = broker_id
@@ -279,10 +280,7 @@ class LogManager:
     def _open_log(self, partition: TopicPartition, clean: bool, recovery_point: int, log_start_offset: int) -> _Opened:
         """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
         directory = self._path(str(partition))
-        metadata_path = f"{directory}/{PARTITION_METADATA_FILE}"
-        topic_id = ""
-        if self._disk.exists(metadata_path):
-            topic_id = decode_topic_id(metadata_path, self._disk.read_file(metadata_path))
+        topic_id = self._read_topic_id(directory)
         recovered = recover(
             self._disk,
             directory,
@@ -337,6 +335,34 @@ class LogManager:
     def logs(self) -> list[Log]:
         return list(self._logs.values())
 
+    async def topic_id(self, partition: TopicPartition) -> str:
+        """The id of the topic that the replica here is of, whether it can be opened or not. Empty where there is none,
+        or its id cannot be told."""
+        log = self._logs.get(partition)
+        if log is not None:
+            return log.topic_id
+        if partition not in self.damaged:
+            return ""
+        try:
+            return await self._world.executor.run(self._read_topic_id, self._path(str(partition)))
+        except (MalformedFile, OSError):
+            return ""
+
+    async def set_aside(self, partition: TopicPartition, reason: str) -> None:
+        """Take a log out of service: it is `damaged` from now on, until the next start opens it again."""
+        log = self._logs.pop(partition, None)
+        if log is None:
+            return
+        self.damaged[partition] = (
+            f"the replica in {log.path} was set aside: {reason}. Restart the broker to have it opened again, or move "
+            f"that directory away to have it copied from the leader again"
+        )
+        logger.error("%s", self.damaged[partition])
+        async with self._exclusively(partition):
+            with suppress(BrokerError):  # the directory is offline, and everybody has been told
+                await log.checkpoint()  # a clean stop says of it, too, that nothing is missing
+            await log.close()
+
     async def get_or_create(self, partition: TopicPartition, topic_id: str, config: LogConfig) -> Log:
         """The partition's log, with `config` from now on. An empty `topic_id` is not checked.
 
@@ -384,6 +410,11 @@ class LogManager:
             self._disk.sync_directory(directory)
         self._disk.sync_directory(self.log_dir)
         return _Opened(topic_id, recovered)
+
+    def _read_topic_id(self, directory: str) -> str:
+        """Empty where it is not known. Raises MalformedFile, OSError."""
+        path = f"{directory}/{PARTITION_METADATA_FILE}"
+        return decode_topic_id(path, self._disk.read_file(path)) if self._disk.exists(path) else ""
 
     def _write_topic_id(self, directory: str, topic_id: str) -> None:
         self._disk.write_atomically(f"{directory}/{PARTITION_METADATA_FILE}", encode_topic_id(topic_id))

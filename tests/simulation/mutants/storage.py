@@ -73,6 +73,16 @@ def high_watermark_not_lowered(patches: Patches) -> None:
             original(self, *rest)
 
 
+@mutant(
+    "a topic created again",
+    "an order to delete a replica is obeyed whichever topic of that name the replica here is of",
+)
+def another_topic_deleted(patches: Patches) -> None:
+    @patches.instead_of(LogManager, "topic_id")
+    async def topic_id(original: Any, self: LogManager, *rest: Any) -> str:
+        return ""
+
+
 @mutant("a clock that jumps", "a producer is forgotten a day after its last batch by the wall clock, however it jumped")
 def producers_forgotten_by_the_wall_clock(patches: Patches) -> None:
     @patches.instead_of(Log, "_forget_silent_producers")

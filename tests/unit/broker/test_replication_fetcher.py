@@ -42,6 +42,8 @@ class Leader:
         self.waiting: list[Request] = []
         self.asked: list[list[int]] = []
         """The partitions of each request so far."""
+        self.set_aside: dict[int, str] = {}
+        """By partition, the reason."""
         self._path = path
         self._server = SocketServer(world, NetworkSettings(), self._handle)
         self._partitions: dict[int, Partition] = {}
@@ -51,7 +53,10 @@ class Leader:
         ports = await self._server.bind([("PLAINTEXT", "broker-1", 0, Plane.DATA)])
         self._server.start()
         settings = FetcherSettings(ME, WAIT_MS, 1, 10_000_000, 1_000_000, 0.1, 30.0)
-        return Fetcher(self._world, LEADER, "broker-1", ports["PLAINTEXT"], settings, lambda: 1)
+        return Fetcher(self._world, LEADER, "broker-1", ports["PLAINTEXT"], settings, lambda: 1, self._set_aside)
+
+    def _set_aside(self, partition: Partition, reason: str) -> None:
+        self.set_aside[partition.topic_partition.partition] = reason
 
     async def close(self) -> None:
         await self._server.close()
@@ -143,6 +148,21 @@ def test_partitions_with_records_are_asked_for_again_without_the_quiet_ones(tmp_
         leader.answer(leader.request_for(1, 3), {1: one_record(1)})
         await leader.asks_for([1], [3], [0, 2])
         assert leader.log_end(1) == 2
+
+    with_leader(tmp_path, scenario)
+
+
+def test_a_log_that_cannot_go_on_with_its_leader_costs_no_other_partition(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        for index in range(3):
+            fetcher.add(leader.partition(index))
+        await leader.asks_for([0, 1, 2])
+        leader.answer(leader.waiting[0], {0: one_record(), 1: one_record(offset=7), 2: one_record()})
+        await leader.asks_for([0, 2])
+        assert [leader.log_end(index) for index in range(3)] == [1, 0, 1]
+        assert list(leader.set_aside) == [1]
+        assert "a batch of offset 7 and epoch 0 does not continue it" in leader.set_aside[1]
+        assert not fetcher.follows(TopicPartition(TOPIC, 1))
 
     with_leader(tmp_path, scenario)
 

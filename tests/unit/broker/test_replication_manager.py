@@ -381,6 +381,71 @@ def test_an_isr_write_whose_answer_was_lost_is_recognised(tmp_path: Path) -> Non
     with_one_broker(tmp_path, scenario)
 
 
+def test_an_isr_that_waits_for_a_connection_does_not_hit_the_next_topic_of_its_name(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+        new = LeaderAndIsr(2, 0, (2, 3), 1, -1)
+
+        def recreate(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            broker.zookeeper.before = None  # the write is on its way
+            broker.zookeeper.remove(znodes.topic_path(TOPIC))
+            broker.topic_znodes(TOPIC, "another")
+            broker.zookeeper.make(znodes.state_path(ORDERS), znodes.encode_state(new))
+
+        broker.zookeeper.before = recreate
+        broker.follower_has(0, 3)
+        await asyncio.sleep(3)
+        assert (broker.in_zookeeper().leader, broker.in_zookeeper().isr) == (2, (2, 3))
+        assert broker.partition().isr == (1, 2)
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_the_state_of_the_next_topic_of_the_name_is_not_adopted_after_a_lost_answer(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+
+        def lose(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            broker.zookeeper.after = None
+            session.suspend()
+            broker.zookeeper.remove(znodes.topic_path(TOPIC))
+            broker.topic_znodes(TOPIC, "another")
+            for isr in ((1,), (1,), (1,)):  # as this broker would lead it
+                state_of_another = znodes.encode_state(LeaderAndIsr(1, 0, isr, 1, -1))
+                broker.zookeeper.make(znodes.state_path(ORDERS), state_of_another)
+            session.resume()
+
+        broker.zookeeper.after = lose
+        broker.follower_has(0, 3)
+        await asyncio.sleep(3)
+        assert broker.partition().isr == (1, 2)
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_an_isr_waits_for_the_node_of_its_topics_id(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+        identity = znodes.topic_id_path(TOPIC, broker.partition().log.topic_id)
+        broker.zookeeper.remove(identity)  # as of a topic that an earlier version created
+        broker.follower_has(0, 3)
+        await asyncio.sleep(3)
+        assert broker.in_zookeeper().isr == (1, 2)
+        broker.zookeeper.make(identity)
+        await until(lambda: broker.partition().isr == broker.in_zookeeper().isr == (1, 2, 3))
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_the_isr_of_a_topic_without_an_id_is_written_all_the_same(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)), topic_id="")
+        assert broker.fetch(fetch_of(0), replica=3, topic_id="").result()[0].error_code == 0
+        await until(lambda: broker.in_zookeeper().isr == (1, 2, 3))
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_an_isr_proposal_of_a_deleted_topic_does_not_hit_the_next_topic_of_its_name(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(isr=(1, 2)))
@@ -445,6 +510,57 @@ def test_stop_replica_of_an_older_leader_epoch_is_refused(tmp_path: Path) -> Non
         assert broker.partition().is_leader
         assert await broker.stop_replica(epoch=6, delete=False) == []
         assert broker.logs.get(ORDERS) is not None
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_stop_replica_of_another_topic_of_the_same_name_stops_and_deletes_nothing(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(), state(leader=2, index=1))
+        for index in (0, 1):
+            assert await broker.stop_replica(epoch=9, delete=True, index=index, topic_id="of an earlier topic") == []
+        assert broker.partition().is_leader
+        following = TopicPartition(TOPIC, 1)
+        assert broker.replicas._follows(2, ("broker-2", 9092), following)
+        assert broker.logs.get(ORDERS) is broker.partition().log
+        # Nor of a log that nobody has asked for since the start.
+        del broker.replicas._partitions[following]
+        await broker.stop_replica(epoch=9, delete=True, index=1, topic_id="of an earlier topic")
+        assert broker.logs.get(following) is not None
+        await broker.stop_replica(epoch=9, delete=True, index=1)
+        assert broker.logs.get(following) is None
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_replica_that_is_set_aside_costs_no_other_and_is_reported_to_who_asks_for_it(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(leader=2), state(leader=2, index=1))
+        broker.replicas._set_aside(broker.partition(), "its leader does not fit")
+        await until(lambda: list(broker.logs.damaged) == [ORDERS])
+        assert broker.replicas.partition(ORDERS) is None
+        [error] = await broker.told(state(leader=3, epoch=1), state(leader=3, epoch=1, index=1))
+        assert (error.partition_index, error.error_code) == (0, ErrorCode.KAFKA_STORAGE_ERROR)
+        assert broker.partition(TopicPartition(TOPIC, 1)).leader_id == 3
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_replica_that_is_set_aside_while_its_order_waits_does_not_take_on_the_role(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(leader=2))
+        partition = broker.partition()
+        session, broker.session = broker.session, None
+        order = state(leader=3, epoch=1)
+        topics = [LeaderAndIsrTopic(TOPIC, "id-of-orders", [order]), LeaderAndIsrTopic("slow", "x", [order])]
+        request = LeaderAndIsrRequest(1, 1, 1, topics, [])
+        telling = asyncio.ensure_future(broker.replicas.apply_leader_and_isr(request))
+        await asyncio.sleep(0.1)
+        broker.replicas._set_aside(partition, "its leader does not fit")
+        broker.session = session
+        [error] = await telling
+        assert (error.topic_name, error.error_code) == (TOPIC, ErrorCode.KAFKA_STORAGE_ERROR)
+        assert partition.leader_epoch == 0
 
     with_one_broker(tmp_path, scenario)
 

@@ -297,6 +297,42 @@ def test_a_damaged_replica_costs_nothing_but_itself_and_is_never_overwritten(dat
     live(data, move_away)
 
 
+def test_a_log_that_was_set_aside_is_asked_for_in_vain_until_the_next_start(data: Path) -> None:
+    async def set_aside(broker: Broker) -> None:
+        log, other = await broker.log(records=3), await broker.log(OTHER, records=1)
+        await broker.logs.set_aside(PARTITION, "its leader does not fit")
+        assert "its leader does not fit" in broker.logs.damaged[PARTITION]
+        assert await refusal(broker.log()) is ErrorCode.KAFKA_STORAGE_ERROR
+        assert await broker.logs.topic_id(PARTITION) == "id"
+        assert log.recovery_point == 3
+        with pytest.raises(BrokerError):
+            log.append_as_leader(batch(), 0, NOW)
+        other.append_as_leader(batch(), 0, NOW)
+
+    async def look(broker: Broker) -> None:
+        assert broker.logs.damaged == {}
+        assert (await broker.log()).log_end_offset == 3
+
+    live(data, set_aside)
+    live(data, look)
+
+
+def test_the_topic_id_of_a_replica_is_known_where_it_cannot_be_opened(data: Path) -> None:
+    live(data, lambda broker: broker.log(records=3))  # type: ignore[arg-type,return-value]
+    segment = data / "orders-0" / "00000000000000000000.log"
+    segment.rename(data / "orders-0" / "00000000000000000002.log")
+    (data / "orders-0" / "00000000000000000000.log").mkdir()
+
+    async def look(broker: Broker) -> None:
+        assert list(broker.logs.damaged) == [PARTITION]
+        assert await broker.logs.topic_id(PARTITION) == "id"
+        (data / "orders-0" / "partition.metadata").write_bytes(b"")
+        assert await broker.logs.topic_id(PARTITION) == ""
+        assert await broker.logs.topic_id(OTHER) == ""
+
+    live(data, look)
+
+
 def test_a_damaged_replica_can_be_deleted(data: Path) -> None:
     live(data, lambda broker: broker.log(records=3))  # type: ignore[arg-type,return-value]
     (data / "orders-0" / "partition.metadata").write_bytes(b"\0\0\0")
