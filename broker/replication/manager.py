@@ -3,7 +3,8 @@
 Appends and reads, the two purgatories, the fetchers of the partitions that others lead, the ISR's writes to
 ZooKeeper, the checkpoint of high watermarks, and the control requests that decide who leads.
 
-An ISR change is one conditional write of the partition's state znode. Its outcome can be unknown (the connection
+An ISR change is one conditional write of the partition's state znode, in a `multi` that also asks for its topic's id:
+versions alone do not tell a topic from the next one of its name. Its outcome can be unknown (the connection
 broke): then the znode is read until it is known, and meanwhile the partition counts both ISRs (see `isr`). The
 controller learns of changes by a sequential node under `/isr_change_notification`, several changes to a node.
 """
@@ -67,6 +68,9 @@ ISR_NOTIFICATION_DELAY_S = 0.05
 ISR_CHANGES_PER_NODE = 1_000
 """With the longest topic names still well below what a znode may hold."""
 
+DELETIONS_REMEMBERED = 10_000
+"""Of replicas, for as long as the broker runs: an order that comes after as many others is not expected any more."""
+
 PARTITIONS_PER_SLICE = 200
 BREATH_S = 0.001
 
@@ -103,6 +107,8 @@ class ReplicaManager:
         self._sessions = sessions
         self._broker_epoch = broker_epoch
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._deleted: dict[tuple[str, TopicPartition], int] = {}
+        """Replicas that were deleted here, by topic id, and in which leader epoch."""
         self._fetchers: dict[int, Fetcher] = {}
         self._timer = Timer()
         self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
@@ -349,6 +355,11 @@ class ReplicaManager:
             for state in topic.partition_states:
                 topic_partition = TopicPartition(topic.topic_name, state.partition_index)
                 try:
+                    if self._was_deleted(topic_partition, topic.topic_id, state.leader_epoch):
+                        raise BrokerError(
+                            ErrorCode.STALE_CONTROLLER_EPOCH,
+                            f"{topic_partition} of the topic with id {topic.topic_id} was deleted here",
+                        )
                     partition = await self._ensure_partition(topic_partition, topic.topic_id, config)
                     if partition.is_stale(state):
                         raise BrokerError(
@@ -399,6 +410,17 @@ class ReplicaManager:
                 raise BrokerError(ErrorCode.INVALID_CONFIG, f"{error}; mend the znode {path}") from error
             except (ConnectionLoss, SessionExpired):
                 await asyncio.sleep(ZOOKEEPER_RETRY_S)
+
+    def _was_deleted(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> bool:
+        """An order of before, which comes late, on a connection that was given up: obeyed, it would make a replica of a
+        topic that is no more, which would be in the way of the next one of its name."""
+        return leader_epoch <= self._deleted.get((topic_id, topic_partition), NO_EPOCH)
+
+    def _remember_deletion(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
+        if topic_id:
+            self._deleted[topic_id, topic_partition] = leader_epoch
+            if len(self._deleted) > DELETIONS_REMEMBERED:
+                del self._deleted[next(iter(self._deleted))]
 
     async def _ensure_partition(self, topic_partition: TopicPartition, topic_id: str, config: TopicConfig) -> Partition:
         partition = self._partitions.get(topic_partition)
@@ -480,6 +502,7 @@ class ReplicaManager:
                     continue
                 self._stop_following(topic_partition)
                 if state.delete_partition:
+                    self._remember_deletion(topic_partition, topic.topic_id, state.leader_epoch)
                     self._partitions.pop(topic_partition, None)
                     await self._logs.delete(topic_partition)
                     logger.info("%s: deleted", topic_partition)

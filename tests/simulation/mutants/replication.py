@@ -234,6 +234,13 @@ def isr_written_without_version(patches: Patches) -> None:
         self._sessions = without_versions
 
 
+@mutant("a topic created again", "an order about a replica that comes after its deletion makes it again")
+def deleted_replica_made_again(patches: Patches) -> None:
+    @patches.instead_of(ReplicaManager, "_was_deleted")
+    def was_deleted(original: Any, *rest: Any) -> bool:
+        return False
+
+
 @mutant("a topic created again", "a leader does not look of which topic the state znode is that it writes and reads")
 def isr_of_another_topic(patches: Patches) -> None:
     @patches.instead_of(replica_manager, "_isr_write")

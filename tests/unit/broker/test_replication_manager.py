@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.replication.manager import DELETIONS_REMEMBERED
 from broker.storage.log import Log
 from protocol import znodes
 from protocol.errors import BrokerError, ErrorCode
@@ -533,6 +534,33 @@ def test_stop_replica_of_another_topic_of_the_same_name_stops_and_deletes_nothin
     with_one_broker(tmp_path, scenario)
 
 
+def test_an_order_of_before_the_deletion_that_comes_late_is_not_in_the_way_of_the_next_topic(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=3))
+        assert await broker.stop_replica(epoch=3, delete=True) == []
+        for epoch in (2, 3):
+            [error] = await broker.told(state(epoch=epoch))
+            assert error.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+        assert broker.logs.get(ORDERS) is None
+        assert await broker.told(state(), topic_id="another") == []
+        assert broker.partition().is_leader
+        assert await broker.stop_replica(epoch=0, delete=True, topic_id="another") == []
+        assert await broker.told(state(epoch=4)) == []  # given to this broker again, of the same topic
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_as_many_deletions_are_remembered_as_orders_may_come_late(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        for number in range(DELETIONS_REMEMBERED + 5):
+            broker.replicas._remember_deletion(ORDERS, str(number), 0)
+        assert len(broker.replicas._deleted) == DELETIONS_REMEMBERED
+        assert not broker.replicas._was_deleted(ORDERS, "4", 0)
+        assert broker.replicas._was_deleted(ORDERS, "5", 0)
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_a_replica_that_is_set_aside_costs_no_other_and_is_reported_to_who_asks_for_it(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(leader=2), state(leader=2, index=1))
@@ -567,9 +595,9 @@ def test_a_replica_that_is_set_aside_while_its_order_waits_does_not_take_on_the_
 
 def test_a_topic_whose_settings_cannot_be_read_costs_no_other_partition(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
-        for data in (b'{"version":1,"config":{"made.up.setting":"1"}}', b"not JSON"):
+        for epoch, data in ((0, b'{"version":1,"config":{"made.up.setting":"1"}}'), (2, b"not JSON")):
             broker.zookeeper.make(znodes.topic_config_path("broken"), data)
-            [error] = await told_two_topics(broker, "broken")
+            [error] = await told_two_topics(broker, "broken", epoch)
             assert (error.topic_name, error.error_code) == ("broken", ErrorCode.INVALID_CONFIG)
             assert broker.partition().is_leader
             assert await broker.stop_replica(epoch=1, delete=True) == []
@@ -661,8 +689,8 @@ def log_of(broker: OneBroker, partition: TopicPartition) -> Log:
     return log
 
 
-async def told_two_topics(broker: OneBroker, other: str) -> list[PartitionError]:
-    request = LeaderAndIsrRequest(
-        1, 1, 1, [LeaderAndIsrTopic(other, "x", [state()]), LeaderAndIsrTopic(TOPIC, "id-of-orders", [state()])], []
-    )
+async def told_two_topics(broker: OneBroker, other: str, epoch: int = 0) -> list[PartitionError]:
+    order = state(epoch=epoch)
+    topics = [LeaderAndIsrTopic(other, "x", [order]), LeaderAndIsrTopic(TOPIC, "id-of-orders", [order])]
+    request = LeaderAndIsrRequest(1, 1, 1, topics, [])
     return await broker.replicas.apply_leader_and_isr(request)
