@@ -600,7 +600,7 @@ def test_a_topic_whose_settings_cannot_be_read_costs_no_other_partition(tmp_path
             [error] = await told_two_topics(broker, "broken", epoch)
             assert (error.topic_name, error.error_code) == ("broken", ErrorCode.INVALID_CONFIG)
             assert broker.partition().is_leader
-            assert await broker.stop_replica(epoch=1, delete=True) == []
+            assert await broker.stop_replica(epoch=epoch, delete=True) == []
 
     with_one_broker(tmp_path, scenario)
 
