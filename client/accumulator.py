@@ -26,6 +26,14 @@ fails rather than risk a duplicate. A failed batch leaves a gap in the numbers, 
 again, in the next epoch of the same producer id. Another id would do for the numbers, but not for the order: a request
 that a slow network has held is appended whenever it arrives, unless a newer epoch of its producer has fenced it.
 
+**Topics that come back.** A topic that was deleted and created again under its name is another one, with other
+partitions, whose logs know no producer. Each batch is sent under the id of the topic that is meant, and no other topic
+takes it (KIP-516). So an attempt under an older id says nothing of the present topic: it is void (`is_void`), with its
+number and with the doubt whether it was appended; what is still in flight then is voided when its answer comes. An
+attempt under the present id keeps both. Order holds within one topic. Rejected: to conclude from UNKNOWN_PRODUCER_ID
+that the topic is another one; by the time that metadata says so, too, a batch may have been sent to the new one
+already.
+
 Time is told in seconds of a monotonic clock.
 """
 
@@ -101,6 +109,8 @@ NOT_APPENDED = frozenset(
         ErrorCode.UNKNOWN_PRODUCER_ID,
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
     }
 )
 """Answers given before anything is appended. All others (even NOT_LEADER_OR_FOLLOWER: the leadership may have moved
@@ -122,6 +132,11 @@ def judge(code: ErrorCode, *, record_count: int, is_first: bool, maybe_appended:
             return Verdict.RETRY
         return Verdict.FAIL if maybe_appended else Verdict.RENUMBER
     return Verdict.RETRY if ERRORS[code].retriable else Verdict.FAIL
+
+
+def is_void(sent_under: str, topic_id: str) -> bool:
+    """Whether what was sent to the topic of the first id can be in no log of the topic that has the name now."""
+    return sent_under not in ("", topic_id)
 
 
 class Batch:
@@ -156,6 +171,7 @@ class Batch:
         "sequence",
         "timestamps",
         "topic",
+        "topic_id",
         "values",
     )
 
@@ -187,6 +203,8 @@ class Batch:
         self.sequence = NO_SEQUENCE
         self.encoded: bytearray | None = None
         self.maybe_appended = False
+        self.topic_id = ""
+        """Under which it was sent last; empty: never, or the topic has none."""
 
         self.is_done = False
         self.base_offset = -1
@@ -249,6 +267,12 @@ class Batch:
         self.identity = None
         self.sequence = NO_SEQUENCE
         self.encoded = None
+
+    def forget_attempts(self) -> None:
+        """All were made to another topic."""
+        self.maybe_appended = False
+        self.topic_id = ""
+        self.number_anew()
 
     def _tell(self) -> None:
         listeners, self.listeners = self.listeners, None
@@ -343,12 +367,14 @@ class TopicState:
         "queues",
         "sticky",
         "sticky_bytes",
+        "topic_id",
     )
 
     def __init__(self, name: str, batch_size: int) -> None:
         self.name = name
         self.batch_size = batch_size
         """At most the producer's; less once brokers found its batches too large."""
+        self.topic_id = ""
         self.partition_count: int | None = None
         self.available: list[int] = []
         """Partitions that have a leader, ascending; all of them where none has."""
@@ -620,14 +646,18 @@ class Accumulator:
     def topics(self) -> list[str]:
         return list(self._topics)
 
-    def topic_is_known(self, topic: str, partition_count: int, available: Sequence[int]) -> None:
-        """The topic has partitions 0 to `partition_count` - 1, of which `available` have a leader.
+    def topic_is_known(self, topic: str, topic_id: str, partition_count: int, available: Sequence[int]) -> None:
+        """The topic has that id, and partitions 0 to `partition_count` - 1, of which `available` have a leader.
 
-        Places the records that were held. To be called at every change; the count never shrinks.
+        Places the records that were held. To be called at every change. The count never shrinks under one id; under
+        another (the topic was created again) it is what it is, and what waits for a partition that is no more fails.
         """
         state = self._topics.get(topic)
         if state is None:
             state = self._topics[topic] = TopicState(topic, self._batch_size)
+        if is_void(state.topic_id, topic_id):
+            self._begin_anew(state, partition_count)
+        state.topic_id = topic_id
         state.partition_count = max(partition_count, state.partition_count or 0)
         state.available = sorted(available) or list(range(state.partition_count))
         if state.sticky is not None and state.sticky not in state.available:
@@ -687,20 +717,31 @@ class Accumulator:
                 self._close(state, batch)
             self._end(batch, error)
 
-    def topic_was_recreated(self, topic: str) -> None:
-        """Its partitions are new logs, which know no producer: what was numbered for the old ones is void.
+    def forget(self, topic: str) -> None:
+        """After `fail_held`: nothing is known of the topic, and nothing waits for it."""
+        if self._topics[topic].partition_count is None:
+            del self._topics[topic]
 
-        A log that knows no producer takes nothing but a batch with number 0. So none of those with higher numbers can
-        be in the new log; where number 0 itself has had no ending, it may be, and all numbers stay valid.
+    def _begin_anew(self, state: TopicState, partition_count: int) -> None:
+        """The topic was created again, with that many partitions: what is known, and what was numbered, is of another.
+
+        What is in flight keeps its number until its answer comes (`judge`), and nothing overtakes it meanwhile.
         """
-        state = self._topics.get(topic)
-        for queue in () if state is None else state.queues.values():
-            unfinished = sorted((*queue.in_flight, *queue.waiting), key=lambda batch: batch.order)
-            if unfinished and unfinished[0].sequence == 0:
-                continue
-            for batch in unfinished:
-                batch.maybe_appended = False
+        state.partition_count = partition_count
+        state.batch_size = self._batch_size
+        state.previous = None
+        for queue in state.queues.values():
+            for batch in queue.waiting:
+                batch.forget_attempts()
             self._lose_numbers(queue, queue.identity)
+            queue.retry_at = 0.0
+            if queue.partition >= partition_count and queue.waiting:
+                if queue.open is not None:
+                    self._close(state, queue.open)
+                del self._active[queue]
+                gone, queue.waiting = queue.waiting, deque()
+                for batch in gone:
+                    self._end(batch, _no_such_partition(queue, partition_count))
 
     # -- taking --
 
@@ -767,6 +808,7 @@ class Accumulator:
             batch.sequence = queue.next_sequence
             queue.next_sequence = (queue.next_sequence + batch.count) & SEQUENCE_MASK
         batch.attempts += 1
+        batch.topic_id = self._topics[batch.topic].topic_id
         queue.in_flight.append(batch)
         return batch
 
@@ -777,7 +819,9 @@ class Accumulator:
 
     def judge(self, batch: Batch, code: ErrorCode) -> Verdict:
         """`judge` for a batch that is in flight, taking note of whether it may be in the log."""
-        if code not in NOT_APPENDED:
+        if is_void(batch.topic_id, self._topics[batch.topic].topic_id):
+            batch.forget_attempts()
+        elif code not in NOT_APPENDED:
             batch.maybe_appended = True
         queue = self.queue_of(batch)
         queue.in_flight.remove(batch)
@@ -852,6 +896,7 @@ class Accumulator:
         part.count = end - start
         part.attempts = batch.attempts
         part.maybe_appended = batch.maybe_appended
+        part.topic_id = batch.topic_id
         part.identity = batch.identity
         if batch.identity is not None:
             part.sequence = (batch.sequence + start) & SEQUENCE_MASK
@@ -864,6 +909,12 @@ class Accumulator:
             self._end(batch, error)
 
     def _put_back(self, queue: PartitionQueue, batches: Sequence[Batch]) -> None:
+        partition_count = self._topics[queue.topic].partition_count
+        assert partition_count is not None, "a batch was taken before the topic was known"
+        if queue.partition >= partition_count:
+            for batch in batches:
+                self._end(batch, _no_such_partition(queue, partition_count))
+            return
         queue.put_back(batches)
         self._active[queue] = None
 
@@ -971,3 +1022,12 @@ class Accumulator:
             batch.granted = 0
         self._failed.clear()
         return failures
+
+
+def _no_such_partition(queue: PartitionQueue, partition_count: int) -> BrokerError:
+    return BrokerError(
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        f"{queue.topic}-{queue.partition}: the topic was deleted and created again while the record waited, and has "
+        f"partitions 0 to {partition_count - 1} now. Send the record again: it may be in the topic that was deleted",
+        is_complete=True,
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from random import Random
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from client.cluster import Cluster
 from client.connections import Purpose, exponential_backoff_s
@@ -17,6 +18,7 @@ from protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
 from protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from protocol.model import NO_CONTROLLER, NO_LEADER, topic_name_problem
 from protocol.rpc import Connection
+from protocol.topic_ids import NO_TOPIC, NONCE_BYTES
 from protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
@@ -70,8 +72,10 @@ class Admin:
     """Administration. Use it as `async with Admin("host:9092") as admin`, or call `start` and `close`.
 
     Every call retries what may succeed by itself (a moved controller, a lost connection) until
-    `default_api_timeout_ms`, and then raises BrokerError or NetworkError. Where a connection broke before the answer, a
-    topic that is found to exist (or to be gone) at the next attempt counts as created (or deleted) by this call.
+    `default_api_timeout_ms`, and then raises BrokerError or NetworkError. Where a connection broke before the answer,
+    the next attempt finds out what the one before has done: a topic that somebody else created is an error, and one
+    that was created in the meantime is never deleted. (What this call created and somebody else has deleted since is
+    created again. And a creation may be carried out after its call has given up.)
     """
 
     def __init__(
@@ -143,32 +147,18 @@ class Admin:
 
     async def create_topics(self, topics: Iterable[NewTopic]) -> None:
         """Create several topics. Raises TopicErrors naming those that failed; the others are created."""
-        pending = {topic.name: _creatable(topic) for topic in topics}
-
-        def request(names: list[str], timeout_ms: int) -> m.CreateTopicsRequest:
-            return m.CreateTopicsRequest([pending[name] for name in names], timeout_ms)
-
-        def results(response: m.CreateTopicsResponse) -> dict[str, tuple[int, str]]:
-            return {topic.name: (topic.error_code, topic.error_message) for topic in response.topics}
-
-        await self._change_topics(CREATE_TOPICS, list(pending), request, results, ErrorCode.TOPIC_ALREADY_EXISTS)
+        await self._change_topics(_Creation([_creatable(topic) for topic in topics], self._cluster.world.random))
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its records. Raises BrokerError (UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError."""
+        """Delete a topic with all its records: the one that has the name now, and none that is created later.
+
+        Raises BrokerError (UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError.
+        """
         await _single(name, self.delete_topics([name]))
 
     async def delete_topics(self, names: Iterable[str]) -> None:
         """Delete several topics. Raises TopicErrors naming those that failed; the others are deleted."""
-
-        def request(pending: list[str], timeout_ms: int) -> m.DeleteTopicsRequest:
-            return m.DeleteTopicsRequest(pending, timeout_ms)
-
-        def results(response: m.DeleteTopicsResponse) -> dict[str, tuple[int, str]]:
-            return {topic.name: (topic.error_code, topic.error_message) for topic in response.responses}
-
-        await self._change_topics(
-            DELETE_TOPICS, list(dict.fromkeys(names)), request, results, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        )
+        await self._change_topics(_Deletion(names))
 
     async def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted; with `internal`, also those of the brokers' own."""
@@ -209,22 +199,14 @@ class Admin:
 
     # -- at the controller --
 
-    async def _change_topics(
-        self,
-        api: Api[Request, Response],
-        names: list[str],
-        request: Callable[[list[str], int], Request],
-        results: Callable[[Response], dict[str, tuple[int, str]]],
-        done_already: ErrorCode,
-    ) -> None:
-        """Ask the controller until each topic has its ending. `done_already`: what it says of a topic for which an
-        earlier attempt of this call succeeded without our hearing of it."""
+    async def _change_topics(self, change: _Change[Request, Response]) -> None:
+        """Ask the controller until each topic has its ending."""
         self._check_running()
+        api = change.api
         deadline = self._cluster.clock.monotonic() + self._api_timeout_s
         errors: dict[str, MinibrokerError] = {}
-        pending = names
+        pending = change.names()
         attempts = 0
-        is_in_doubt = False
         while pending:
             last_error: MinibrokerError
             remaining_s = max(0.001, deadline - self._cluster.clock.monotonic())
@@ -233,19 +215,14 @@ class Admin:
                 connection = await self._controller(api)
                 # The broker may take until then, and has a second more to say that it did not succeed.
                 controller_id = self._cluster.metadata.picture.controller_id
-                body = request(pending, round(timeout_s * 1_000))
-                try:
-                    response = await self._cluster.ask(
-                        connection,
-                        api,
-                        body,
-                        timeout_s=timeout_s + 1.0,
-                        is_in_charge=partial(self._is_controller, controller_id),
-                    )
-                    answers = results(response)
-                except (NetworkError, InvalidMessage):
-                    is_in_doubt = True
-                    raise
+                body = change.request(pending, round(timeout_s * 1_000))
+                response = await self._cluster.ask(
+                    connection,
+                    api,
+                    body,
+                    timeout_s=timeout_s + 1.0,
+                    is_in_charge=partial(self._is_controller, controller_id),
+                )
             except (NetworkError, InvalidMessage) as error:
                 last_error = error
             except BrokerError as error:
@@ -253,15 +230,15 @@ class Admin:
                 if not error.retriable:
                     raise
             else:
+                answers = change.results(response)
                 still_pending = []
                 last_error = BrokerError(ErrorCode.NOT_CONTROLLER, api.name)
                 for name in pending:
                     code, message = answers.get(name, (ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out"))
                     problem = BrokerError(error_of(code), message or name, is_complete=bool(message))
-                    if code == ErrorCode.NONE or (is_in_doubt and code == done_already):
+                    if code == ErrorCode.NONE:
                         continue
-                    # A change that timed out has begun: to ask for it again would be answered with "it exists".
-                    if problem.retriable and code not in (done_already, ErrorCode.REQUEST_TIMED_OUT):
+                    if problem.retriable and code not in change.final:
                         still_pending.append(name)
                         last_error = problem
                     else:
@@ -269,6 +246,8 @@ class Admin:
                 pending = still_pending
             if pending:
                 attempts += 1
+                if attempts == 1 and change.is_prepared:
+                    continue
                 pause_s = exponential_backoff_s(attempts, self._cluster.retry_backoff_s, self._cluster.world.random)
                 if self._cluster.clock.monotonic() + pause_s >= deadline:
                     errors |= dict.fromkeys(pending, last_error)
@@ -310,6 +289,89 @@ class Admin:
     def _crashed(self, error: BaseException) -> None:
         if self._crash is None:
             self._crash = error
+
+
+class _Change(Protocol[Request, Response]):
+    """What an administrator asks the controller for, for several topics at once, until it is done."""
+
+    @property
+    def api(self) -> Api[Request, Response]: ...
+
+    @property
+    def final(self) -> Collection[ErrorCode]:
+        """Errors for a topic that are retriable elsewhere, and not here."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """The first answer was a look-up alone: now it can be done, and there is nothing to wait for."""
+
+    def names(self) -> list[str]: ...
+
+    def request(self, names: Sequence[str], timeout_ms: int) -> Request: ...
+
+    def results(self, response: Response) -> dict[str, tuple[int, str]]:
+        """Error code and message for each topic; NONE: it is done, by whichever attempt."""
+
+
+class _Creation:
+    """Each topic carries a nonce, the same in all attempts. It becomes part of the topic's id, so the controller knows
+    a topic that an earlier attempt created, and what it says need not be interpreted."""
+
+    api = CREATE_TOPICS
+    final = (ErrorCode.REQUEST_TIMED_OUT,)
+    """Then the topic is there, without leaders for all its partitions: its user is to hear of it."""
+    is_prepared = False
+
+    def __init__(self, topics: Iterable[m.CreatableTopic], random: Random) -> None:
+        self._topics = {topic.name: topic for topic in topics}
+        for topic in self._topics.values():
+            topic.nonce = random.randbytes(NONCE_BYTES)
+
+    def names(self) -> list[str]:
+        return list(self._topics)
+
+    def request(self, names: Sequence[str], timeout_ms: int) -> m.CreateTopicsRequest:
+        return m.CreateTopicsRequest([self._topics[name] for name in names], timeout_ms)
+
+    def results(self, response: m.CreateTopicsResponse) -> dict[str, tuple[int, str]]:
+        return {topic.name: (topic.error_code, topic.error_message) for topic in response.topics}
+
+
+class _Deletion:
+    """Each request says by its id which topic it means, so that a repetition, or a request that was on its way for
+    long, deletes no topic that was created in the meantime.
+
+    The ids are the controller's word, given during this call: the first request names the id of no topic, and is
+    refused with the ids that there are. So a topic that is gone later on, or has another id, counts as deleted, whoever
+    did it. (Nobody could say so of an id out of some broker's metadata: that may be of a topic which was deleted long
+    before.)
+    """
+
+    api = DELETE_TOPICS
+    final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._ids = dict.fromkeys(names, NO_TOPIC)
+        self.is_prepared = False
+
+    def names(self) -> list[str]:
+        return list(self._ids)
+
+    def request(self, names: Sequence[str], timeout_ms: int) -> m.DeleteTopicsRequest:
+        return m.DeleteTopicsRequest(list(names), timeout_ms, [self._ids[name] for name in names])
+
+    def results(self, response: m.DeleteTopicsResponse) -> dict[str, tuple[int, str]]:
+        results: dict[str, tuple[int, str]] = {}
+        for topic in response.responses:
+            code = topic.error_code
+            is_gone = code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+            if is_gone and self._ids.get(topic.name) != NO_TOPIC:
+                code = ErrorCode.NONE
+            elif code == ErrorCode.UNKNOWN_TOPIC_ID:
+                self._ids[topic.name] = topic.topic_id
+                self.is_prepared = True
+            results[topic.name] = code, topic.error_message
+        return results
 
 
 async def _single(name: str, change: Coroutine[object, object, None]) -> None:

@@ -2,7 +2,8 @@
 
 Merging an answer into the picture is pure (`merged`). Answers come from brokers that hear of a change at different
 times, so a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id says
-that it is another topic of the same name.
+that it is another topic of the same name; nor a topic by an older one of its name, which a broker that is cut off from
+the controller goes on describing (see `protocol.topic_ids`).
 
 Whoever is stuck calls `request_refresh` and is told when something may have changed. The first refresh goes out at
 once: after a leader's death everything waits for it. As long as somebody is stuck still, the pauses between
@@ -28,6 +29,7 @@ from protocol import messages as m
 from protocol.apis import METADATA, Api
 from protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition
+from protocol.topic_ids import is_older
 from protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
@@ -82,19 +84,28 @@ class Picture(NamedTuple):
 
 
 def merged(picture: Picture, response: m.MetadataResponse) -> Picture:
-    """The picture with what `response` says. Topics that it does not speak of stay as they are."""
+    """The picture with what `response` says. Topics that it does not speak of stay as they are.
+
+    Of another cluster (one that was set up anew at the same addresses, say) nothing is known before.
+    """
+    if picture.cluster_id and response.cluster_id and picture.cluster_id != response.cluster_id:
+        picture = Picture()
     topics = dict(picture.topics)
     errors = dict(picture.errors)
     for topic in response.topics:
+        known = topics.get(topic.name)
+        if known is not None and is_older(topic.topic_id, known.topic_id):
+            continue
         error = error_of(topic.error_code)
         if error is not ErrorCode.NONE:
             errors[topic.name] = error
         else:
             errors.pop(topic.name, None)
         if topic.partitions:
-            topics[topic.name] = _merged_topic(topics.get(topic.name), topic)
+            topics[topic.name] = _merged_topic(known, topic)
     brokers = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
-    return Picture(response.cluster_id, response.controller_id, brokers or picture.brokers, topics, errors)
+    cluster_id = response.cluster_id or picture.cluster_id
+    return Picture(cluster_id, response.controller_id, brokers or picture.brokers, topics, errors)
 
 
 def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:
@@ -117,11 +128,14 @@ def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:
     return TopicInfo(topic.topic_id, topic.is_internal, partitions)
 
 
-def with_leader(picture: Picture, partition: TopicPartition, leader: Leader) -> Picture:
-    """The picture after a broker's hint at who leads (KIP-951); unchanged where that is no news."""
+def with_leader(picture: Picture, partition: TopicPartition, leader: Leader, topic_id: str = "") -> Picture:
+    """The picture after a broker's hint at who leads (KIP-951); unchanged where that is no news, or where the hint is
+    about another topic of that name: leader epochs of two topics cannot be compared. Empty id: not checked."""
     topic = picture.topics.get(partition.topic)
     info = None if topic is None else topic.partitions.get(partition.partition)
     if topic is None or info is None or leader.epoch <= info.leader.epoch or leader.node_id == NO_LEADER:
+        return picture
+    if topic_id and topic_id != topic.topic_id:
         return picture
     partitions = {**topic.partitions, partition.partition: info._replace(leader=leader)}
     return picture._replace(topics={**picture.topics, partition.topic: topic._replace(partitions=partitions)})
@@ -172,6 +186,13 @@ class Metadata:
             self._is_urgent = True
             self.request_refresh()
 
+    def forget(self, topic: str) -> None:
+        """Ask for this topic no more."""
+        self._wanted.pop(topic, None)
+        self.wrong_since.pop(topic, None)
+        errors = {name: error for name, error in self.picture.errors.items() if name != topic}
+        self.picture = self.picture._replace(errors=errors)
+
     def address(self, node_id: int) -> Address | None:
         return self.picture.brokers.get(node_id)
 
@@ -189,9 +210,9 @@ class Metadata:
         """A connection to that broker broke: ask the others first."""
         self._failed_at[address] = self._clock.monotonic()
 
-    def learn_leader(self, partition: TopicPartition, leader: Leader) -> None:
-        """A broker said in passing who leads."""
-        picture = with_leader(self.picture, partition, leader)
+    def learn_leader(self, partition: TopicPartition, leader: Leader, topic_id: str = "") -> None:
+        """A broker said in passing who leads in the topic of that id."""
+        picture = with_leader(self.picture, partition, leader, topic_id)
         if picture is not self.picture:
             self.picture = picture
             self._tell()

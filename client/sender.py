@@ -79,7 +79,6 @@ class Sender:
         """Requests that wait for an answer, by node."""
         self._muted_until: dict[int, float] = {}
         """Brokers that asked for a pause (throttle_time_ms), and its end."""
-        self._seen_topic_ids: dict[str, str] = {}
         self._metadata_is_new = True
         self._identity_task: asyncio.Task[None] | None = None
         self._identity_error: MinibrokerError | None = None
@@ -149,16 +148,15 @@ class Sender:
                 else:
                     detail = f"{topic}, after {now - held_since:.1f} s (max_block_ms)"
                     self._accumulator.fail_held(topic, BrokerError(error, detail))
+                    self._accumulator.forget(topic)
+                    self._metadata.forget(topic)
         return due
 
     def _tell_partitions(self, topic: str) -> None:
         picture = self._metadata.picture
         info = picture.topics[topic]
         available = [index for index in info.partitions if picture.leader(topic, index) is not None]
-        self._accumulator.topic_is_known(topic, max(info.partitions) + 1, available)
-        if info.topic_id and self._seen_topic_ids.setdefault(topic, info.topic_id) != info.topic_id:
-            self._seen_topic_ids[topic] = info.topic_id
-            self._accumulator.topic_was_recreated(topic)
+        self._accumulator.topic_is_known(topic, info.topic_id, max(info.partitions) + 1, available)
 
     def _end_pauses(self, now: float) -> None:
         """A partition that backs off from one leader need not wait for another."""
@@ -242,7 +240,7 @@ class Sender:
         self, node_id: int, connection: Connection, queues: Sequence[tuple[Leader, PartitionQueue]], now: float
     ) -> None:
         """A request with the first batch of each queue, as far as they fit."""
-        topics: dict[str, list[m.ProducePartition]] = {}
+        topics: dict[str, m.ProduceTopic] = {}
         batches: list[Batch] = []
         size = 0
         for leader, queue in queues:
@@ -257,14 +255,17 @@ class Sender:
                 continue
             size += len(records)
             batches.append(batch)
-            topics.setdefault(queue.topic, []).append(m.ProducePartition(queue.partition, memoryview(records)))
+            topic = topics.get(queue.topic)
+            if topic is None:
+                topic = topics[queue.topic] = m.ProduceTopic(queue.topic, [], batch.topic_id)
+            topic.partition_data.append(m.ProducePartition(queue.partition, memoryview(records)))
         if not batches:
             return
         message = m.ProduceRequest(
             None,
             self._acks,
             round(self._cluster.request_timeout_s * 1_000),
-            [m.ProduceTopic(name, partitions) for name, partitions in topics.items()],
+            list(topics.values()),
         )
         if self._acks == 0:
             connection.send_and_forget(PRODUCE, message)
@@ -344,6 +345,7 @@ class Sender:
     def _settle_batch(
         self, batch: Batch, code: ErrorCode, detail: str, answer: m.ProducePartitionResponse | None, now: float
     ) -> None:
+        topic_id = batch.topic_id
         verdict = self._accumulator.judge(batch, code)
         key = batch.topic, batch.partition
         if verdict is Verdict.DELIVERED:
@@ -357,7 +359,7 @@ class Sender:
         if ERRORS[code].refresh_metadata:
             if answer is not None and answer.current_leader_id >= 0:
                 leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
-                self._metadata.learn_leader(TopicPartition(*key), leader)
+                self._metadata.learn_leader(TopicPartition(*key), leader, topic_id)
             self._metadata.request_refresh()
             pause_s = self._cluster.retry_backoff_s
         else:

@@ -8,7 +8,7 @@ calls `take_office` and `resign`, and is asked through `request_resign` where a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from controller.cluster_state import ClusterState
@@ -161,10 +161,11 @@ class Controller:
         )
         return await reply
 
-    async def delete_topics(self, topics: Sequence[str]) -> list[DeletableTopicResult]:
+    async def delete_topics(self, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
         """Returns when the topics are marked for deletion; they are gone when their brokers have deleted the logs.
 
-        One result per name, each name once. Raises BrokerError as `create_topics`.
+        `topics` are names, with the id of the topic that is meant: where another has the name, nothing happens. An
+        empty id is not checked. One result per name. Raises BrokerError as `create_topics`.
         """
         tenure = self._active_tenure()
         reply: asyncio.Future[list[DeletableTopicResult]] = asyncio.get_running_loop().create_future()

@@ -196,11 +196,12 @@ class DeleteTopicsRequest(AdminRequest):
     """Raised by the handler of the DeleteTopics API."""
 
     answer: Callable[[list[DeletableTopicResult]], None]
-    topics: Sequence[str]
+    topics: Mapping[str, str]
+    """Names, and the id of the topic that is meant; empty: whichever has the name."""
 
     @property
     def cause(self) -> str:
-        return f"a request to delete the topics {', '.join(self.topics[:10])}"
+        return f"a request to delete the topics {', '.join(list(self.topics)[:10])}"
 
 
 # --- From the controller itself, as follow-ups of a plan ---------------------------------------------------------

@@ -9,6 +9,7 @@ conflicted is decided again.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class Tenure:
         self.state = ClusterState(broker_id, epoch)
         self.ended_because: str | None = None
         self._random = world.random
+        self._topic_numbers = itertools.count(1)
         self._settings = settings
         self._defaults = TopicSettings(settings.unclean_leader_election, settings.min_insync_replicas)
         self._hooks = hooks
@@ -404,6 +406,7 @@ class Tenure:
             topics.TopicDefaults(self._settings.num_partitions, self._settings.default_replication_factor),
             self._hooks.validate_config,
             self._random,
+            self._topic_numbers,
         )
         new = [answer for answer in answers if isinstance(answer, topics.NewTopic)]
         if request.validate_only:
@@ -419,10 +422,9 @@ class Tenure:
             request.answer([_result(answer, existing=existing) for answer in answers])
 
     async def _delete_topics(self, request: events.DeleteTopicsRequest) -> None:
-        names = list(dict.fromkeys(request.topics))
-        await self._read_new_topics(name for name in names if topic_name_problem(name) is None)
-        results: list[DeletableTopicResult] = deletion.results(self.state, names)
-        await self._execute(deletion.request(self.state, names))
+        await self._read_new_topics(name for name in request.topics if topic_name_problem(name) is None)
+        results: list[DeletableTopicResult] = deletion.results(self.state, request.topics)
+        await self._execute(deletion.request(self.state, request.topics))
         request.answer(results)
 
 

@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from protocol.topic_ids import NONCE_BYTES
+
 Int8 = Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]
 Int16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -19,7 +21,7 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 String = Annotated[str, Meta(max_length=32_767)]
 Name = Annotated[str, Meta(max_length=249)]
 TopicId = Annotated[str, Meta(max_length=22)]
-"""URL-safe base64 of 16 random bytes, 22 characters (Kafka's Uuid); empty: not known, not checked."""
+"""URL-safe base64 of 16 bytes, 22 characters (Kafka's Uuid; see `topic_ids`); empty: not known, not checked."""
 
 Replicas = Annotated[list[Int32], Meta(max_length=1_000)]
 BrokerEpochs = Annotated[list[Int64], Meta(max_length=1_000)]
@@ -65,6 +67,8 @@ class ProducePartition(Message):
 class ProduceTopic(Message):
     name: Name
     partition_data: Annotated[list[ProducePartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """The topic that is meant: another one of the same name takes nothing (INCONSISTENT_TOPIC_ID; KIP-516)."""
 
 
 class ProduceRequest(Message):
@@ -410,6 +414,9 @@ class CreatableTopic(Message):
     replication_factor: Int16 = -1
     assignments: Annotated[list[CreatableAssignment], Meta(max_length=MAX_PARTITIONS)] = []
     configs: Annotated[list[CreatableConfig], Meta(max_length=1_000)] = []
+    nonce: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
+    """Drawn by who asks, and the same in every attempt: a topic that exists and whose id ends with it is this
+    request's, and counts as created. Empty: the controller draws one."""
 
 
 class CreateTopicsRequest(Message):
@@ -433,11 +440,17 @@ class CreateTopicsResponse(Message):
 
 
 class DeleteTopicsRequest(Message):
+    """`topic_ids`, in the order of `topics`: the topic that is meant. Another one of the same name is not deleted
+    (UNKNOWN_TOPIC_ID). An empty id, or one left out, is not checked."""
+
     topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)]
     timeout_ms: Int32
+    topic_ids: Annotated[list[TopicId], Meta(max_length=MAX_TOPICS)] = []
 
 
 class DeletableTopicResult(Message):
+    """`topic_id` is that of the topic which has the name, also where another was meant."""
+
     name: String
     topic_id: TopicId
     error_code: Int16

@@ -224,14 +224,20 @@ class OneBroker:
         return found
 
     def produce(
-        self, records: bytes, *, acks: int = -1, timeout_ms: int = 1_000, partition: TopicPartition = ORDERS
+        self,
+        records: bytes,
+        *,
+        acks: int = -1,
+        timeout_ms: int = 1_000,
+        partition: TopicPartition = ORDERS,
+        topic_id: str = TOPIC_ID,
     ) -> asyncio.Future[ProducePartitionResponse]:
         answer: asyncio.Future[ProducePartitionResponse] = asyncio.get_running_loop().create_future()
 
         def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
             answer.set_result(statuses[partition].response)
 
-        self.replicas.produce([(partition, records)], acks=acks, timeout_ms=timeout_ms, respond=respond)
+        self.replicas.produce([(partition, topic_id, records)], acks=acks, timeout_ms=timeout_ms, respond=respond)
         return answer
 
     def fetch(

@@ -25,11 +25,11 @@ async def handle_produce(services: Services, request: Request) -> None:
     if body.transactional_id is not None:
         raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
     entries = [
-        (TopicPartition(topic.name, data.index), data.records)
+        (TopicPartition(topic.name, data.index), topic.topic_id, data.records)
         for topic in body.topic_data
         for data in topic.partition_data
     ]
-    if len({topic_partition for topic_partition, _ in entries}) != len(entries):
+    if len({topic_partition for topic_partition, _, _ in entries}) != len(entries):
         raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition stands in the request twice")
 
     def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:

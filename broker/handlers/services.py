@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -26,7 +26,7 @@ class Administration(Protocol):
         self, topics: Sequence[CreatableTopic], *, validate_only: bool
     ) -> list[CreatableTopicResult]: ...
 
-    async def delete_topics(self, names: Sequence[str]) -> list[DeletableTopicResult]: ...
+    async def delete_topics(self, topics: Mapping[str, str]) -> list[DeletableTopicResult]: ...
 
 
 class ControlEpoch(msgspec.Struct):

@@ -1,6 +1,7 @@
 """CreateTopics and DeleteTopics: the controller's broker takes them, and answers when the cluster has followed."""
 
 from collections.abc import Callable
+from itertools import zip_longest
 
 from broker.handlers.services import Services, answer_later
 from broker.network.request_channel import Request
@@ -81,4 +82,5 @@ async def handle_delete_topics(services: Services, request: Request) -> None:
 
 
 async def _delete(services: Services, request: Request, body: DeleteTopicsRequest) -> None:
-    request.respond(DeleteTopicsResponse(0, await services.administration.delete_topics(body.topics)))
+    topics = dict(zip_longest(body.topics, body.topic_ids[: len(body.topics)], fillvalue=""))
+    request.respond(DeleteTopicsResponse(0, await services.administration.delete_topics(topics)))

@@ -179,18 +179,19 @@ class ReplicaManager:
 
     def produce(
         self,
-        entries: Sequence[tuple[TopicPartition, Buffer]],
+        entries: Sequence[tuple[TopicPartition, str, Buffer]],
         *,
         acks: int,
         timeout_ms: int,
         respond: Callable[[dict[TopicPartition, ProduceStatus]], None],
     ) -> None:
-        """Append each entry as leader; `respond` once all are settled (at once unless acks is -1)."""
+        """Append each entry (where to, the id of the topic that is meant, records) as leader; `respond` once all are
+        settled (at once unless acks is -1)."""
         statuses: dict[TopicPartition, ProduceStatus] = {}
         now_ms = self._world.clock.wall_ms()
         waiting = False
-        for topic_partition, records in entries:
-            status = statuses[topic_partition] = self._append(topic_partition, records, acks, now_ms)
+        for topic_partition, topic_id, records in entries:
+            status = statuses[topic_partition] = self._append(topic_partition, topic_id, records, acks, now_ms)
             waiting = waiting or status.pending
         if not waiting:
             respond(statuses)
@@ -198,16 +199,20 @@ class ReplicaManager:
         operation = DelayedProduce(timeout_ms, statuses, self, respond)  # P5
         self._produces.try_complete_else_watch(operation, statuses)
 
-    def _append(self, topic_partition: TopicPartition, records: Buffer, acks: int, now_ms: int) -> ProduceStatus:
+    def _append(
+        self, topic_partition: TopicPartition, topic_id: str, records: Buffer, acks: int, now_ms: int
+    ) -> ProduceStatus:
         index = topic_partition.partition
         try:
             partition = self.leader(topic_partition)
+            _check_topic_id(partition, topic_id)
             before = partition.high_watermark
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:
             response = ProducePartitionResponse(index, error.code, error_message=error.detail)
             known = self._metadata.partition(topic_partition)
-            if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None:
+            is_meant = topic_id in ("", self._metadata.topic_id(topic_partition.topic))
+            if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None and is_meant:
                 response.current_leader_id = known.leader
                 response.current_leader_epoch = known.leader_epoch
             return ProduceStatus(response)
@@ -276,11 +281,7 @@ class ReplicaManager:
         partition: Partition | None = None
         try:
             partition = self.leader(topic_partition)
-            if topic_id and topic_id != partition.log.topic_id:
-                raise BrokerError(
-                    ErrorCode.INCONSISTENT_TOPIC_ID,
-                    f"{topic_partition} has topic id {partition.log.topic_id} here, not {topic_id}",
-                )
+            _check_topic_id(partition, topic_id)
             if request.replica_id != CONSUMER and partition.check_fetch(fetch, request.replica_id) is None:
                 self._follower_fetched(partition, request.replica_id, fetch.fetch_offset, request.replica_epoch)
         except BrokerError as error:
@@ -701,3 +702,14 @@ def _log_end(partition: Partition) -> PartitionError:
     end = partition.log.log_end_offset
     last_epoch = partition.log.epoch_at(end - 1)  # not the log's latest epoch, in which nothing may have been written
     return PartitionError(topic, index, ErrorCode.NONE, partition.leader_epoch, last_epoch, end)
+
+
+def _check_topic_id(partition: Partition, topic_id: str) -> None:
+    """Raises BrokerError(INCONSISTENT_TOPIC_ID) where the partition is of another topic of that name (KIP-516): the
+    topic was deleted and created again, and the sender or this broker has not heard of it. An empty id is not
+    checked."""
+    if topic_id and topic_id != partition.log.topic_id:
+        raise BrokerError(
+            ErrorCode.INCONSISTENT_TOPIC_ID,
+            f"{partition.topic_partition} has topic id {partition.log.topic_id} here, not {topic_id}",
+        )

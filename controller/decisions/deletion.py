@@ -35,31 +35,53 @@ from controller.states.replica import PartitionReplica, ReplicaState
 from protocol.errors import ErrorCode
 from protocol.messages import DeletableTopicResult
 from protocol.model import TopicPartition
-from protocol.znodes import delete_topic_path, topic_config_path
+from protocol.znodes import DELETE_TOPICS, delete_topic_path, topic_config_path
 
 
-def results(state: ClusterState, topics: Iterable[str]) -> list[DeletableTopicResult]:
-    """What an administrator who asks for the deletion is answered."""
-    return [
-        DeletableTopicResult(topic, state.topic_ids[topic], ErrorCode.NONE)
-        if topic in state.topic_ids
-        else DeletableTopicResult(
+def results(state: ClusterState, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
+    """What an administrator who asks for the deletion is answered. `topics`: as for `request`."""
+    return [_result(state, topic, topic_id) for topic, topic_id in topics.items()]
+
+
+def _result(state: ClusterState, topic: str, topic_id: str) -> DeletableTopicResult:
+    if topic not in state.topic_ids:
+        return DeletableTopicResult(
             topic,
             "",
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             f"there is no topic {topic[:80]!r}, so it cannot be deleted: see the list of topics for its name",
         )
-        for topic in topics
-    ]
+    known = state.topic_ids[topic]
+    if is_meant(state, topic, topic_id):
+        return DeletableTopicResult(topic, known, ErrorCode.NONE)
+    return DeletableTopicResult(
+        topic,
+        known,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        f"topic {topic!r} has the id {known}, not {topic_id}: it is another topic, and is not deleted",
+    )
 
 
-def request(state: ClusterState, topics: Iterable[str]) -> Plan:
-    """An administrator asks for the deletion of topics: those that exist are marked in ZooKeeper and queued."""
+def is_meant(state: ClusterState, topic: str, topic_id: str) -> bool:
+    """Whether the topic that has the name is the one which is to be deleted: a request may be late, or a repetition."""
+    return topic in state.topic_ids and topic_id in ("", state.topic_ids[topic])
+
+
+def request(state: ClusterState, topics: Mapping[str, str]) -> Plan:
+    """An administrator asks for the deletion of topics: those that exist are marked in ZooKeeper and queued.
+
+    `topics` are names, with the id of the topic that is meant; empty: whichever has the name. Something is written also
+    where nothing is to be changed: the write fails where this controller was deposed, which must not say of a topic
+    that it is being deleted, or what its id is, when another of the name may have come since.
+    """
     builder = PlanBuilder()
-    for topic in topics:
-        if topic in state.topic_ids and not state.is_queued_for_deletion(topic):
+    for topic, topic_id in topics.items():
+        if is_meant(state, topic, topic_id):
             builder.write(EnsureNode(delete_topic_path(topic)))
-            builder.change(DeletionQueued(topic))
+            if not state.is_queued_for_deletion(topic):
+                builder.change(DeletionQueued(topic))
+    if any(topic in state.topic_ids and not is_meant(state, topic, topic_id) for topic, topic_id in topics.items()):
+        builder.write(EnsureNode(DELETE_TOPICS))
     builder.follow_up(ResumeDeletions(state.controller_epoch))
     return builder.build()
 

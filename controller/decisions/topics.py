@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -11,10 +11,11 @@ from controller.decisions.placement import assign_replicas
 from controller.plan import CreateTopic, DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
 from controller.states.partition import PartitionState
 from controller.states.replica import PartitionReplica, ReplicaState
+from protocol import topic_ids
 from protocol.errors import ErrorCode
 from protocol.messages import CreatableAssignment, CreatableTopic, CreatableTopicResult
 from protocol.model import TopicPartition, topic_name_problem
-from protocol.znodes import TopicZnode, delete_topic_path, encode_config, encode_topic, new_uuid
+from protocol.znodes import TopicZnode, delete_topic_path, encode_config, encode_topic
 
 MAX_PARTITIONS_OF_A_TOPIC = 10_000
 MAX_TOPIC_BYTES = 900_000
@@ -68,10 +69,15 @@ def validate(
     defaults: TopicDefaults,
     check_config: ConfigCheck,
     random: Random,
+    numbers: Iterator[int],
 ) -> list[NewTopic | CreatableTopicResult]:
     """For each request, in order, the topic as it is to be created, or the result that says why it is refused.
 
-    `existing` are topics that are in ZooKeeper, whether or not in the picture already.
+    A topic that an earlier attempt of the same request created, whose answer was lost, is no reason to refuse: its
+    result says what is there. (One that was created so and deleted since is created again.)
+
+    `existing` are topics that are in ZooKeeper, whether or not in the picture already. `numbers` are for the ids of new
+    topics (see `topic_ids`).
     """
     times: dict[str, int] = {}
     for request in requests:
@@ -85,10 +91,16 @@ def validate(
                     ErrorCode.INVALID_REQUEST,
                     f"topic {request.name!r} stands {times[request.name]} times in one request: name it once",
                 )
+            if is_created_by(state, request):
+                answers.append(_created_already(state, request.name))
+                continue
             _check_name(request.name, state, existing, taken)
             new_topic = NewTopic(
                 request.name,
-                TopicZnode(new_uuid(random), _assignment(request, state, defaults, random)),
+                TopicZnode(
+                    topic_ids.make(state.controller_epoch, next(numbers), _nonce(request, random)),
+                    _assignment(request, state, defaults, random),
+                ),
                 _config(request, check_config),
             )
             _check_size(new_topic)
@@ -109,6 +121,37 @@ def already_exists(topic: str) -> CreatableTopicResult:
     return refusal(
         topic, ErrorCode.TOPIC_ALREADY_EXISTS, f"there is a topic {topic!r} already: choose another name, or delete it"
     )
+
+
+def is_created_by(state: ClusterState, request: CreatableTopic) -> bool:
+    """Whether the topic exists, and an earlier attempt of this very request has created it."""
+    topic_id = state.topic_ids.get(request.name)
+    return (
+        topic_id is not None
+        and not state.is_queued_for_deletion(request.name)
+        and request.nonce != b""
+        and request.nonce == topic_ids.nonce(topic_id)
+    )
+
+
+def _created_already(state: ClusterState, topic: str) -> CreatableTopicResult:
+    partitions = state.partitions_of(topic)
+    return CreatableTopicResult(
+        topic,
+        state.topic_ids[topic],
+        ErrorCode.NONE,
+        num_partitions=len(partitions),
+        replication_factor=len(state.assignments[partitions[0]]),
+    )
+
+
+def _nonce(request: CreatableTopic, random: Random) -> bytes:
+    if request.nonce and len(request.nonce) != topic_ids.NONCE_BYTES:
+        raise _Refused(
+            ErrorCode.INVALID_REQUEST,
+            f"topic {request.name!r} has a nonce of {len(request.nonce)} bytes: give {topic_ids.NONCE_BYTES}, or none",
+        )
+    return request.nonce or random.randbytes(topic_ids.NONCE_BYTES)
 
 
 def _collision_key(topic: str) -> str:

@@ -86,7 +86,7 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule()
     def learn(self) -> None:
-        self.accumulator.topic_is_known("t", PARTITIONS, range(PARTITIONS))
+        self.accumulator.topic_is_known("t", "id", PARTITIONS, range(PARTITIONS))
 
     @rule(count=st.integers(1, 8), keyed=st.booleans(), partition=st.none() | st.integers(0, PARTITIONS - 1))
     def add(self, count: int, keyed: bool, partition: int | None) -> None:

@@ -178,7 +178,7 @@ def test_a_finished_produce_does_not_keep_its_request_in_memory(tmp_path: Path) 
         await broker.told(state(), state(index=1))
         frame = Frame()
         gone = weakref.ref(frame)
-        entries = [(ORDERS, RECORDS), (TopicPartition(TOPIC, 1), RECORDS)]
+        entries = [(ORDERS, "", RECORDS), (TopicPartition(TOPIC, 1), "", RECORDS)]
         broker.replicas.produce(entries, acks=-1, timeout_ms=10, respond=lambda _, held=frame: None)  # type: ignore[misc]
         del frame
         await asyncio.sleep(0.1)

@@ -7,14 +7,13 @@ as a broker must. `script` says what happens to the next requests of an API inst
 from __future__ import annotations
 
 import asyncio
-import base64
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
-from protocol import apis
+from protocol import apis, topic_ids
 from protocol import messages as m
 from protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
 from protocol.errors import ErrorCode
@@ -172,9 +171,9 @@ class ScriptedCluster:
     def bootstrap(self) -> str:
         return ",".join(f"127.0.0.1:{node.port}" for node in self.nodes.values())
 
-    def add_topic(self, name: str, partitions: int = 1, *, keeps: bool = True) -> Topic:
+    def add_topic(self, name: str, partitions: int = 1, *, keeps: bool = True, nonce: bytes = b"script") -> Topic:
         self._topic_number += 1
-        topic_id = base64.urlsafe_b64encode(self._topic_number.to_bytes(16, "big")).decode().rstrip("=")
+        topic_id = topic_ids.make(1, self._topic_number, nonce)
         node_ids = list(self.nodes)
         logs = [Log(node_ids[index % len(node_ids)], keeps) for index in range(partitions)]
         topic = self.topics[name] = Topic(topic_id, logs)
@@ -279,6 +278,8 @@ class ScriptedCluster:
             answers = []
             for partition in topic.partition_data:
                 code, base_offset = self._problem(node_id, topic.name, partition.index), -1
+                if code is ErrorCode.NONE and topic.topic_id != self.topics[topic.name].topic_id:
+                    code = ErrorCode.INCONSISTENT_TOPIC_ID
                 if code is ErrorCode.NONE and action.is_carried_out:
                     code, base_offset = self.log(topic.name, partition.index).append(partition.records)
                 answer = m.ProducePartitionResponse(partition.index, action.code or code, base_offset)
@@ -356,23 +357,29 @@ class ScriptedCluster:
             code = action.code
             if not code and node_id != self.controller:
                 code = ErrorCode.NOT_CONTROLLER
-            if not code and topic.name in self.topics:
-                code = ErrorCode.TOPIC_ALREADY_EXISTS
-            if action.is_carried_out and code in (ErrorCode.NONE, action.code) and topic.name not in self.topics:
-                self.add_topic(topic.name, len(topic.assignments) or max(topic.num_partitions, 1))
             known = self.topics.get(topic.name)
+            if not code and known is not None and topic_ids.nonce(known.topic_id) != topic.nonce:
+                code = ErrorCode.TOPIC_ALREADY_EXISTS
+            if action.is_carried_out and code in (ErrorCode.NONE, action.code) and known is None:
+                partitions = len(topic.assignments) or max(topic.num_partitions, 1)
+                known = self.add_topic(topic.name, partitions, nonce=topic.nonce)
             results.append(m.CreatableTopicResult(topic.name, known.topic_id if known else "", code))
         return m.CreateTopicsResponse(0, results)
 
     def delete_topics(self, node_id: int, request: m.DeleteTopicsRequest, action: Action) -> m.DeleteTopicsResponse:
         results = []
-        for name in request.topics:
+        for name, topic_id in zip(request.topics, request.topic_ids, strict=True):
             code = action.code
+            known = self.topics.get(name)
             if not code and node_id != self.controller:
                 code = ErrorCode.NOT_CONTROLLER
-            if not code and self.topics.pop(name, None) is None:
+            if not code and known is None:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            results.append(m.DeletableTopicResult(name, "", code))
+            if not code and known is not None and known.topic_id != topic_id:
+                code = ErrorCode.UNKNOWN_TOPIC_ID
+            if action.is_carried_out and not code:
+                del self.topics[name]
+            results.append(m.DeletableTopicResult(name, known.topic_id if known else "", code))
         return m.DeleteTopicsResponse(0, results)
 
 

@@ -51,7 +51,7 @@ def make(
     )
     accumulator.identity = Identity(2, 0)
     if partitions is not None:
-        accumulator.topic_is_known("t", partitions, range(partitions))
+        accumulator.topic_is_known("t", "id", partitions, range(partitions))
     return accumulator
 
 
@@ -263,7 +263,7 @@ def test_records_of_an_unknown_topic_are_held_and_placed_in_the_order_of_their_s
     assert all(batch.partition == UNASSIGNED for batch, _ in handles)
     assert accumulator.ready(0.0).queues == []
     assert accumulator.held_topics() == [("t", 0.0)]
-    accumulator.topic_is_known("t", 3, [0, 1, 2])
+    accumulator.topic_is_known("t", "id", 3, [0, 1, 2])
     assert accumulator.held_topics() == []
     placed = []
     for batch, index in handles:
@@ -283,7 +283,7 @@ def test_a_flush_waits_for_held_records_and_for_the_batches_that_they_become() -
     add(accumulator, b"v")
     flush = accumulator.begin_flush()
     assert not accumulator.is_flushed(flush)
-    accumulator.topic_is_known("t", 1, [0])
+    accumulator.topic_is_known("t", "id", 1, [0])
     assert not accumulator.is_flushed(flush)
     deliver(accumulator, accumulator.take(queue_of(accumulator)))
     assert accumulator.is_flushed(flush)
@@ -292,7 +292,7 @@ def test_a_flush_waits_for_held_records_and_for_the_batches_that_they_become() -
 def test_placing_held_records_never_fails_for_want_of_memory() -> None:
     accumulator = make(partitions=None, buffer_memory=64 * KIB, max_request_size=64 * KIB, batch_size=64 * KIB)
     count = fill(accumulator, b"x" * 500)
-    accumulator.topic_is_known("t", 100, range(100))
+    accumulator.topic_is_known("t", "id", 100, range(100))
     accumulator.begin_flush()
     taken = 0
     while queues := accumulator.ready(0.0).queues:
@@ -356,9 +356,9 @@ def test_the_round_robin_partitioner_changes_with_every_record() -> None:
 
 def test_records_without_a_key_avoid_partitions_without_a_leader() -> None:
     accumulator = make(partitions=3, batch_size=2 * KIB)
-    accumulator.topic_is_known("t", 3, [2])
+    accumulator.topic_is_known("t", "id", 3, [2])
     assert {add(accumulator, b"x" * KIB)[0].partition for _ in range(20)} == {2}
-    accumulator.topic_is_known("t", 3, [])
+    accumulator.topic_is_known("t", "id", 3, [])
     assert {add(accumulator, b"x" * KIB)[0].partition for _ in range(50)} == {0, 1, 2}
 
 
@@ -553,7 +553,7 @@ def test_a_topic_that_was_created_again_gets_new_numbers() -> None:
     accumulator = make()
     (batch,) = pipeline(accumulator, 1)
     deliver(accumulator, batch)
-    accumulator.topic_was_recreated("t")
+    accumulator.topic_is_known("t", "another id", 1, [0])
     add(accumulator, b"v")
     assert accumulator.take(queue_of(accumulator)).sequence == 0
 

@@ -11,6 +11,7 @@ from client.connections import Purpose
 from client.metadata import Leader, Picture, merged, with_leader
 from client.settings import Address
 from protocol import messages as m
+from protocol import topic_ids
 from protocol.apis import METADATA
 from protocol.errors import ErrorCode, NetworkError
 from protocol.model import TopicPartition
@@ -37,6 +38,33 @@ def test_another_topic_of_the_same_name_begins_anew() -> None:
     again = merged(picture, response(partition(0, 0, 0), topic_id="other"))
     assert again.leader("t", 0) == Leader(0, 0)
     assert list(again.topics["t"].partitions) == [0]
+
+
+def test_an_older_topic_of_the_same_name_is_not_believed() -> None:
+    old, new = topic_ids.make(1, 7, b"chance"), topic_ids.make(2, 1, b"chance")
+    picture = merged(Picture(), response(partition(0, 1, 0), topic_id=new))
+    stale = response(partition(0, 0, 9), partition(1, 0, 9), topic_id=old)
+    assert merged(picture, stale).topics == picture.topics
+    assert merged(merged(Picture(), stale), response(partition(0, 1, 0), topic_id=new)).topics == picture.topics
+
+
+def test_an_older_topic_of_another_cluster_is_believed() -> None:
+    old, new = topic_ids.make(1, 7, b"chance"), topic_ids.make(2, 1, b"chance")
+    picture = merged(Picture(), response(partition(0, 1, 0), topic_id=new))
+    unnamed = response(partition(0, 0, 9), topic_id=old)
+    unnamed.cluster_id = None
+    picture = merged(picture, unnamed)
+    assert picture.topics["t"].topic_id == new
+    other = response(partition(0, 0, 9), topic_id=old)
+    other.cluster_id = "another cluster"
+    assert merged(picture, other).topics["t"].topic_id == old
+
+
+def test_a_hint_about_another_topic_of_the_same_name_is_not_believed() -> None:
+    picture = merged(Picture(), response(partition(0, 0, 0), topic_id="new"))
+    here = TopicPartition("t", 0)
+    assert with_leader(picture, here, Leader(1, 9), "old") is picture
+    assert with_leader(picture, here, Leader(1, 9), "new").leader("t", 0) == Leader(1, 9)
 
 
 def test_partitions_that_an_answer_leaves_out_stay() -> None:

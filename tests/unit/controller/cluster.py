@@ -335,7 +335,7 @@ class Office:
         return result
 
     async def delete(self, *names: str) -> list[m.DeletableTopicResult]:
-        return await self.run(self.controller.delete_topics(names))
+        return await self.run(self.controller.delete_topics(dict.fromkeys(names, "")))
 
     def suspect(self, broker: ObedientBroker) -> None:
         self.controller.suspect(broker.id, broker.epoch, "its connection was refused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from random import Random
 
 import msgspec
@@ -13,6 +14,7 @@ from controller.decisions import brokers, deletion, isr_changes, topics
 from controller.decisions.placement import assign_replicas
 from controller.decisions.topics import NewTopic, TopicDefaults
 from controller.states.replica import ReplicaState
+from protocol import topic_ids
 from protocol.errors import ErrorCode
 from protocol.messages import (
     CreatableAssignment,
@@ -32,7 +34,7 @@ def check_config(name: str, value: str) -> str | None:
 
 
 def validate(state: ClusterState, *requests: CreatableTopic, existing: Sequence[str] = ()) -> list[object]:
-    return list(topics.validate(requests, state, existing, DEFAULTS, check_config, Random(1)))
+    return list(topics.validate(requests, state, existing, DEFAULTS, check_config, Random(1), count(1)))
 
 
 def refused(state: ClusterState, request: CreatableTopic) -> tuple[ErrorCode, str]:
@@ -358,15 +360,56 @@ def test_requests_to_delete_are_queued_once_and_dropped_where_there_is_no_such_t
         remove /admin/delete_topics/ghost
         then ResumeDeletions
     """)
-    assert lines(deletion.request(state, ["a", "b", "ghost"])) == text("""
+    assert lines(deletion.request(state, {"a": "", "b": "id-of-b", "ghost": ""})) == text("""
         topic b is to be deleted
+        make sure of /admin/delete_topics/a
         make sure of /admin/delete_topics/b
         then ResumeDeletions
     """)
-    known, unknown = deletion.results(state, ["a", "ghost"])
+    known, unknown = deletion.results(state, {"a": "", "ghost": ""})
     assert (known.error_code, known.topic_id) == (0, "id-of-a")
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert "there is no topic 'ghost'" in unknown.error_message
+
+
+def test_a_topic_of_another_id_than_was_meant_is_not_deleted() -> None:
+    state = picture([1], {"a-0": (1,)})
+    assert lines(deletion.request(state, {"a": "id-of-an-older-a"})) == text("""
+        make sure of /admin/delete_topics
+        then ResumeDeletions
+    """)
+    [result] = deletion.results(state, {"a": "id-of-an-older-a"})
+    assert (result.error_code, result.topic_id) == (ErrorCode.UNKNOWN_TOPIC_ID, "id-of-a")
+
+
+def test_a_topic_that_an_earlier_attempt_of_the_same_request_created_counts_as_created() -> None:
+    request = CreatableTopic("orders", 2, 3, nonce=b"chance")
+    created = accepted(picture(THREE_BROKERS, {}), request)
+    state = picture(THREE_BROKERS, {})
+    carry_out(state, topics.added(state, {"orders": created.znode}))
+    [again] = validate(state, request)
+    assert isinstance(again, CreatableTopicResult)
+    assert (again.error_code, again.topic_id) == (ErrorCode.NONE, created.znode.topic_id)
+    assert (again.num_partitions, again.replication_factor) == (2, 3)
+    for other in (b"", b"other!"):
+        assert refused(state, CreatableTopic("orders", 2, 3, nonce=other))[0] is ErrorCode.TOPIC_ALREADY_EXISTS
+    carry_out(state, deletion.request(state, {"orders": created.znode.topic_id}))
+    code, message = refused(state, request)
+    assert code is ErrorCode.TOPIC_ALREADY_EXISTS
+    assert "still being deleted" in message
+
+
+def test_topics_are_numbered_so_that_their_ids_tell_which_is_newer() -> None:
+    older, newer = validate(picture(THREE_BROKERS, {}), CreatableTopic("a"), CreatableTopic("b"))
+    assert isinstance(older, NewTopic)
+    assert isinstance(newer, NewTopic)
+    assert topic_ids.is_older(older.znode.topic_id, newer.znode.topic_id)
+
+
+def test_a_nonce_that_is_too_short_is_refused() -> None:
+    code, message = refused(picture(THREE_BROKERS, {}), CreatableTopic("orders", nonce=b"short"))
+    assert code is ErrorCode.INVALID_REQUEST
+    assert "give 6" in message
 
 
 # --- ISR changes ---------------------------------------------------------------------------------------------
