@@ -1,10 +1,11 @@
 """The producer's order and numbers against a model of a broker, over any order of faults.
 
 Nothing here touches a socket: a machine adds records, takes batches, and answers them as a broker and a network might:
-appended, refused before or after the append, connection lost before or after it; and requests of a lost connection
-that the broker carries out much later. In the end everything is delivered, and then must hold: no record is in the log
-twice, whatever its Delivery said; delivered records are where they were said to be, and in the order of their `send`;
-every record has had an ending; and the buffer is empty.
+appended, refused before or after the append, connection lost before or after it; and requests of a lost connection that
+the broker carries out much later. The topic is deleted and created again, with as many partitions or others, and the
+producer hears of it later. In the end everything is delivered, and then must hold: no record is in the log of a topic
+twice, whatever its Delivery said; delivered records are where they were said to be, and in the order of their `send`
+within a topic; every record has had an ending; and the buffer is empty.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from client.accumulator import Accumulator, Batch, Identity, Verdict
 from client.errors import BufferFull, DeliveryTimedOut
 from client.partitioners import Partitioner
+from protocol import topic_ids
 from protocol.errors import BrokerError, ErrorCode
 
 PARTITIONS = 2
@@ -47,12 +49,19 @@ class ModelLog:
         return ErrorCode.NONE, batches[-1][2]
 
 
+class Topic:
+    def __init__(self, number: int, partitions: int) -> None:
+        self.topic_id = topic_ids.make(1, number, b"chance")
+        self.logs = [ModelLog() for _ in range(partitions)]
+
+
 class Sent:
     """A request as the network has it: what is in it does not change any more."""
 
     def __init__(self, batch: Batch) -> None:
         assert batch.identity is not None
         self.batch = batch
+        self.topic_id = batch.topic_id
         self.identity = batch.identity
         self.sequence = batch.sequence
         self.values = list(batch.values)
@@ -62,7 +71,9 @@ class ProducerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.logs = [ModelLog() for _ in range(PARTITIONS)]
+        self.topics = [Topic(1, PARTITIONS)]
+        self.placed: dict[Batch, ModelLog] = {}
+        """The logs in which delivered batches are."""
         self.wire: deque[Sent] = deque()
         self.late: list[Sent] = []
         self.records: list[tuple[bytes, Batch, int]] = []
@@ -86,7 +97,12 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule()
     def learn(self) -> None:
-        self.accumulator.topic_is_known("t", "id", PARTITIONS, range(PARTITIONS))
+        topic = self.topics[-1]
+        self.accumulator.topic_is_known("t", topic.topic_id, len(topic.logs), range(len(topic.logs)))
+
+    @rule(partitions=st.integers(1, PARTITIONS))
+    def create_again(self, partitions: int) -> None:
+        self.topics.append(Topic(len(self.topics) + 1, partitions))
 
     @rule(count=st.integers(1, 8), keyed=st.booleans(), partition=st.none() | st.integers(0, PARTITIONS - 1))
     def add(self, count: int, keyed: bool, partition: int | None) -> None:
@@ -97,6 +113,8 @@ class ProducerMachine(RuleBasedStateMachine):
                 handle = self.accumulator.add(self.now, "t", value, key, partition, 0, None)
             except BufferFull:
                 return
+            except BrokerError:
+                continue  # a partition that the topic does not have
             self.records.append((value, *handle))
 
     @rule(flush=st.booleans())
@@ -137,8 +155,10 @@ class ProducerMachine(RuleBasedStateMachine):
         )
         offset = -1
         if after_append:
-            own, offset = self.log_of(sent).append(sent.identity, sent.sequence, sent.values)
+            own, offset = self.append(sent)
             code = code if own is ErrorCode.NONE else own
+            if code is ErrorCode.NONE:
+                self.placed[sent.batch] = self.topics[-1].logs[sent.batch.partition]
         self.settle(sent.batch, code, offset)
 
     @precondition(lambda self: self.wire)
@@ -148,7 +168,7 @@ class ProducerMachine(RuleBasedStateMachine):
         lost = list(self.wire)
         self.wire.clear()
         for sent in lost[:appended]:
-            self.log_of(sent).append(sent.identity, sent.sequence, sent.values)
+            self.append(sent)
         self.late += lost[appended : appended + late]
         for sent in lost:
             self.settle(sent.batch, ErrorCode.NETWORK_EXCEPTION, -1)
@@ -157,7 +177,7 @@ class ProducerMachine(RuleBasedStateMachine):
     @rule()
     def carry_out_late(self) -> None:
         sent = self.late.pop(0)
-        self.log_of(sent).append(sent.identity, sent.sequence, sent.values)
+        self.append(sent)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 60.0]))
     def pass_time(self, seconds: float) -> None:
@@ -166,8 +186,13 @@ class ProducerMachine(RuleBasedStateMachine):
             if not batch.is_done:
                 self.accumulator.expire(batch, DeliveryTimedOut("late"))
 
-    def log_of(self, sent: Sent) -> ModelLog:
-        return self.logs[sent.batch.partition]
+    def append(self, sent: Sent) -> tuple[ErrorCode, int]:
+        topic = self.topics[-1]
+        if sent.batch.partition >= len(topic.logs):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
+        if sent.topic_id != topic.topic_id:
+            return ErrorCode.INCONSISTENT_TOPIC_ID, -1
+        return topic.logs[sent.batch.partition].append(sent.identity, sent.sequence, sent.values)
 
     def settle(self, batch: Batch, code: ErrorCode, offset: int) -> None:
         match self.accumulator.judge(batch, code):
@@ -182,9 +207,12 @@ class ProducerMachine(RuleBasedStateMachine):
             case Verdict.FAIL:
                 self.accumulator.fail(batch, BrokerError(code))
 
+    def logs(self) -> list[ModelLog]:
+        return [log for topic in self.topics for log in topic.logs]
+
     @invariant()
     def no_record_is_in_the_log_twice(self) -> None:
-        for log in self.logs:
+        for log in self.logs():
             assert len(set(log.values)) == len(log.values)
 
     def teardown(self) -> None:
@@ -201,16 +229,17 @@ class ProducerMachine(RuleBasedStateMachine):
         while self.late:
             self.carry_out_late()
         self.no_record_is_in_the_log_twice()
-        positions: list[list[int]] = [[] for _ in self.logs]
+        positions: dict[ModelLog, list[int]] = {log: [] for log in self.logs()}
         for value, batch, index in self.records:
             while batch.forwarded is not None:
                 batch, index = batch.forwarded[index]
             assert batch.is_done
             if batch.error is None:
                 offset = batch.base_offset + index
-                assert self.logs[batch.partition].values[offset] == value
-                positions[batch.partition].append(offset)
-        for offsets in positions:
+                log = self.placed[batch]
+                assert log.values[offset] == value
+                positions[log].append(offset)
+        for offsets in positions.values():
             assert offsets == sorted(offsets)
         self.accumulator.take_failures()
         assert self.accumulator.used == 0
