@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.replication.manager import ReplicaManager
 from client import accumulator
 from client.accumulator import Accumulator, Verdict
+from client.admin import _Creation
 from client.fetcher import Fetcher
+from controller.cluster_state import ClusterState
+from controller.decisions import deletion
+from protocol import topic_ids
 from protocol.errors import ERRORS, ErrorCode
 from protocol.messages import LATEST_TIMESTAMP
 from tests.simulation.mutants.planting import Patches, mutant
@@ -41,3 +46,55 @@ def position_lost_with_the_leader(patches: Patches) -> None:
         original(self, state, code, *rest)
         if ERRORS[code].refresh_metadata and not state.fetched:
             self.move(state, None, LATEST_TIMESTAMP)
+
+
+# --- Topics that are deleted and created again under their name ---------------------------------------------------
+
+
+@mutant("KIP-516", "a leader appends records that were sent to an earlier topic of the same name")
+def records_for_another_topic_are_taken(patches: Patches) -> None:
+    @patches.instead_of(ReplicaManager, "_append")
+    def append(original: Any, self: ReplicaManager, topic_partition: Any, topic_id: str, *rest: Any) -> Any:
+        return original(self, topic_partition, "", *rest)
+
+
+@mutant("stale metadata", "a producer never believes that a topic has fewer partitions than it had")
+def partition_count_never_shrinks(patches: Patches) -> None:
+    @patches.instead_of(Accumulator, "topic_is_known")
+    def topic_is_known(original: Any, self: Accumulator, topic: str, *rest: Any) -> None:
+        state = self._topics.get(topic)
+        before = 0 if state is None else state.partition_count or 0
+        original(self, topic, *rest)
+        state = self._topics[topic]
+        state.partition_count = max(before, state.partition_count or 0)
+
+
+@mutant("stale metadata", "a client goes back to a topic that is gone, because a broker which was cut off describes it")
+def older_topic_believed(patches: Patches) -> None:
+    @patches.instead_of(topic_ids, "is_older")
+    def is_older(original: Any, topic_id: str, other: str) -> bool:
+        return False
+
+
+@mutant("done already", "a creation that is repeated counts as done because of whatever topic has the name")
+def somebody_elses_topic_counts_as_created(patches: Patches) -> None:
+    attempts: dict[_Creation, int] = {}
+
+    @patches.instead_of(_Creation, "request")
+    def request(original: Any, self: _Creation, *rest: Any) -> Any:
+        attempts[self] = attempts.get(self, 0) + 1
+        return original(self, *rest)
+
+    @patches.instead_of(_Creation, "results")
+    def results(original: Any, self: _Creation, response: Any) -> dict[str, tuple[int, str]]:
+        return {
+            name: (0, "") if code == ErrorCode.TOPIC_ALREADY_EXISTS and attempts[self] > 1 else (code, message)
+            for name, (code, message) in original(self, response).items()
+        }
+
+
+@mutant("done already", "a deletion that is repeated, or comes late, deletes the topic that was created since")
+def deletion_by_name_alone(patches: Patches) -> None:
+    @patches.instead_of(deletion, "is_meant")
+    def is_meant(original: Any, state: ClusterState, topic: str, topic_id: str) -> bool:
+        return topic in state.topic_ids and topic_id != topic_ids.NO_TOPIC
