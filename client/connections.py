@@ -101,8 +101,14 @@ class Connections:
 
     def advertised(self, brokers: Mapping[int, Address]) -> None:
         """These addresses were not given by the user but learned from a broker, which may name what only its network
-        can reach: until it has been reached once, an error about such an address says so."""
-        self._advertised = {address: node_id for node_id, address in brokers.items()}
+        can reach: until it has been reached once, an error about such an address says so. What is no broker's address
+        any more, and not in use, is forgotten."""
+        before, self._advertised = self._advertised, {address: node_id for node_id, address in brokers.items()}
+        for address in before.keys() - self._advertised.keys():
+            for purpose in Purpose:
+                slot = self._slots.get((address, purpose))
+                if slot is not None and slot.connection is None and slot.attempt is None:
+                    del self._slots[address, purpose]
 
     def error(self, address: Address, purpose: Purpose) -> NetworkError | None:
         """Why the last attempt to connect failed; None where it succeeded, or where there was none."""

@@ -558,6 +558,100 @@ def test_a_topic_that_was_created_again_gets_new_numbers() -> None:
     assert accumulator.take(queue_of(accumulator)).sequence == 0
 
 
+def test_what_was_in_flight_to_the_topic_that_was_deleted_is_void_once_its_answer_comes() -> None:
+    accumulator = make(batch_size=1)
+    first, second = pipeline(accumulator, 2)
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    add(accumulator, b"new")
+    assert ready(accumulator) == []  # it must not overtake what is in flight
+    for batch in (second, first):
+        assert accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION) is Verdict.RETRY
+        assert not batch.maybe_appended
+        accumulator.retry(batch, 0.0)
+    assert ready(accumulator) == [0]
+    assert accumulator.take(queue_of(accumulator)) is first
+    assert (first.sequence, first.topic_id) == (0, "another id")
+
+
+def test_what_was_sent_to_the_present_topic_keeps_its_number_and_its_doubt() -> None:
+    accumulator = make()
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    (batch,) = pipeline(accumulator, 1)
+    identity, sequence = batch.identity, batch.sequence
+    accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION)
+    accumulator.retry(batch, 0.0)
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    assert batch.maybe_appended
+    assert (batch.identity, batch.sequence) == (identity, sequence)
+
+
+def test_another_topic_is_not_made_to_wait_for_the_back_off_of_the_one_before() -> None:
+    accumulator = make()
+    (batch,) = pipeline(accumulator, 1)
+    accumulator.judge(batch, ErrorCode.INCONSISTENT_TOPIC_ID)
+    accumulator.retry(batch, 5.0)
+    assert ready(accumulator) == []
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    assert ready(accumulator) == [0]
+
+
+def test_records_for_partitions_that_are_no_more_fail_and_say_why() -> None:
+    accumulator = make(partitions=3, batch_size=1)
+    add(accumulator, b"in flight", partition=2)
+    travelling = accumulator.take(queue_of(accumulator, 2))
+    waiting, _ = add(accumulator, b"waiting", partition=2)
+    kept, _ = add(accumulator, b"kept", partition=0)
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    assert waiting.is_done
+    assert "has partitions 0 to 0 now" in str(waiting.error)
+    assert not travelling.is_done
+    accumulator.judge(travelling, ErrorCode.NETWORK_EXCEPTION)
+    accumulator.retry(travelling, 0.0)
+    assert isinstance(travelling.error, BrokerError)
+    assert travelling.error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert ready(accumulator) == [0]
+    deliver(accumulator, accumulator.take(queue_of(accumulator)))
+    assert kept.is_done
+    for number in range(20):
+        batch, _ = add(accumulator, b"v", key=b"%d" % number if number % 2 else None)
+        assert batch.partition == 0
+    with pytest.raises(BrokerError, match="partitions 0 to 0"):
+        add(accumulator, b"v", partition=1)
+
+
+def test_the_open_batch_of_a_partition_that_is_no_more_takes_no_records() -> None:
+    accumulator = make(partitions=None)
+    accumulator.topic_is_known("t", "id", 3, [2])
+    add(accumulator, b"v")
+    assert accumulator.open_batches["t"].partition == 2
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    assert "t" not in accumulator.open_batches
+    assert add(accumulator, b"v")[0].partition == 0
+
+
+def test_a_batch_of_the_topic_that_was_deleted_is_split_into_halves_without_numbers() -> None:
+    accumulator = make()
+    for _ in range(4):
+        add(accumulator, b"v")
+    batch = accumulator.take(queue_of(accumulator))
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    assert accumulator.judge(batch, ErrorCode.MESSAGE_TOO_LARGE) is Verdict.SPLIT
+    accumulator.split(batch)
+    halves = [accumulator.take(queue_of(accumulator))]
+    deliver(accumulator, halves[0])
+    halves.append(accumulator.take(queue_of(accumulator)))
+    assert [half.sequence for half in halves] == [0, 2]
+
+
+def test_a_topic_that_nobody_knows_is_forgotten_with_its_records() -> None:
+    accumulator = make(partitions=None)
+    batch, _ = add(accumulator, b"v")
+    accumulator.fail_held("t", BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    accumulator.forget("t")
+    assert batch.is_done
+    assert accumulator.topics() == []
+
+
 # --- time ---
 
 

@@ -388,6 +388,8 @@ def test_a_record_for_a_topic_that_nobody_knows_fails_after_max_block_ms() -> No
             with pytest.raises(BrokerError, match="topics create") as caught:
                 await delivery
             assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            await producer.send("orders", b"v")
+            assert cluster.requests(METADATA)[-1].topics == ["orders"]  # the other is not asked for any more
 
     run(scenario)
 
