@@ -17,7 +17,7 @@ from client.records import ConsumerBatch, Record
 from client.settings import check_choice, check_integer, check_ms
 from protocol import messages as m
 from protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
-from protocol.model import TopicPartition, topic_name_problem
+from protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
 from protocol.records import CorruptRecord, decode_batch
 from protocol.world import World
 
@@ -33,9 +33,13 @@ class Consumer:
 
     Settings have Kafka's names and meaning; times are in milliseconds, sizes in bytes:
 
-    - `topics`: all of their partitions, those that are added later included; or `partitions`: just those.
+    - `topics`: all of their partitions, those that are added later included; or `partitions`: just those. A topic that
+      is deleted and created again is read from its beginning. Partitions that it then lacks leave the assignment;
+      those that were named in `partitions` raise UNKNOWN_TOPIC_OR_PARTITION.
     - `auto_offset_reset`: where to begin, and to go on where the position is not in the log any more: "earliest" (the
-      default here, so that nothing is missed; Kafka's is "latest"), "latest", or "none", which raises.
+      default here, so that nothing is missed; Kafka's is "latest"), "latest", or "none", which raises. A leader alone
+      is not believed that the log ends before the position: it may have been deposed, and not know it. Another
+      broker must know it as the leader, and is waited for.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so much, or so long. `fetch_max_bytes`,
       `max_partition_fetch_bytes`: of one answer (but always at least one batch).
     - `default_api_timeout_ms`: for `start`, `position` and the offset look-ups.
@@ -93,6 +97,10 @@ class Consumer:
         """The batch that is being handed out by records, in partition `_current`."""
         self._records: Iterator[Record] = iter(())
         self._current: PartitionState | None = None
+        self._generation = 0
+        """That of `_current` when the batch was taken. Once it has another, the fetcher has moved the partition
+        (another topic of that name, a truncation): what the batch says of positions counts no more, and its rest is
+        dropped."""
 
     async def start(self) -> None:
         """Reach a broker and find the topics' partitions.
@@ -173,20 +181,24 @@ class Consumer:
         after an error tries again.
         """
         while True:
+            state = self._current
             for record in self._records:
-                self._current.position = record.offset + 1  # type: ignore[union-attr]
+                if state.generation != self._generation:  # type: ignore[union-attr]
+                    break
+                state.position = record.offset + 1  # type: ignore[union-attr]
                 return record
             self._end_batch()
             state, batch = await self._next_batch()
             self._current, self._batch, self._records = state, batch, iter(batch.records())
+            self._generation = state.generation
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
         return _Batches(self)
 
     async def _whole_batch(self) -> ConsumerBatch:
-        rest, batch = length_hint(self._records), self._batch
-        state = self._current
+        state, batch = self._current, self._batch
+        rest = length_hint(self._records) if self._is_handing_out(state) else 0
         self._end_batch()
         if batch is not None and rest:
             batch = batch.since(len(batch) - rest)
@@ -198,9 +210,13 @@ class Consumer:
 
     def _end_batch(self) -> None:
         """The records handed out last are consumed, and with them what the batch holds beside records."""
-        if self._current is not None and self._batch is not None:
+        if self._current is not None and self._batch is not None and self._is_handing_out(self._current):
             self._current.position = self._batch.next_offset
         self._drop_batch()
+
+    def _is_handing_out(self, state: PartitionState | None) -> bool:
+        """Records of a batch of that partition, which the partition has not been moved away from since."""
+        return state is not None and state is self._current and state.generation == self._generation
 
     def _drop_batch(self) -> None:
         self._current = self._batch = None
@@ -217,6 +233,7 @@ class Consumer:
                 await self._fetcher.pulse.wait()
                 continue
             batch = self._decoded(fetched)
+            fetched.state.position_epoch = fetched.header.partition_leader_epoch
             if len(batch):
                 return fetched.state, batch
             fetched.state.position = batch.next_offset
@@ -230,7 +247,7 @@ class Consumer:
         try:
             decoded = decode_batch(fetched.buffer, header, fetched.start)
         except CorruptRecord as error:
-            self._fetcher.move(state, state.position)
+            self._fetcher.move(state, state.position, epoch=state.position_epoch)
             raise CorruptBatch(
                 f"{state.partition} at offsets {header.base_offset} to {header.last_offset}: {error}. "
                 f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
@@ -267,7 +284,7 @@ class Consumer:
                     if state.error is not None:
                         raise state.error.with_traceback(None)
                     await self._fetcher.pulse.wait()
-                    self._check_running()
+                    state = self._state_of(partition)  # it may be gone by now
         except TimeoutError as error:
             raise ApiTimedOut(
                 f"the position in {partition} was not found within {self._api_timeout_s:g} s: "
@@ -275,9 +292,20 @@ class Consumer:
             ) from error
         return state.position
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on at `offset`. Where it is not in the log, `auto_offset_reset` decides once it is read."""
-        self._move([partition], check_integer("offset", offset, 0, (1 << 62)))
+    def position_epoch(self, partition: TopicPartition) -> int | None:
+        """The leader epoch of the last record before the position (Kafka's `OffsetAndMetadata.leaderEpoch`); None where
+        none was consumed. Keep it with the position, and give both to `seek`."""
+        epoch = self._state_of(partition).position_epoch
+        return None if epoch == NO_EPOCH else epoch
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+        """Go on at `offset`. Where it is not in the log, `auto_offset_reset` decides once it is read.
+
+        `leader_epoch`: see `position_epoch`. With it no leader is asked that was deposed before the record in front of
+        `offset` was written, and it is noticed if that record was lost in an unclean election (KIP-320).
+        """
+        epoch = NO_EPOCH if leader_epoch is None else check_integer("leader_epoch", leader_epoch, 0, (1 << 31) - 1)
+        self._move([partition], check_integer("offset", offset, 0, (1 << 62)), epoch=epoch)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Go on at the first record in the log; without arguments, in all partitions."""
@@ -288,21 +316,27 @@ class Consumer:
         `position` to know. Without arguments, in all partitions."""
         self._move(partitions, None, m.LATEST_TIMESTAMP)
 
-    def _move(self, partitions: Iterable[TopicPartition], position: int | None, reset: int | None = None) -> None:
+    def _move(
+        self,
+        partitions: Iterable[TopicPartition],
+        position: int | None,
+        reset: int | None = None,
+        epoch: int = NO_EPOCH,
+    ) -> None:
         self._check_running()
         states = [self._state_of(partition) for partition in partitions] or list(self._fetcher.states.values())
         for state in states:
             if state is self._current:
                 self._drop_batch()
-            self._fetcher.move(state, position, reset)
+            self._fetcher.move(state, position, reset, epoch)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`."""
         for state in [self._state_of(partition) for partition in partitions]:
             state.is_paused = True
-            if state is self._current:
+            if self._is_handing_out(state):
                 self._drop_batch()
-                self._fetcher.move(state, state.position)
+                self._fetcher.move(state, state.position, epoch=state.position_epoch)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undo `pause`."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from client.cluster import Cluster
 from client.connections import OVERDUE_S, Purpose
 from client.errors import CorruptBatch, LogTruncated
 from client.metadata import Leader
-from client.offsets import CONSUMER, READ_UNCOMMITTED, OffsetAndTimestamp, find_offsets
+from client.offsets import CONSUMER, READ_UNCOMMITTED, Found, find_offsets
 from client.tasks import Pulse, Waker
 from protocol import messages as m
 from protocol.apis import FETCH
@@ -67,18 +67,22 @@ class FetchedBatch(NamedTuple):
 class PartitionState:
     """Where the consumer is in one partition, and what was fetched ahead."""
 
-    def __init__(self, partition: TopicPartition, reset: int) -> None:
+    def __init__(self, partition: TopicPartition, reset: int | None) -> None:
         self.partition = partition
         self.position: int | None = None
         """The offset of the next record for the user; None: to be looked up."""
+        self.position_epoch = NO_EPOCH
+        """The leader epoch of the record before `position`, where it is known."""
         self.reset = reset
-        """The timestamp by which a position of None is looked up."""
+        """The timestamp by which a position of None is looked up; None: it is the user who must say."""
         self.fetch_offset = 0
         """The offset after what was fetched; `position` once that is consumed."""
         self.last_epoch = NO_EPOCH
         """The leader epoch of the batch before `fetch_offset`."""
         self.generation = 0
-        """Grows when the position is moved: answers to older requests are dropped."""
+        """Grows when the position is moved: what is left of older batches is dropped, and answers to older requests."""
+        self.absent_since: float | None = None
+        """Since when metadata has had no such partition, or no leader as young as the position's epoch."""
         self.is_paused = False
         self.is_busy = True
         """The last answer brought records, or there was none yet."""
@@ -91,19 +95,28 @@ class PartitionState:
         self.error: MinibrokerError | None = None
         """To be raised to the user once what was fetched before is consumed; nothing is fetched before that."""
 
-    def move(self, position: int | None, reset: int | None = None) -> None:
-        """Go on at `position`; None: at what `reset` finds."""
+    def move(self, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH) -> None:
+        """Go on at `position`, before which is a record of that leader epoch; None: at what `reset` finds."""
         self.position = position
-        if reset is not None:
+        if position is None:
             self.reset = reset
-        if position is not None:
+        else:
             self.fetch_offset = position
-        self.last_epoch = NO_EPOCH
+        self.position_epoch = self.last_epoch = epoch
         self.generation += 1
         self.fetched.clear()
         self.fetched_bytes = 0
         self.error = None
         self.retry_at = 0.0
+
+
+class _Doubt(NamedTuple):
+    """An answer that would take a position away, until it is known whether the leader is one (KIP-320)."""
+
+    generation: int
+    fetch_offset: int
+    leader: Leader
+    consequence: Callable[[], None]
 
 
 class _Request(NamedTuple):
@@ -141,6 +154,9 @@ class Fetcher:
         self._outstanding: dict[int, list[_Request]] = {}
         self._muted_until: dict[int, float] = {}
         self._look_up: asyncio.Task[None] | None = None
+        self._confirmation: asyncio.Task[None] | None = None
+        self._doubts: dict[PartitionState, _Doubt] = {}
+        """To be confirmed."""
         self._with_data: dict[PartitionState, None] = {}
         """Partitions with batches to take, in the order of their turns."""
         self._stopped: dict[PartitionState, None] = {}
@@ -170,9 +186,7 @@ class Fetcher:
             self._add(partition, self._reset)
 
     def _add(self, partition: TopicPartition, reset: int | None) -> None:
-        state = self.states[partition] = PartitionState(partition, m.EARLIEST_TIMESTAMP if reset is None else reset)
-        if reset is None:
-            self._stop(state, self._no_position(partition))
+        self.states[partition] = PartitionState(partition, reset)
 
     @staticmethod
     def _no_position(partition: TopicPartition) -> MinibrokerError:
@@ -188,20 +202,33 @@ class Fetcher:
             if info is None:
                 continue
             known_id, self._topics[topic] = self._topics[topic], info.topic_id or self._topics[topic]
+            known = [state for state in self.states.values() if state.partition.topic == topic]
             if topic in self._whole_topics:
-                is_first = not any(partition.topic == topic for partition in self.states)
                 for index in sorted(info.partitions):
                     partition = TopicPartition(topic, index)
                     if partition not in self.states:
-                        self._add(partition, self._reset if is_first else m.EARLIEST_TIMESTAMP)
+                        self._add(partition, m.EARLIEST_TIMESTAMP if known else self._reset)
             if known_id and info.topic_id and known_id != info.topic_id:
-                for partition, state in self.states.items():
-                    if partition.topic == topic:  # another topic of that name: all in it is new
-                        self.move(state, None, m.EARLIEST_TIMESTAMP)
+                for state in known:
+                    self._topic_was_recreated(state, state.partition.partition in info.partitions)
 
-    def move(self, state: PartitionState, position: int | None, reset: int | None = None) -> None:
-        """Go on elsewhere; what was fetched is dropped."""
-        state.move(position, reset)
+    def _topic_was_recreated(self, state: PartitionState, is_there: bool) -> None:
+        """Another topic of that name: all in it is new, and what was fetched or is being handed out is not of it."""
+        self.move(state, None, None if self._reset is None else m.EARLIEST_TIMESTAMP)
+        if not is_there and state.partition.topic in self._whole_topics:
+            del self.states[state.partition]
+        elif self._reset is None:
+            error_text = (
+                f"{state.partition.topic} was deleted and created again, so the position in {state.partition} means "
+                'nothing there, and auto_offset_reset="none" forbids to choose one: call seek()'
+            )
+            self._stop(state, BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, error_text))
+
+    def move(
+        self, state: PartitionState, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH
+    ) -> None:
+        """Go on elsewhere; what was fetched is dropped, and what the consumer has not handed out yet."""
+        state.move(position, reset, epoch)
         self._with_data.pop(state, None)
         self._stopped.pop(state, None)
         self.wake()
@@ -268,19 +295,51 @@ class Fetcher:
                 for state in self.states.values()
                 if state.position is None and state.error is None and now >= state.retry_at
             ]
-            if lost:
-                self._look_up = self._cluster.tasks.start(self._find_positions(lost), "find positions")
+            unset = [state for state in lost if state.reset is None]
+            for state in unset:
+                self._stop(state, self._no_position(state.partition))
+            if len(lost) > len(unset):
+                searched = [state for state in lost if state.reset is not None]
+                self._look_up = self._cluster.tasks.start(self._find_positions(searched), "find positions")
+        if self._doubts and (self._confirmation is None or self._confirmation.done()):
+            doubts, self._doubts = self._doubts, {}
+            self._confirmation = self._cluster.tasks.start(self._confirm(doubts), "confirm leaders")
         self.pulse.notify()
         return min(times, default=None)
 
     def _look_for_unknown(self, now: float) -> None:
-        """A topic that is gone for long is told to the user."""
+        """A topic or partition that is gone for long is told to the user."""
         for state in self.states.values():
-            topic = state.partition.topic
-            code = self._metadata.picture.errors.get(topic)
-            since = self._metadata.wrong_since.get(topic)
-            if code is not None and since is not None and now >= since + UNKNOWN_TOPIC_PATIENCE_S:
-                self._stop(state, BrokerError(code, f"{topic}, for {now - since:.0f} s"))
+            since = self._metadata.wrong_since.get(state.partition.topic)
+            problem = self._problem(state)
+            if problem is None:
+                state.absent_since = None
+                continue
+            if since is None:
+                since = state.absent_since = now if state.absent_since is None else state.absent_since
+            if now >= since + UNKNOWN_TOPIC_PATIENCE_S:
+                code, what = problem
+                self._stop(state, BrokerError(code, f"for {now - since:.0f} s: {what}"))
+                state.absent_since = None  # whoever goes on after that has patience again
+
+    def _problem(self, state: PartitionState) -> tuple[ErrorCode, str] | None:
+        """What of a partition's metadata time alone does not mend."""
+        topic, index = state.partition
+        code = self._metadata.picture.errors.get(topic)
+        if code is not None:
+            return code, topic
+        info = self._metadata.picture.topics.get(topic)
+        if info is None:
+            return None
+        if index not in info.partitions:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{state.partition}; the topic has {len(info.partitions)}"
+        epoch = info.partitions[index].leader.epoch
+        if epoch < state.last_epoch:
+            return ErrorCode.UNKNOWN_LEADER_EPOCH, (
+                f"{state.partition}: the position is of leader epoch {state.last_epoch}, and brokers know of {epoch} "
+                "alone. They are cut off from the others; or the topic was created again: seek() without an epoch"
+            )
+        return None
 
     def _send(self, now: float) -> list[float]:
         """Send the fetches that are due; when to look again by time alone."""
@@ -294,6 +353,12 @@ class Fetcher:
             leader = self._metadata.picture.leader(*state.partition)
             if leader is None:
                 self._metadata.request_refresh()
+                continue
+            if leader.epoch < state.last_epoch:  # deposed, as somebody has led since
+                if now >= state.retry_at:
+                    state.retry_at = now + self._cluster.retry_backoff_s
+                    self._doubt(state, leader, lambda: None)
+                times.append(state.retry_at)
                 continue
             has_enough = state.fetched_bytes > self._max_partition_bytes // 2
             bytes_ahead = self._max_bytes if has_enough else state.fetched_bytes
@@ -438,16 +503,17 @@ class Fetcher:
             self._suspect(request.node_id)
         else:
             raise error
-        for state, generation, offset, _ in request.asked:
+        for state, generation, offset, leader in request.asked:
             if state.generation != generation or self.states.get(state.partition) is not state:
                 continue  # the user went elsewhere
             partition = answers.get(state.partition)
             if partition is None:  # an error for all, or an answer that leaves out what was asked for
-                self._failed(state, code or ErrorCode.NETWORK_EXCEPTION, None, now)
+                self._failed(state, code or ErrorCode.NETWORK_EXCEPTION, None, leader, now)
             elif partition.error_code != ErrorCode.NONE:
-                self._failed(state, error_of(partition.error_code), partition, now)
+                self._failed(state, error_of(partition.error_code), partition, leader, now)
             elif partition.diverging_epoch is not None:
-                self._diverged(state, partition.diverging_epoch)
+                state.retry_at = now + self._cluster.retry_backoff_s
+                self._doubt(state, leader, partial(self._diverged, state, partition.diverging_epoch))
             else:
                 self._arrived(state, offset, partition.records)
 
@@ -483,17 +549,21 @@ class Fetcher:
             self._with_data.setdefault(state, None)
 
     def _failed(
-        self, state: PartitionState, code: ErrorCode, answer: m.FetchPartitionResponse | None, now: float
+        self,
+        state: PartitionState,
+        code: ErrorCode,
+        answer: m.FetchPartitionResponse | None,
+        leader: Leader,
+        now: float,
     ) -> None:
         state.retry_at = now + self._cluster.retry_backoff_s
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            if state.fetched:
-                return  # first things first: it is asked again once these are consumed
-            if self._reset is None:
-                log = "" if answer is None else f"; the log is {answer.log_start_offset} to {answer.high_watermark}"
-                self._stop(state, BrokerError(code, f"{state.partition} at offset {state.fetch_offset}{log}"))
+            if state.position != state.fetch_offset:
+                return  # first things first: it is asked again once what was fetched is consumed
+            if answer is not None and state.fetch_offset < answer.log_start_offset:
+                self._out_of_range(state, answer)  # a deposed leader's log begins no later than its successor's
             else:
-                self.move(state, None, self._reset)
+                self._doubt(state, leader, partial(self._out_of_range, state, answer))
             return
         info = ERRORS[code]
         if not info.retriable:
@@ -501,9 +571,30 @@ class Fetcher:
             return
         if info.refresh_metadata:
             if answer is not None and answer.current_leader_id >= 0:
-                leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
-                self._metadata.learn_leader(state.partition, leader)
+                hint = Leader(answer.current_leader_id, answer.current_leader_epoch)
+                self._metadata.learn_leader(state.partition, hint)
             self._metadata.request_refresh()
+
+    def _doubt(self, state: PartitionState, leader: Leader, consequence: Callable[[], None]) -> None:
+        """What the leader says would take the position away: perhaps it was deposed, cut off from the others, and does
+        not know. So it is asked again and again, until there is another leader or `consequence` is confirmed."""
+        self._doubts[state] = _Doubt(state.generation, state.fetch_offset, leader, consequence)
+
+    async def _confirm(self, doubts: dict[PartitionState, _Doubt]) -> None:
+        believed = await self._metadata.confirmed({state.partition: doubt.leader for state, doubt in doubts.items()})
+        for state, doubt in doubts.items():
+            is_same = (state.generation, state.fetch_offset) == (doubt.generation, doubt.fetch_offset)
+            if is_same and state.partition in believed:
+                doubt.consequence()
+        self.wake()
+
+    def _out_of_range(self, state: PartitionState, answer: m.FetchPartitionResponse | None) -> None:
+        if self._reset is None:
+            log = "" if answer is None else f"; the log is {answer.log_start_offset} to {answer.high_watermark}"
+            code = ErrorCode.OFFSET_OUT_OF_RANGE
+            self._stop(state, BrokerError(code, f"{state.partition} at offset {state.fetch_offset}{log}"))
+        else:
+            self.move(state, None, self._reset)
 
     def _diverged(self, state: PartitionState, diverging: m.EpochEndOffset) -> None:
         """The log no longer has what was read (KIP-320): go on where the two histories part."""
@@ -514,17 +605,16 @@ class Fetcher:
             )
             self._stop(state, LogTruncated(error_text))
         else:
-            position = diverging.end_offset
-            self.move(state, position if state.position is None else min(position, state.position))
+            position = diverging.end_offset if state.position is None else min(diverging.end_offset, state.position)
+            self.move(state, position, epoch=min(diverging.epoch, state.last_epoch))
 
     async def _find_positions(self, states: list[PartitionState]) -> None:
         generations = [state.generation for state in states]
         failure: MinibrokerError | None = None
-        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        found: dict[TopicPartition, Found] = {}
+        resets = {state.partition: state.reset for state in states if state.reset is not None}
         try:
-            await find_offsets(
-                self._cluster, {state.partition: state.reset for state in states}, LOOK_UP_TIMEOUT_S, found
-            )
+            await find_offsets(self._cluster, resets, LOOK_UP_TIMEOUT_S, found)
         except BrokerError as error:
             failure = None if error.retriable else error
         except (NetworkError, InvalidMessage):
@@ -533,8 +623,8 @@ class Fetcher:
             if state.generation != generation:
                 continue
             if state.partition in found:
-                result = found[state.partition]
-                state.move(0 if result is None else result.offset)
+                result = found[state.partition].result
+                self.move(state, 0 if result is None else result.offset)
             elif failure is not None:
                 self._stop(state, failure)
         self.wake()

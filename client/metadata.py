@@ -19,7 +19,8 @@ bootstrap addresses when no broker answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from client.connections import Connections, Purpose, exponential_backoff_s
@@ -141,6 +142,40 @@ def with_leader(picture: Picture, partition: TopicPartition, leader: Leader, top
     return picture._replace(topics={**picture.topics, partition.topic: topic._replace(partitions=partitions)})
 
 
+def is_confirmed(
+    picture: Picture, partition: TopicPartition, leader: Leader, answers: Mapping[int, m.MetadataResponse]
+) -> bool:
+    """Whether `leader` can be believed where it denies what was known before: nobody knows of a later leader, and some
+    other broker knows it as the leader, too. One that was deposed while it was cut off from the others does not know
+    that it was, and who can reach it alone would believe it (KIP-320). The only broker that there is has no witness.
+
+    `answers`: what brokers say, by who says so. The picture has been merged with them.
+    """
+    if picture.leader(*partition) != leader:
+        return False
+    if picture.brokers.keys() == {leader.node_id}:
+        return True
+    topic_id = picture.topics[partition.topic].topic_id
+    return any(
+        Leader(entry.leader_id, entry.leader_epoch) == leader
+        for node_id, answer in answers.items()
+        if node_id != leader.node_id
+        for topic in answer.topics
+        if topic.name == partition.topic and topic.topic_id == topic_id
+        for entry in topic.partitions
+        if entry.partition_index == partition.partition
+    )
+
+
+def is_denied(picture: Picture, topic: str, topic_id: str | None, answers: Mapping[int, m.MetadataResponse]) -> bool:
+    """Whether it can be believed that there is no such topic (with that id): two brokers say so, or the only one that
+    there is, and none says otherwise. One that knows of no broker has just started, and says nothing yet."""
+    informed = [answer for answer in answers.values() if answer.brokers]
+    named = [entry for answer in informed for entry in answer.topics if entry.name == topic and entry.partitions]
+    is_named = any(topic_id is None or entry.topic_id == topic_id for entry in named)
+    return not is_named and len(informed) >= min(2, len(picture.brokers)) > 0
+
+
 class Metadata:
     """The picture, and the task that keeps it fresh. `listeners` are called after every refresh, successful or not,
     and after every hint."""
@@ -163,6 +198,8 @@ class Metadata:
         self._retry_backoff_s = retry_backoff_s
         self._max_age_s = max_age_s
         self._wanted: dict[str, None] = {}
+        self._lookers: dict[str, int] = {}
+        """How many look at a topic just now that need not be wanted for ever."""
         self._waker = Waker()
         self._is_requested = False
         self._is_urgent = False
@@ -186,12 +223,39 @@ class Metadata:
             self._is_urgent = True
             self.request_refresh()
 
-    def forget(self, topic: str) -> None:
-        """Ask for this topic no more."""
-        self._wanted.pop(topic, None)
+    def unwant(self, topic: str) -> None:
+        """Undo `want`, and forget the topic."""
+        if self._wanted.pop(topic, ...) is None and topic not in self._lookers:
+            self._forget(topic)
+
+    @contextmanager
+    def wanted(self, topics: Iterable[str]) -> Iterator[None]:
+        """Ask for these topics in every refresh as long as this lasts. Those that nobody else wants are forgotten then:
+        a client that looks at one topic after the other would ask for all of them for ever."""
+        names = dict.fromkeys(topics)
+        for topic in names:
+            self._lookers[topic] = self._lookers.get(topic, 0) + 1
+            if topic not in self._wanted and self._lookers[topic] == 1:
+                self._is_urgent = True
+                self.request_refresh()
+        try:
+            yield
+        finally:
+            for topic in names:
+                self._lookers[topic] -= 1
+                if self._lookers[topic] == 0:
+                    del self._lookers[topic]
+                    if topic not in self._wanted:
+                        self._forget(topic)
+
+    def _forget(self, topic: str) -> None:
+        topics = {name: info for name, info in self.picture.topics.items() if name != topic}
+        errors = {name: code for name, code in self.picture.errors.items() if name != topic}
+        self.picture = self.picture._replace(topics=topics, errors=errors)
         self.wrong_since.pop(topic, None)
-        errors = {name: error for name, error in self.picture.errors.items() if name != topic}
-        self.picture = self.picture._replace(errors=errors)
+
+    def _asked_for(self) -> list[str]:
+        return list(self._wanted | dict.fromkeys(self._lookers))
 
     def address(self, node_id: int) -> Address | None:
         return self.picture.brokers.get(node_id)
@@ -206,6 +270,34 @@ class Metadata:
         self.request_refresh()
         await self._refreshed.wait()
 
+    async def ask_everyone(self, topics: Collection[str]) -> dict[int, m.MetadataResponse]:
+        """What each broker that can be reached says of the topics itself, by broker: all are asked at the same time,
+        with little patience, and what they say is merged into the picture."""
+
+        async def ask(address: Address) -> m.MetadataResponse | None:
+            try:
+                async with asyncio.timeout(FIRST_ATTEMPT_TIMEOUT_S):
+                    connection = await self._connections.open(address, Purpose.REQUESTS)
+                    return await connection.request(METADATA, request, timeout_s=FIRST_ATTEMPT_TIMEOUT_S)
+            except (TimeoutError, NetworkError, InvalidMessage, BrokerError):
+                return None
+
+        request = m.MetadataRequest(sorted(topics))
+        asked = dict(self.picture.brokers)
+        answers = await asyncio.gather(*(ask(address) for address in asked.values()))
+        said = {node_id: answer for node_id, answer in zip(asked, answers, strict=True) if answer is not None}
+        for answer in said.values():
+            self._learn(answer)
+        self._tell()
+        return said
+
+    async def confirmed(self, leaders: Mapping[TopicPartition, Leader]) -> list[TopicPartition]:
+        """Of these partitions, those whose leaders can be believed: see `is_confirmed`. Asks all brokers."""
+        answers = await self.ask_everyone({partition.topic for partition in leaders})
+        return [
+            partition for partition, leader in leaders.items() if is_confirmed(self.picture, partition, leader, answers)
+        ]
+
     def suspect(self, address: Address) -> None:
         """A connection to that broker broke: ask the others first."""
         self._failed_at[address] = self._clock.monotonic()
@@ -219,7 +311,7 @@ class Metadata:
 
     async def first_refresh(self, timeout_s: float) -> None:
         """Connect to the cluster. Raises NetworkError naming every address and what was wrong with it."""
-        self._learn(await self.request_any(METADATA, m.MetadataRequest(list(self._wanted)), timeout_s=timeout_s))
+        self._learn(await self.request_any(METADATA, m.MetadataRequest(self._asked_for()), timeout_s=timeout_s))
 
     async def run(self) -> None:
         """The task. Refreshes on request, and when the picture has become old."""
@@ -240,7 +332,7 @@ class Metadata:
             self._is_requested = self._is_urgent = False
             before = self.picture
             try:
-                request = m.MetadataRequest(list(self._wanted))
+                request = m.MetadataRequest(self._asked_for())
                 self._learn(await self.request_any(METADATA, request, timeout_s=0.0))
                 self.last_error = None
             except NetworkError as error:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from client.cluster import Cluster
 from client.connections import Purpose
-from client.metadata import Leader
+from client.metadata import Leader, Picture
 from protocol import messages as m
 from protocol.apis import LIST_OFFSETS
 from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
@@ -24,6 +24,21 @@ class OffsetAndTimestamp(NamedTuple):
     """Of the record there; -1 where offsets were asked for by EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
 
 
+class Found(NamedTuple):
+    result: OffsetAndTimestamp | None
+    """None: there is no such record."""
+    leader_epoch: int
+    """In which that was so."""
+
+
+class Known(NamedTuple):
+    """What is known of a partition from elsewhere: an older leader, or one of another topic of that name, is not asked,
+    but waited for until metadata names the right one."""
+
+    topic_id: str
+    leader_epoch: int = NO_EPOCH
+
+
 async def list_offsets(
     cluster: Cluster, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
@@ -31,39 +46,39 @@ async def list_offsets(
 
     Raises as `find_offsets`.
     """
-    found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-    await find_offsets(cluster, timestamps, timeout_s, found)
-    return found
+    found: dict[TopicPartition, Found] = {}
+    with cluster.metadata.wanted(partition.topic for partition in timestamps):
+        await find_offsets(cluster, timestamps, timeout_s, found)
+    return {partition: answer.result for partition, answer in found.items()}
 
 
 async def find_offsets(
     cluster: Cluster,
     timestamps: Mapping[TopicPartition, int],
     timeout_s: float,
-    found: dict[TopicPartition, OffsetAndTimestamp | None],
+    found: dict[TopicPartition, Found],
+    known: Mapping[TopicPartition, Known] | None = None,
 ) -> None:
-    """As `list_offsets`, into `found`, which has what was found by then where this raises.
+    """As `list_offsets`, into `found`, which has what was found by then where this raises. The topics must be wanted.
 
     Retries until `timeout_s` has passed; then raises the last error: BrokerError, or NetworkError. Errors that no
     retry mends are raised at once.
     """
     deadline = cluster.clock.monotonic() + timeout_s
     pending = dict(timestamps)
-    for partition in pending:
-        cluster.metadata.want(partition.topic)
+    known = known or {}
     while pending:
         error: MinibrokerError | None = None
+        is_outdated = False
         by_leader: dict[Leader, dict[TopicPartition, int]] = {}
         for partition, timestamp in pending.items():
             leader = cluster.metadata.picture.leader(*partition)
-            if leader is not None:
+            code = _problem(cluster.metadata.picture, partition, known.get(partition))
+            if leader is not None and code is None:
                 by_leader.setdefault(leader, {})[partition] = timestamp
-                continue
-            code = cluster.metadata.picture.errors.get(partition.topic)
-            if code is None and partition.topic in cluster.metadata.picture.topics:
-                exists = partition.partition in cluster.metadata.picture.topics[partition.topic].partitions
-                code = ErrorCode.LEADER_NOT_AVAILABLE if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            error = BrokerError(code or ErrorCode.LEADER_NOT_AVAILABLE, f"finding offsets of {partition}")
+            else:
+                error = BrokerError(code or ErrorCode.LEADER_NOT_AVAILABLE, f"finding offsets of {partition}")
+                is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
         # Several leaders are asked at the same time; what one answers counts whatever becomes of the others.
         answers = await asyncio.gather(
             *(_ask(cluster, leader, part) for leader, part in by_leader.items()), return_exceptions=True
@@ -85,6 +100,8 @@ async def find_offsets(
             is_final = isinstance(error, BrokerError) and not error.retriable
             if is_final or cluster.clock.monotonic() >= deadline:
                 raise error
+            if is_outdated:  # who answers may be cut off from the others, and would be asked again
+                await cluster.metadata.ask_everyone({partition.topic for partition in pending})
             try:
                 async with asyncio.timeout(cluster.retry_backoff_s):
                     await cluster.metadata.refreshed()
@@ -94,19 +111,39 @@ async def find_offsets(
                 await asyncio.sleep(cluster.retry_backoff_s)
 
 
+def _problem(picture: Picture, partition: TopicPartition, known: Known | None) -> ErrorCode | None:
+    """Why nobody can be asked for offsets of the partition; None: its leader can."""
+    topic = picture.topics.get(partition.topic)
+    info = None if topic is None else topic.partitions.get(partition.partition)
+    if topic is None or info is None:
+        absent = ErrorCode.LEADER_NOT_AVAILABLE if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return picture.errors.get(partition.topic, absent)
+    if known is not None and known.topic_id and topic.topic_id != known.topic_id:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    if known is not None and info.leader.epoch < known.leader_epoch:
+        return ErrorCode.LEADER_NOT_AVAILABLE
+    if picture.leader(*partition) is None:
+        return picture.errors.get(partition.topic, ErrorCode.LEADER_NOT_AVAILABLE)
+    return None
+
+
 async def _ask(
     cluster: Cluster, leader: Leader, timestamps: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, OffsetAndTimestamp | BrokerError | None]:
+) -> dict[TopicPartition, Found | BrokerError]:
     address = cluster.metadata.address(leader.node_id)
     if address is None:
         raise NetworkError(f"the address of broker {leader.node_id} is not known")
     topics: dict[str, list[m.ListOffsetsPartition]] = {}
     for partition, timestamp in timestamps.items():
-        known = cluster.metadata.picture.leader(*partition)
-        epoch = NO_EPOCH if known is None else known.epoch
-        topics.setdefault(partition.topic, []).append(m.ListOffsetsPartition(partition.partition, epoch, timestamp))
+        asked = m.ListOffsetsPartition(partition.partition, leader.epoch, timestamp)
+        topics.setdefault(partition.topic, []).append(asked)
     request = m.ListOffsetsRequest(
-        CONSUMER, READ_UNCOMMITTED, [m.ListOffsetsTopic(name, partitions) for name, partitions in topics.items()]
+        CONSUMER,
+        READ_UNCOMMITTED,
+        [
+            m.ListOffsetsTopic(name, partitions, cluster.metadata.picture.topics[name].topic_id)
+            for name, partitions in topics.items()
+        ],
     )
     try:
         connection = await cluster.connections.open(address, Purpose.REQUESTS)
@@ -125,7 +162,7 @@ async def _ask(
         for topic in response.topics
         for answer in topic.partitions
     }
-    results: dict[TopicPartition, OffsetAndTimestamp | BrokerError | None] = {}
+    results: dict[TopicPartition, Found | BrokerError] = {}
     for partition in timestamps:
         answer = answered.get(partition)
         if answer is None:
@@ -133,5 +170,6 @@ async def _ask(
         if answer.error_code != ErrorCode.NONE:
             results[partition] = BrokerError(error_of(answer.error_code), f"finding offsets of {partition}")
         else:
-            results[partition] = None if answer.offset < 0 else OffsetAndTimestamp(answer.offset, answer.timestamp)
+            result = None if answer.offset < 0 else OffsetAndTimestamp(answer.offset, answer.timestamp)
+            results[partition] = Found(result, answer.leader_epoch)
     return results

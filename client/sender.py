@@ -149,7 +149,7 @@ class Sender:
                     detail = f"{topic}, after {now - held_since:.1f} s (max_block_ms)"
                     self._accumulator.fail_held(topic, BrokerError(error, detail))
                     self._accumulator.forget(topic)
-                    self._metadata.forget(topic)
+                    self._metadata.unwant(topic)
         return due
 
     def _tell_partitions(self, topic: str) -> None:

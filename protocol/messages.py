@@ -178,6 +178,8 @@ class ListOffsetsPartition(Message):
 class ListOffsetsTopic(Message):
     name: Name
     partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """Offsets of another topic of that name are not asked for; empty: of whichever there is."""
 
 
 class ListOffsetsRequest(Message):

@@ -2,11 +2,15 @@
 
 A stream's offset in Spark's checkpoint is one JSON object:
 
-    {"orders": {"id": "fVxDVCNMRc6ROdvFGQ0Y0A", "offsets": {"0": 17, "1": 4}}}
+    {"orders": {"id": "fVxDVCNMRc6ROdvFGQ0Y0A", "offsets": {"0": 17, "1": 4}, "epochs": {"0": 3, "1": 2}}}
 
 The number is the offset of the next record. Spark takes two offsets for equal where their texts are, so topics and
 partitions are always sorted. The topic's id is there because a topic that was deleted and created again has the same
 name and offsets that mean something else: such a stream must fail, not read on in the middle of other data.
+
+The epochs are those of the leaders that said so (there are none in offsets that users wrote): a leader of an older one
+was deposed, and is not asked, since it may lack records (KIP-320). An offset that has not moved keeps its epoch,
+whoever leads by now: otherwise each failover would look like something to read.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
+from protocol.model import NO_EPOCH, TopicPartition
 
 
 class DataLost(MinibrokerError):
@@ -26,6 +30,8 @@ class DataLost(MinibrokerError):
 class TopicOffsets(NamedTuple):
     topic_id: str
     offsets: Mapping[int, int]
+    epochs: Mapping[int, int] = {}
+    """By partition, where it is known: the epoch of the leader whose log reached to that offset."""
 
 
 Offsets = Mapping[str, TopicOffsets]
@@ -43,6 +49,8 @@ class OffsetRange(NamedTuple):
     partition: int
     start: int
     end: int
+    leader_epoch: int = NO_EPOCH
+    """Leaders of older epochs may not have all of it."""
 
     @property
     def size(self) -> int:
@@ -55,13 +63,16 @@ class OffsetRange(NamedTuple):
 
 def to_json(offsets: Offsets) -> JsonOffsets:
     """Sorted, so that equal offsets have equal texts."""
-    return {
-        topic: {
-            "id": offsets[topic].topic_id,
-            "offsets": {str(index): offsets[topic].offsets[index] for index in sorted(offsets[topic].offsets)},
-        }
-        for topic in sorted(offsets)
-    }
+    content: JsonOffsets = {}
+    for topic, entry in sorted(offsets.items()):
+        content[topic] = {"id": entry.topic_id, "offsets": _by_text(entry.offsets)}
+        if entry.epochs:
+            content[topic]["epochs"] = _by_text(entry.epochs)
+    return content
+
+
+def _by_text(numbers: Mapping[int, int]) -> dict[str, int]:
+    return {str(index): numbers[index] for index in sorted(numbers)}
 
 
 def from_json(content: Any) -> dict[str, TopicOffsets]:
@@ -69,7 +80,9 @@ def from_json(content: Any) -> dict[str, TopicOffsets]:
     try:
         return {
             topic: TopicOffsets(
-                str(entry["id"]), {int(index): int(offset) for index, offset in entry["offsets"].items()}
+                str(entry["id"]),
+                {int(index): int(offset) for index, offset in entry["offsets"].items()},
+                {int(index): int(epoch) for index, epoch in entry.get("epochs", {}).items()},
             )
             for topic, entry in content.items()
         }
@@ -87,12 +100,42 @@ def by_partition(offsets: Offsets) -> dict[TopicPartition, int]:
     }
 
 
-def grouped(topic_ids: Mapping[str, str], offsets: Mapping[TopicPartition, int]) -> dict[str, TopicOffsets]:
-    """The opposite of `by_partition`."""
-    topics: dict[str, dict[int, int]] = {}
+def epochs_of(offsets: Offsets) -> dict[TopicPartition, int]:
+    """The leader epochs, where they are known."""
+    return {
+        TopicPartition(topic, index): epoch for topic, entry in offsets.items() for index, epoch in entry.epochs.items()
+    }
+
+
+def grouped(
+    topic_ids: Mapping[str, str],
+    offsets: Mapping[TopicPartition, int],
+    epochs: Mapping[TopicPartition, int] | None = None,
+) -> dict[str, TopicOffsets]:
+    """The opposite of `by_partition` and `epochs_of`."""
+    by_topic: dict[str, dict[int, int]] = {}
+    epochs_by_topic: dict[str, dict[int, int]] = {}
     for partition in sorted(offsets):
-        topics.setdefault(partition.topic, {})[partition.partition] = offsets[partition]
-    return {topic: TopicOffsets(topic_ids[topic], partitions) for topic, partitions in topics.items()}
+        by_topic.setdefault(partition.topic, {})[partition.partition] = offsets[partition]
+        if epochs is not None and partition in epochs:
+            epochs_by_topic.setdefault(partition.topic, {})[partition.partition] = epochs[partition]
+    return {
+        topic: TopicOffsets(topic_ids[topic], partitions, epochs_by_topic.get(topic, {}))
+        for topic, partitions in by_topic.items()
+    }
+
+
+def with_kept_epochs(start: Offsets, end: Offsets) -> dict[str, TopicOffsets]:
+    """`end`, in which every offset that `start` has, too, is of the epoch that it has there: the same text."""
+    found = {}
+    for topic, entry in end.items():
+        known = start.get(topic)
+        if known is not None and known.topic_id == entry.topic_id:
+            kept = [index for index, offset in entry.offsets.items() if known.offsets.get(index) == offset]
+            epochs = {index: epoch for index, epoch in entry.epochs.items() if index not in kept}
+            entry = entry._replace(epochs=epochs | {i: known.epochs[i] for i in kept if i in known.epochs})
+        found[topic] = entry
+    return found
 
 
 def ranges(start: Offsets, end: Offsets, earliest: Mapping[TopicPartition, int]) -> list[OffsetRange]:
@@ -107,7 +150,8 @@ def ranges(start: Offsets, end: Offsets, earliest: Mapping[TopicPartition, int])
             if begin is None:
                 begin = earliest[TopicPartition(topic, index)]
             if begin < stop:
-                found.append(OffsetRange(topic, entry.topic_id, index, begin, stop))
+                epoch = entry.epochs.get(index, NO_EPOCH)
+                found.append(OffsetRange(topic, entry.topic_id, index, begin, stop, epoch))
     return sorted(found)
 
 
@@ -133,7 +177,7 @@ def up_to(target: Offsets, now: Offsets, start: Offsets) -> dict[str, TopicOffse
                     known[index] = max(offset, known.get(index, 0))
         ends = {index: min(end, known[index]) for index, end in entry.offsets.items() if index in known}
         if ends:
-            found[topic] = TopicOffsets(entry.topic_id, ends)
+            found[topic] = TopicOffsets(entry.topic_id, ends, {i: e for i, e in entry.epochs.items() if i in ends})
     return found
 
 

@@ -274,7 +274,8 @@ def _offsets(
             continue
         _checked_topic(name, topic)
         # As it stands in a checkpoint, and as users write it.
-        if isinstance(content, dict) and set(content) == {"id", "offsets"} and isinstance(content["id"], str):
+        is_ours = isinstance(content, dict) and {"id", "offsets"} <= set(content) <= {"id", "offsets", "epochs"}
+        if is_ours and isinstance(content["id"], str):
             topic_ids[topic] = content["id"]
             content = content["offsets"]
         for partition, offset in _by_partition(name, value, topic, content, rule).items():

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow
@@ -28,7 +28,8 @@ import pyarrow.compute
 from client.cluster import Cluster
 from client.connections import Purpose
 from client.errors import CorruptBatch
-from client.offsets import CONSUMER, READ_UNCOMMITTED, OffsetAndTimestamp, find_offsets
+from client.metadata import Leader, is_confirmed, is_denied
+from client.offsets import CONSUMER, READ_UNCOMMITTED, Found, Known, OffsetAndTimestamp, find_offsets
 from protocol import messages as m
 from protocol.apis import FETCH, METADATA
 from protocol.compression import Compression
@@ -36,7 +37,15 @@ from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, Mini
 from protocol.model import NO_EPOCH, TopicPartition
 from protocol.records import BatchSlice, CorruptRecord, DecodedBatch, decode_batch, iterate_batches
 from protocol.world import World
-from spark_jobs.offsets import OffsetRange, TopicOffsets, grouped, loss_error
+from spark_jobs.offsets import (
+    OffsetRange,
+    Offsets,
+    TopicOffsets,
+    by_partition,
+    epochs_of,
+    grouped,
+    loss_error,
+)
 from spark_jobs.options import EARLIEST, LATEST, Bound, ReadOptions, Subscription
 
 logger = logging.getLogger(__name__)
@@ -67,19 +76,197 @@ class Topics(NamedTuple):
     partitions: tuple[TopicPartition, ...]
 
 
+class LookUps:
+    """What there is, and how far it goes. Waits for brokers and leaders up to `patience_s`, and then raises
+    NetworkError or BrokerError.
+
+    What is known from before (a topic, an offset) is not given up because one broker says so: it may have been cut off
+    from the others for long, and who can reach it alone would lose records that all others have. Another broker must
+    say so too, and is waited for (`client.metadata.is_denied`, `is_confirmed`).
+    """
+
+    def __init__(self, cluster: Cluster, patience_s: float) -> None:
+        self._cluster = cluster
+        self._patience_s = patience_s
+        self._missing: frozenset[str] = frozenset()
+        """What was waited for in vain."""
+        self._wanted: set[str] = set()
+
+    def _now(self) -> float:
+        return self._cluster.clock.monotonic()
+
+    async def topics(
+        self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
+    ) -> Topics:
+        """What there is of what is subscribed to, which has all topics of `since` unless they are known to be gone.
+
+        Raises BrokerError where a topic or partition that is named does not exist, unless `is_lenient`: then it is left
+        out with a warning. A pattern may match nothing.
+        """
+        names = sorted({*subscription.topics, *(partition.topic for partition in subscription.partitions)}) or None
+        metadata = self._cluster.metadata
+        began = self._now()
+        while True:
+            response = await metadata.request_any(METADATA, m.MetadataRequest(names), timeout_s=self._patience_s)
+            problems = _problems(subscription, response)
+            missing = frozenset(problems) if all(map(_is_unknown, problems.values())) else frozenset()
+            if is_lenient and missing and missing <= self._missing:
+                break
+            problem = next(iter(problems.values()), None) or await self._hidden(subscription, response, since)
+            if problem is None:
+                break
+            if not problem.retriable or self._now() >= began + self._patience_s:
+                raise problem
+            if missing and self._now() >= began + UNKNOWN_TOPIC_PATIENCE_S and await self._are_denied(response):
+                if not is_lenient:
+                    raise problem
+                logger.warning("%s (failOnDataLoss=false: going on without)", "; ".join(map(str, problems.values())))
+                break
+            await asyncio.sleep(self._cluster.retry_backoff_s)
+        self._missing = missing
+        wanted = [topic for topic in response.topics if topic.partitions and _is_wanted(subscription, topic)]
+        for topic in self._wanted - {topic.name for topic in wanted}:
+            metadata.unwant(topic)
+        return Topics(
+            {topic.name: topic.topic_id for topic in wanted},
+            tuple(
+                sorted(
+                    partition
+                    for topic in wanted
+                    for entry in topic.partitions
+                    if subscription.wants(partition := TopicPartition(topic.name, entry.partition_index))
+                )
+            ),
+        )
+
+    async def _are_denied(self, response: m.MetadataResponse) -> bool:
+        """Other brokers know no more of the topics that `response` does not know."""
+        unknown = [topic.name for topic in response.topics if not topic.partitions]
+        metadata = self._cluster.metadata
+        answers = await metadata.ask_everyone(unknown)
+        return all(is_denied(metadata.picture, topic, None, answers) for topic in unknown)
+
+    async def _hidden(
+        self, subscription: Subscription, response: m.MetadataResponse, since: Offsets | None
+    ) -> BrokerError | None:
+        """A topic of `since` that `response` lacks, or has under another id, and that may be there all the same."""
+        there = {topic.name: topic.topic_id for topic in response.topics if topic.partitions}
+        lacking = {
+            topic: entry.topic_id
+            for topic, entry in (since or {}).items()
+            if subscription.wants_topic(topic) and there.get(topic) != entry.topic_id and topic not in self._missing
+        }
+        if not lacking:
+            return None
+        metadata = self._cluster.metadata
+        answers = await metadata.ask_everyone(lacking)
+        for topic, topic_id in lacking.items():
+            if not is_denied(metadata.picture, topic, topic_id, answers):
+                return BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {topic} with id {topic_id}")
+        return None
+
+    async def offsets(
+        self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
+    ) -> dict[TopicPartition, Found]:
+        """By time, EARLIEST or LATEST (the high watermark), from leaders that are not older than `known`."""
+        found: dict[TopicPartition, Found] = {}
+        for partition in timestamps:
+            self._wanted.add(partition.topic)
+            self._cluster.metadata.want(partition.topic)
+        deadline = self._now() + self._patience_s
+        was_unknown = False
+        while True:
+            missing = {partition: what for partition, what in timestamps.items() if partition not in found}
+            try:
+                await find_offsets(
+                    self._cluster, missing, min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s), found, known
+                )
+                return found
+            except (NetworkError, BrokerError) as error:
+                # The last one of many: a broker that has just started may say so of any topic. Twice is no accident.
+                is_unknown = isinstance(error, BrokerError) and _is_unknown(error)
+                is_final = isinstance(error, BrokerError) and not error.retriable
+                if is_final or (is_unknown and was_unknown) or self._now() >= deadline:
+                    raise
+                was_unknown = is_unknown
+
+    async def ends(
+        self, known: Mapping[TopicPartition, Known], at_least: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, Found]:
+        """The ends of the logs (the high watermarks), from leaders that are not older than `known`. One that is below
+        `at_least`, where that was known before, can be believed."""
+        deadline = self._now() + self._patience_s
+        while True:
+            found = await self.offsets(dict.fromkeys(known, LATEST), known)
+            low = [partition for partition, least in at_least.items() if _offset(found[partition]) < least]
+            doubtful = await self._doubtful({partition: found[partition].leader_epoch for partition in low})
+            if not doubtful:
+                return found
+            if self._now() >= deadline:
+                first = doubtful[0]
+                raise NetworkError(
+                    f"{first} ends at offset {_offset(found[first])}, says its leader of epoch "
+                    f"{found[first].leader_epoch}, and was known to reach to {at_least[first]}; no other broker that "
+                    "could tell whether it leads still was reached. See `minibroker status`, and whether this machine "
+                    "reaches all brokers"
+                )
+            await asyncio.sleep(self._cluster.retry_backoff_s)
+
+    async def _doubtful(self, epochs: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """Of partitions whose leaders of these epochs deny what was known: those whose leaders are not believed."""
+        if not epochs:
+            return []
+        metadata = self._cluster.metadata
+        answers = await metadata.ask_everyone({partition.topic for partition in epochs})
+        doubtful = []
+        for partition, epoch in epochs.items():
+            leader = metadata.picture.leader(*partition)
+            is_same = leader is not None and leader.epoch == epoch
+            if leader is None or not is_same or not is_confirmed(metadata.picture, partition, leader, answers):
+                doubtful.append(partition)
+        return doubtful
+
+    async def latest(
+        self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
+    ) -> dict[str, TopicOffsets]:
+        """As `latest_offsets`."""
+        deadline = self._now() + self._patience_s
+        while True:
+            topics = await self.topics(subscription, is_lenient=is_lenient, since=since)
+            same = {topic: entry for topic, entry in (since or {}).items() if topics.ids.get(topic) == entry.topic_id}
+            epochs, offsets = epochs_of(same), by_partition(same)
+            known = {
+                partition: Known(topics.ids[partition.topic], epochs.get(partition, NO_EPOCH))
+                for partition in topics.partitions
+            }
+            try:
+                found = await self.ends(
+                    known, {partition: offsets[partition] for partition in known if partition in offsets}
+                )
+            except BrokerError as error:
+                # Deleted between the two questions, or created again.
+                is_gone = is_lenient and _is_unknown(error)
+                is_another = error.code is ErrorCode.UNKNOWN_TOPIC_ID and self._now() < deadline
+                if not is_gone and not is_another:
+                    raise
+                continue
+            return grouped(
+                topics.ids,
+                {partition: _offset(end) for partition, end in found.items()},
+                {partition: end.leader_epoch for partition, end in found.items()},
+            )
+
+
 class LogClient:
-    """Blocking look-ups. `close` it, or use it in `with`. Waits for brokers and leaders up to `patience_s`, and then
-    raises NetworkError or BrokerError."""
+    """`LookUps` as blocking calls, which raise as they do. `close` it, or use it in `with`."""
 
     def __init__(
         self, bootstrap: str, client_id: str, *, patience_s: float = PATIENCE_S, world: World | None = None
     ) -> None:
         self._runner = asyncio.Runner()
-        self._patience_s = patience_s
-        self._missing: frozenset[str] = frozenset()
-        """What was waited for in vain."""
         try:
             self._cluster = _cluster(bootstrap, client_id, world)
+            self._look_ups = LookUps(self._cluster, patience_s)
             self._runner.run(_started(self._cluster, min(patience_s, FIRST_CONTACT_PATIENCE_S)))
         except BaseException:
             self._runner.close()
@@ -105,73 +292,46 @@ class LogClient:
         self._runner.run(asyncio.sleep(seconds))
 
     def topics(self, subscription: Subscription, *, is_lenient: bool = False) -> Topics:
-        """What there is of what is subscribed to. Raises BrokerError where a topic or partition that is named does
-        not exist, unless `is_lenient`: then it is left out with a warning. A pattern may match nothing."""
-        return self._runner.run(self._topics(subscription, is_lenient))
+        """See `LookUps.topics`."""
+        return self._runner.run(self._look_ups.topics(subscription, is_lenient=is_lenient))
 
-    async def _topics(self, subscription: Subscription, is_lenient: bool) -> Topics:
-        names = sorted({*subscription.topics, *(partition.topic for partition in subscription.partitions)}) or None
-        began = self.monotonic()
-        while True:
-            response = await self._cluster.metadata.request_any(
-                METADATA, m.MetadataRequest(names), timeout_s=self._patience_s
-            )
-            problems = _problems(subscription, response)
-            missing = frozenset(problems) if all(map(_is_unknown, problems.values())) else frozenset()
-            if not problems or (is_lenient and missing and missing <= self._missing):
-                break
-            problem = next(iter(problems.values()))
-            patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s) if missing else self._patience_s
-            if not problem.retriable or self.monotonic() >= began + patience_s:
-                if is_lenient and missing:
-                    logger.warning(
-                        "%s (failOnDataLoss=false: going on without)", "; ".join(map(str, problems.values()))
-                    )
-                    break
-                raise problem
-            await asyncio.sleep(self._cluster.retry_backoff_s)
-        self._missing = missing
-        wanted = [topic for topic in response.topics if topic.partitions and _is_wanted(subscription, topic)]
-        return Topics(
-            {topic.name: topic.topic_id for topic in wanted},
-            tuple(
-                sorted(
-                    partition
-                    for topic in wanted
-                    for entry in topic.partitions
-                    if subscription.wants(partition := TopicPartition(topic.name, entry.partition_index))
-                )
-            ),
-        )
-
-    def offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """By time, EARLIEST or LATEST (the high watermark); None: no record is as young."""
-        return self._runner.run(self._offsets(timestamps)) if timestamps else {}
-
-    async def _offsets(
-        self, timestamps: Mapping[TopicPartition, int]
+    def offsets(
+        self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-        deadline = self.monotonic() + self._patience_s
-        was_unknown = False
-        while True:
-            missing = {partition: what for partition, what in timestamps.items() if partition not in found}
-            try:
-                await find_offsets(self._cluster, missing, min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s), found)
-                return found
-            except (NetworkError, BrokerError) as error:
-                # The last one of many: a broker that has just started may say so of any topic. Twice is no accident.
-                is_unknown = isinstance(error, BrokerError) and _is_unknown(error)
-                is_final = isinstance(error, BrokerError) and not error.retriable
-                if is_final or (is_unknown and was_unknown) or self.monotonic() >= deadline:
-                    raise
-                was_unknown = is_unknown
+        """By time, EARLIEST or LATEST (the high watermark); None: no record is as young."""
+        found = self._runner.run(self._look_ups.offsets(timestamps, known)) if timestamps else {}
+        return {partition: answer.result for partition, answer in found.items()}
 
-    def known_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def known_offsets(
+        self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
+    ) -> dict[TopicPartition, int]:
         """As `offsets`, for EARLIEST and LATEST, which every partition has."""
         return {
-            partition: 0 if found is None else found.offset for partition, found in self.offsets(timestamps).items()
+            partition: 0 if found is None else found.offset
+            for partition, found in self.offsets(timestamps, known).items()
         }
+
+    def ends(
+        self, known: Mapping[TopicPartition, Known], at_least: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """See `LookUps.ends`."""
+        found = self._runner.run(self._look_ups.ends(known, at_least)) if known else {}
+        return {partition: _offset(end) for partition, end in found.items()}
+
+    def latest(
+        self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
+    ) -> dict[str, TopicOffsets]:
+        """See `latest_offsets`."""
+        return self._runner.run(self._look_ups.latest(subscription, is_lenient=is_lenient, since=since))
+
+    def leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Of the leaders that are known by now: they lead, or have led."""
+        leaders = {partition: self._cluster.metadata.picture.leader(*partition) for partition in partitions}
+        return {partition: NO_EPOCH if leader is None else leader.epoch for partition, leader in leaders.items()}
+
+
+def _offset(found: Found) -> int:
+    return 0 if found.result is None else found.result.offset
 
 
 def _problems(subscription: Subscription, response: m.MetadataResponse) -> dict[str, BrokerError]:
@@ -261,8 +421,9 @@ def resolve(client: LogClient, topics: Topics, bound: Bound, *, name: str) -> di
     for partition in topics.partitions:
         timestamp = bound.timestamp_of(partition)
         asked[partition] = bound.offset_of(partition) if timestamp is None else timestamp
+    known = {partition: Known(topics.ids[partition.topic]) for partition in topics.partitions}
     explicit = [partition for partition in topics.partitions if _is_explicit(bound, partition)]
-    found = client.offsets({partition: what for partition, what in asked.items() if partition not in explicit})
+    found = client.offsets({partition: what for partition, what in asked.items() if partition not in explicit}, known)
     unmatched = [partition for partition, result in found.items() if result is None]
     if unmatched and not bound.unmatched_is_latest:
         first = unmatched[0]
@@ -270,8 +431,11 @@ def resolve(client: LogClient, topics: Topics, bound: Bound, *, name: str) -> di
             f"{first} has no record at or after the {name} timestamp {asked[first]}: give an earlier one, or set "
             f"{name}OffsetsByTimestampStrategy=latest to begin at the end"
         )
-    ends = client.known_offsets(dict.fromkeys([*unmatched, *explicit], LATEST))
-    starts = client.known_offsets(dict.fromkeys(explicit, EARLIEST))
+    ends = client.ends(
+        {partition: known[partition] for partition in [*unmatched, *explicit]},
+        {partition: asked[partition] for partition in explicit},
+    )
+    starts = client.known_offsets(dict.fromkeys(explicit, EARLIEST), known)
     offsets: dict[TopicPartition, int] = {}
     for partition in topics.partitions:
         result = found.get(partition)
@@ -299,16 +463,15 @@ def starting_offsets(client: LogClient, options: ReadOptions) -> dict[str, Topic
     return grouped(topics.ids, resolve(client, topics, options.starting, name="starting"))
 
 
-def latest_offsets(client: LogClient, options: ReadOptions, *, is_lenient: bool = False) -> dict[str, TopicOffsets]:
-    """The ends of the logs (the high watermarks) of all that is subscribed to; `is_lenient`: of what there is of it."""
-    while True:
-        topics = client.topics(options.subscription, is_lenient=is_lenient)
-        try:
-            return grouped(topics.ids, client.known_offsets(dict.fromkeys(topics.partitions, LATEST)))
-        except BrokerError as error:
-            if not is_lenient or not _is_unknown(error):
-                raise
-            # Deleted between the two questions.
+def latest_offsets(
+    client: LogClient, options: ReadOptions, *, is_lenient: bool = False, since: Offsets | None = None
+) -> dict[str, TopicOffsets]:
+    """The ends of the logs (the high watermarks) of all that is subscribed to; `is_lenient`: of what there is of it.
+
+    `since`: where the caller is. A topic that is there then is left out, or has another id, or ends before it, only
+    where that is certain. As long as it is not, this waits; then it raises NetworkError or BrokerError.
+    """
+    return client.latest(options.subscription, is_lenient=is_lenient, since=since)
 
 
 def earliest_offsets(
@@ -383,6 +546,8 @@ class RangeFetcher:
         self._cluster = _cluster(settings.bootstrap, settings.client_id, world)
         self._position = wanted.start
         self._last_epoch = NO_EPOCH
+        self._leader: Leader | None = None
+        """Who was asked last."""
         self._next: asyncio.Task[memoryview | None] | None = None
 
     async def start(self) -> None:
@@ -442,10 +607,11 @@ class RangeFetcher:
             code, answer, problem = await self._attempt()
             now = self._cluster.clock.monotonic()
             patience_s = self._patience_s
+            asks_everyone = False
             if code is ErrorCode.NONE and answer is not None:
                 if answer.records:
                     return answer.records
-                if answer.diverging_epoch is not None:
+                if answer.diverging_epoch is not None and await self._leads():
                     end = answer.diverging_epoch.end_offset
                     self._lose(f"the log was cut at offset {end} in an unclean election")
                     return None
@@ -454,31 +620,47 @@ class RangeFetcher:
                     f"high watermark is {answer.high_watermark}. A new leader may still be catching up: see "
                     "`minibroker status`"
                 )
+                asks_everyone = True
             elif code is ErrorCode.OFFSET_OUT_OF_RANGE and answer is not None:
-                self._skip(answer)
-                continue
+                # Where a log begins a deposed leader knows as well as its successor.
+                if self._position < answer.log_start_offset or await self._leads():
+                    self._skip(answer)
+                    continue
             elif code in (
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 ErrorCode.UNKNOWN_TOPIC_ID,
                 ErrorCode.INCONSISTENT_TOPIC_ID,
             ):
                 info = self._cluster.metadata.picture.topics.get(self._range.topic)
-                if info is not None and info.topic_id != self._range.topic_id:
+                is_another = info is not None and info.topic_id != self._range.topic_id
+                if (is_another or now >= began + min(patience_s, UNKNOWN_TOPIC_PATIENCE_S)) and await self._is_gone():
                     self._lose(
                         f"topic {self._range.topic} was deleted and created again: its id was "
                         f"{self._range.topic_id}, and is {info.topic_id}"
+                        if info is not None and is_another
+                        else f"topic {self._range.topic} is gone"
                     )
                     return None
-                patience_s = min(patience_s, UNKNOWN_TOPIC_PATIENCE_S)
-                if now >= began + patience_s:
-                    self._lose(f"topic {self._range.topic} is gone")
-                    return None
+            elif code is ErrorCode.UNKNOWN_LEADER_EPOCH:
+                asks_everyone = True
             elif code is not ErrorCode.NETWORK_EXCEPTION and not ERRORS[code].retriable:
                 raise problem
             if now >= began + patience_s:
                 raise problem
+            if asks_everyone:
+                await self._cluster.metadata.ask_everyone([self._range.topic])
             await self._pause(refreshing=code is not ErrorCode.NONE)
         return None
+
+    async def _leads(self) -> bool:
+        """Who was asked last can be believed that records are gone (see `client.metadata.is_confirmed`)."""
+        leader = self._leader
+        return leader is not None and bool(await self._cluster.metadata.confirmed({self._partition: leader}))
+
+    async def _is_gone(self) -> bool:
+        metadata = self._cluster.metadata
+        answers = await metadata.ask_everyone([self._range.topic])
+        return is_denied(metadata.picture, self._range.topic, self._range.topic_id, answers)
 
     async def _pause(self, *, refreshing: bool) -> None:
         if refreshing:
@@ -498,6 +680,12 @@ class RangeFetcher:
         if leader is None or address is None:
             code = self._cluster.metadata.picture.errors.get(topic, ErrorCode.LEADER_NOT_AVAILABLE)
             return code, None, BrokerError(code, what)
+        least = max(self._range.leader_epoch, self._last_epoch)
+        info = self._cluster.metadata.picture.topics[topic]
+        if leader.epoch < least and info.topic_id == self._range.topic_id:
+            code = ErrorCode.UNKNOWN_LEADER_EPOCH  # deposed, as another has led since
+            return code, None, BrokerError(code, f"{what}: brokers know of leader epoch {leader.epoch}, not of {least}")
+        self._leader = leader
         request = m.FetchRequest(
             CONSUMER,
             500,

@@ -73,6 +73,7 @@ from spark_jobs.offsets import (
     TopicOffsets,
     backlog,
     by_partition,
+    epochs_of,
     from_json,
     grouped,
     loss_error,
@@ -83,6 +84,7 @@ from spark_jobs.offsets import (
     to_json,
     unknown_partitions,
     up_to,
+    with_kept_epochs,
 )
 from spark_jobs.options import (
     ReadOptions,
@@ -217,6 +219,7 @@ class BatchReader(_RangeReader, DataSourceReader):
             topics = client.topics(self._options.subscription)
             start = resolve(client, topics, self._options.starting, name="starting")
             end = resolve(client, topics, self._options.ending, name="ending")
+            epochs = client.leader_epochs(topics.partitions)
         for partition in topics.partitions:
             if start[partition] > end[partition]:
                 raise MinibrokerError(
@@ -225,7 +228,14 @@ class BatchReader(_RangeReader, DataSourceReader):
                 )
         return self._tasks(
             [
-                OffsetRange(partition.topic, topics.ids[partition.topic], partition.partition, start[partition], stop)
+                OffsetRange(
+                    partition.topic,
+                    topics.ids[partition.topic],
+                    partition.partition,
+                    start[partition],
+                    stop,
+                    epochs[partition],
+                )
                 for partition, stop in sorted(end.items())
             ]
         )
@@ -285,7 +295,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         """
         begin = from_json(start)
         self._rest()
-        end = self._ends = self._look()
+        end = self._ends = self._look(begin)
         problems = losses(begin, end)
         if self._target is not None:
             end = up_to(self._target, end, begin)
@@ -295,7 +305,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
             self._lose(problems)
         sizes = backlog(by_partition(begin) | earliest, by_partition(end))
         if isinstance(limit, ReadAllAvailable):
-            return to_json(end)
+            return to_json(with_kept_epochs(begin, end))
         if self._is_too_early(sum(sizes.values())):
             return to_json(begin)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_offsets_per_trigger
@@ -304,7 +314,8 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
             partition: offset - sizes.get(partition, 0) + shares.get(partition, 0)
             for partition, offset in by_partition(end).items()
         }
-        return to_json(grouped({topic: entry.topic_id for topic, entry in end.items()}, ends))
+        topic_ids = {topic: entry.topic_id for topic, entry in end.items()}
+        return to_json(with_kept_epochs(begin, grouped(topic_ids, ends, epochs_of(end))))
 
     def _is_too_early(self, available: int) -> bool:
         """`minOffsetsPerTrigger` and `maxTriggerDelay`. With Trigger.AvailableNow the query must come to an end, and
@@ -328,8 +339,8 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
             self.client.pause(self._looked_at + LOOK_EVERY_S - now)
         self._looked_at = self.client.monotonic()
 
-    def _look(self) -> dict[str, TopicOffsets]:
-        return latest_offsets(self.client, self._options, is_lenient=not self._options.fail_on_data_loss)
+    def _look(self, since: Offsets | None = None) -> dict[str, TopicOffsets]:
+        return latest_offsets(self.client, self._options, is_lenient=not self._options.fail_on_data_loss, since=since)
 
     def _lose(self, problems: Sequence[str]) -> None:
         if self._options.fail_on_data_loss:

@@ -14,6 +14,7 @@ from protocol.messages import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    ListOffsetsTopic,
     ListOffsetsTopicResponse,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
@@ -47,15 +48,18 @@ async def handle_list_offsets(services: Services, request: Request) -> None:
     for topic in body.topics:
         answers = []
         for asked in topic.partitions:
-            answers.append(_list(services, topic.name, asked, body.replica_id))
+            answers.append(_list(services, topic, asked, body.replica_id))
             await slices.breathe()
         topics.append(ListOffsetsTopicResponse(topic.name, answers))
     request.respond(ListOffsetsResponse(0, topics))
 
 
-def _list(services: Services, topic: str, asked: ListOffsetsPartition, replica_id: int) -> ListOffsetsPartitionResponse:
+def _list(
+    services: Services, topic: ListOffsetsTopic, asked: ListOffsetsPartition, replica_id: int
+) -> ListOffsetsPartitionResponse:
     try:
-        partition = services.replicas.leader(TopicPartition(topic, asked.partition_index))
+        partition = services.replicas.leader(TopicPartition(topic.name, asked.partition_index))
+        partition.check_topic_id(topic.topic_id)
         timestamp, offset = partition.offset_for(asked.timestamp, asked.current_leader_epoch, replica_id)
     except BrokerError as error:
         return ListOffsetsPartitionResponse(asked.partition_index, error.code)

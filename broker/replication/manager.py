@@ -205,7 +205,7 @@ class ReplicaManager:
         index = topic_partition.partition
         try:
             partition = self.leader(topic_partition)
-            _check_topic_id(partition, topic_id)
+            partition.check_topic_id(topic_id)
             before = partition.high_watermark
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:
@@ -281,7 +281,7 @@ class ReplicaManager:
         partition: Partition | None = None
         try:
             partition = self.leader(topic_partition)
-            _check_topic_id(partition, topic_id)
+            partition.check_topic_id(topic_id)
             if request.replica_id != CONSUMER and partition.check_fetch(fetch, request.replica_id) is None:
                 self._follower_fetched(partition, request.replica_id, fetch.fetch_offset, request.replica_epoch)
         except BrokerError as error:
@@ -702,14 +702,3 @@ def _log_end(partition: Partition) -> PartitionError:
     end = partition.log.log_end_offset
     last_epoch = partition.log.epoch_at(end - 1)  # not the log's latest epoch, in which nothing may have been written
     return PartitionError(topic, index, ErrorCode.NONE, partition.leader_epoch, last_epoch, end)
-
-
-def _check_topic_id(partition: Partition, topic_id: str) -> None:
-    """Raises BrokerError(INCONSISTENT_TOPIC_ID) where the partition is of another topic of that name (KIP-516): the
-    topic was deleted and created again, and the sender or this broker has not heard of it. An empty id is not
-    checked."""
-    if topic_id and topic_id != partition.log.topic_id:
-        raise BrokerError(
-            ErrorCode.INCONSISTENT_TOPIC_ID,
-            f"{partition.topic_partition} has topic id {partition.log.topic_id} here, not {topic_id}",
-        )

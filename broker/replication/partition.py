@@ -322,19 +322,22 @@ class Partition:
         """Consumers read up to the high watermark, replicas up to the end."""
         return self.high_watermark if replica_id == CONSUMER else self.log.log_end_offset
 
+    def check_topic_id(self, topic_id: str) -> None:
+        """Raises BrokerError where this is a partition of another topic of the same name; empty: whichever it is."""
+        if topic_id and topic_id != self.log.topic_id:
+            raise BrokerError(
+                ErrorCode.INCONSISTENT_TOPIC_ID,
+                f"{self.topic_partition} has topic id {self.log.topic_id} here, not {topic_id}",
+            )
+
     def check_fetch(self, fetch: FetchPartition, replica_id: int) -> EpochEndOffset | None:
         """Raises BrokerError (not leader, another epoch, out of range). The diverging epoch where the follower's log is
         not a prefix of this one (KIP-595), which includes a follower that is ahead."""
         self._require_leader(fetch.current_leader_epoch)
         log = self.log
         if fetch.last_fetched_epoch != NO_EPOCH:
+            self._require_past(fetch.last_fetched_epoch)
             epoch, end_offset = log.end_offset_for(fetch.last_fetched_epoch)
-            if epoch == NO_EPOCH:
-                raise BrokerError(
-                    ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"{self.topic_partition} knows nothing of epoch {fetch.last_fetched_epoch}: "
-                    f"its log begins at {log.log_start_offset}",
-                )
             if epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:
                 return EpochEndOffset(epoch, end_offset)
         if replica_id != CONSUMER and fetch.fetch_offset > log.log_end_offset:
@@ -404,6 +407,15 @@ class Partition:
         """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`."""
         self._require_leader(current_leader_epoch)
         return self.log.end_offset_for(leader_epoch)
+
+    def _require_past(self, epoch: int) -> None:
+        """Who has records of a later epoch than this leader's knows of a later leader: it is not for this one to say
+        where their histories part (KIP-320)."""
+        if epoch > self.leader_epoch:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_LEADER_EPOCH,
+                f"{self.topic_partition} is in epoch {self.leader_epoch} here, {epoch} not known",
+            )
 
     def _require_leader(self, current_leader_epoch: int) -> None:
         if current_leader_epoch != NO_EPOCH:

@@ -428,8 +428,17 @@ def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Pat
         None,
         EpochEndOffset(3, 10),
     ]
-    code = refusal(lambda: partition.check_fetch(fetch_of(7, epoch=3, last_epoch=9), 2))
-    assert code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize("replica_id", [2, CONSUMER])
+def test_a_leader_does_not_say_where_a_history_parts_that_is_younger_than_its_own(
+    tmp_path: Path, replica_id: int
+) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(epoch=3))
+    append(partition, 5)
+    code = refusal(lambda: partition.check_fetch(fetch_of(7, epoch=3, last_epoch=4), replica_id))
+    assert code is ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 def test_a_follower_copies_and_learns_the_high_watermark_up_to_its_own_end(tmp_path: Path) -> None:

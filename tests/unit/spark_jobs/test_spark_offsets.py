@@ -39,6 +39,10 @@ def test_equal_offsets_have_equal_texts() -> None:
         == '{"a": {"id": "1", "offsets": {"0": 3}}, "b": {"id": "2", "offsets": {"9": 2, "10": 1}}}'
     )
     assert from_json(json.loads(json.dumps(to_json(one)))) == one
+    with_epochs = {"a": TopicOffsets("1", {10: 3, 9: 4}, {10: 0, 9: 7})}
+    text = '{"a": {"id": "1", "offsets": {"9": 4, "10": 3}, "epochs": {"9": 7, "10": 0}}}'
+    assert json.dumps(to_json(with_epochs)) == text
+    assert from_json(json.loads(text)) == with_epochs
 
 
 @pytest.mark.parametrize("text", ['{"t":5}', '{"t":{"0":5}}', "[]", "null", '{"t":{"id":"x","offsets":{"a":1}}}'])
