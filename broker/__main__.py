@@ -48,7 +48,7 @@ from protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from protocol.model import DEFAULT_LISTENER, NO_EPOCH
 from protocol.model import Broker as RegisteredBroker
 from protocol.real_world import RealWorld
-from protocol.world import ConnectionLoss, NoNode, SessionExpired, World, ZooKeeperError, ZooKeeperSession
+from protocol.world import ConnectionLoss, NoNode, SessionExpired, SessionState, World, ZooKeeperError, ZooKeeperSession
 from protocol.znodes import MalformedZnode
 
 logger = logging.getLogger("minibroker.broker")
@@ -161,7 +161,14 @@ class Broker:
         self._timeline = TimelineFile(world.disk, os.path.join(self._logs.log_dir, TIMELINE_FILE))
 
         self._replicas = ReplicaManager(
-            world, config, self._logs, self._metadata, self._supervisor, self._session, lambda: self.broker_epoch
+            world,
+            config,
+            self._logs,
+            self._metadata,
+            self._supervisor,
+            self._session,
+            lambda: self.broker_epoch,
+            self._has_session,
         )
         self._replicas.start()
         self._start_controller(registration)
@@ -290,6 +297,14 @@ class Broker:
                 return self._registration.session
             except SessionExpired:
                 await asyncio.sleep(SESSION_RETRY_S)
+
+    def _has_session(self) -> bool:
+        """ZooKeeper can be reached, as far as is known."""
+        assert self._registration is not None
+        try:
+            return self._registration.session.state is SessionState.CONNECTED
+        except SessionExpired:
+            return False
 
     async def _in_touch(self) -> None:
         """Returns once ZooKeeper has answered."""

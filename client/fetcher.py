@@ -51,6 +51,9 @@ LOOK_UP_TIMEOUT_S = 1.0
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
 """How long a consumer waits for a topic that brokers say does not exist, before it says so."""
 
+DOUBTS_OF_BROKERS = (ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.UNKNOWN_LEADER_EPOCH)
+"""What brokers answer that have heard of a later leader, or may not have heard of one."""
+
 RESETS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP}
 
 
@@ -566,6 +569,8 @@ class Fetcher:
                 self._doubt(state, leader, partial(self._out_of_range, state, answer))
             return
         info = ERRORS[code]
+        if code in DOUBTS_OF_BROKERS:
+            self._doubt(state, leader, lambda: None)  # the others may know
         if not info.retriable:
             self._stop(state, BrokerError(code, f"fetching {state.partition} at offset {state.fetch_offset}"))
             return

@@ -28,6 +28,7 @@ import pyarrow.compute
 from client.cluster import Cluster
 from client.connections import Purpose
 from client.errors import CorruptBatch
+from client.fetcher import DOUBTS_OF_BROKERS
 from client.metadata import Leader, is_confirmed, is_denied
 from client.offsets import CONSUMER, READ_UNCOMMITTED, Found, Known, OffsetAndTimestamp, find_offsets
 from protocol import messages as m
@@ -641,7 +642,7 @@ class RangeFetcher:
                         else f"topic {self._range.topic} is gone"
                     )
                     return None
-            elif code is ErrorCode.UNKNOWN_LEADER_EPOCH:
+            elif code in DOUBTS_OF_BROKERS:
                 asks_everyone = True
             elif code is not ErrorCode.NETWORK_EXCEPTION and not ERRORS[code].retriable:
                 raise problem

@@ -98,7 +98,9 @@ class ReplicaManager:
         supervisor: Supervisor,
         sessions: SessionSource,
         broker_epoch: Callable[[], int],
+        is_in_touch: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_in_touch`: there is a connection to ZooKeeper, as far as is known."""
         self._world = world
         self._config = config
         self._logs = logs
@@ -106,6 +108,7 @@ class ReplicaManager:
         self._supervisor = supervisor
         self._sessions = sessions
         self._broker_epoch = broker_epoch
+        self._is_in_touch = is_in_touch
         self._partitions: dict[TopicPartition, Partition] = {}
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
@@ -442,8 +445,14 @@ class ReplicaManager:
             high_watermark=self._logs.high_watermark(topic_partition),
             min_insync_replicas=config.min_insync_replicas,
             traffic=self.traffic.setdefault(topic_partition.topic, Traffic()),
+            may_be_deposed=self._may_be_deposed,
         )
         return partition
+
+    def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
+        """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away
+        so long that it had to register again, and has not been told its role since."""
+        return not self._is_in_touch() or self._broker_epoch() != told_in_broker_epoch
 
     def _log_config(self, topic: TopicConfig) -> LogConfig:
         config = self._config
@@ -459,6 +468,7 @@ class ReplicaManager:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} has been set aside meanwhile")
         me = self._config.broker_id
         known_epoch = partition.leader_epoch
+        partition.told_in_broker_epoch = self._broker_epoch()
         if state.leader == me:
             self._stop_following(topic_partition)
             partition.become_leader(state)

@@ -81,6 +81,7 @@ class Partition:
         high_watermark: int = 0,
         min_insync_replicas: int | None = None,
         traffic: Traffic | None = None,
+        may_be_deposed: Callable[[int], bool] = lambda told_in_broker_epoch: False,
     ) -> None:
         self.topic_partition = topic_partition
         self.log = log
@@ -92,6 +93,8 @@ class Partition:
         """The epoch in which this broker last *became* leader. Later epochs of an unbroken leadership keep it, since
         between them the log was never truncated."""
         self.controller_epoch = NO_EPOCH
+        self.told_in_broker_epoch = NO_EPOCH
+        """The broker epoch in which this broker was told its role."""
         self.assignment: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         """The committed ISR: what ZooKeeper is known to hold."""
@@ -108,6 +111,7 @@ class Partition:
         self._settings = settings
         self._clock = clock
         self._alive_epoch = alive_epoch
+        self._may_be_deposed = may_be_deposed
         self._topic_min_insync_replicas = min_insync_replicas
 
     # -- what the controller says --
@@ -342,6 +346,12 @@ class Partition:
                 return EpochEndOffset(epoch, end_offset)
         if replica_id != CONSUMER and fetch.fetch_offset > log.log_end_offset:
             return EpochEndOffset(log.latest_epoch, log.log_end_offset)
+        if fetch.fetch_offset > log.log_end_offset and self._may_be_deposed(self.told_in_broker_epoch):
+            raise BrokerError(
+                ErrorCode.OFFSET_NOT_AVAILABLE,
+                f"offset {fetch.fetch_offset} of {self.topic_partition}, which ends at {log.log_end_offset}; but "
+                "another broker may lead it by now, which has more",
+            )
         if not log.log_start_offset <= fetch.fetch_offset <= log.log_end_offset:
             raise BrokerError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
+from broker.handlers import list_offsets
 from broker.replication.manager import ReplicaManager
-from client import accumulator
+from client import accumulator, metadata
 from client.accumulator import Accumulator, Verdict
 from client.admin import _Creation
+from client.consumer import Consumer
 from client.fetcher import Fetcher
 from controller.cluster_state import ClusterState
 from controller.decisions import deletion
@@ -98,3 +102,64 @@ def deletion_by_name_alone(patches: Patches) -> None:
     @patches.instead_of(deletion, "is_meant")
     def is_meant(original: Any, state: ClusterState, topic: str, topic_id: str) -> bool:
         return topic in state.topic_ids and topic_id != topic_ids.NO_TOPIC
+
+
+# --- What a consumer believes of where it is -----------------------------------------------------------------------
+
+
+@mutant(
+    "poll skip",
+    "a batch that is being handed out says where its partition goes on, though that has been moved since: the first "
+    "records of a topic that was created again are skipped",
+)
+def batch_outlives_its_generation(patches: Patches) -> None:
+    @patches.instead_of(Consumer, "_is_handing_out")
+    def is_handing_out(original: Any, self: Consumer, state: Any) -> bool:
+        return state is not None and state is self._current
+
+    @patches.instead_of(Consumer, "__anext__")
+    async def anext(original: Any, self: Consumer) -> Any:
+        if self._current is not None:
+            self._generation = self._current.generation
+        return await original(self)
+
+
+@mutant(
+    "KIP-320",
+    "a leader that was deposed while it was cut off is believed that the log ends before the position (two fences: "
+    "clients ask nobody else, and the leader does not say that it may be deposed)",
+)
+def deposed_leader_is_believed(patches: Patches) -> None:
+    @patches.instead_of(metadata, "is_confirmed")
+    def is_confirmed(original: Any, *rest: Any) -> bool:
+        return True
+
+    @patches.instead_of(ReplicaManager, "_may_be_deposed")
+    def may_be_deposed(original: Any, self: ReplicaManager, *rest: Any) -> bool:
+        return False
+
+
+@mutant("KIP-320", "a broker that is cut off from the others is believed that a topic is gone, or was created again")
+def topic_is_gone_because_one_says_so(patches: Patches) -> None:
+    @patches.instead_of(metadata, "is_denied")
+    def is_denied(original: Any, *rest: Any) -> bool:
+        return True
+
+
+@mutant("KIP-516", "what a partition of an earlier topic of the same name holds is told to who asks for its offsets")
+def offsets_of_an_earlier_topic(patches: Patches) -> None:
+    @patches.instead_of(list_offsets, "_list")
+    def list_(original: Any, services: Any, topic: Any, *rest: Any) -> Any:
+        return original(services, structs.replace(topic, topic_id=""), *rest)
+
+
+@mutant("silence", "a consumer waits for ever for partitions that a topic lacks since it was created again")
+def partitions_that_are_gone_are_waited_for(patches: Patches) -> None:
+    @patches.instead_of(Fetcher, "_topic_was_recreated")
+    def topic_was_recreated(original: Any, self: Fetcher, state: Any, is_there: bool) -> None:
+        original(self, state, True)
+
+    @patches.instead_of(Fetcher, "_problem")
+    def problem(original: Any, self: Fetcher, state: Any) -> Any:
+        topic = self._metadata.picture.errors.get(state.partition.topic)
+        return None if topic is None else original(self, state)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-PRODUCT = ("broker", "client", "controller", "protocol")
+PRODUCT = ("broker", "client", "controller", "protocol", "spark_jobs")
 
 Replacement = Callable[..., Any]
 """Takes the original as its first argument, then what the original takes."""

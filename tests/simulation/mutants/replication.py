@@ -61,6 +61,13 @@ def fetch_not_fenced_by_epoch(patches: Patches) -> None:
         return original(self, fetch, replica_id)
 
 
+@mutant("KIP-320", "a leader tells who has records of a later epoch than its own that they are to be cut off")
+def stale_leader_says_where_histories_part(patches: Patches) -> None:
+    @patches.instead_of(Partition, "_require_past")
+    def require_past(original: Any, self: Partition, epoch: int) -> None:
+        """Nothing."""
+
+
 @mutant("KAFKA-14704, KAFKA-9491", "a follower takes over the high watermark before it cuts its log, and keeps it then")
 def high_watermark_before_truncation(patches: Patches) -> None:
     @patches.instead_of(Partition, "apply_fetched")

@@ -9,6 +9,7 @@ import pytest
 from broker.handlers import list_offsets
 from broker.handlers.fetch import MOST_AT_ONCE_BYTES
 from protocol import apis
+from protocol.errors import ErrorCode
 from protocol.messages import (
     LATEST_TIMESTAMP,
     FetchRequest,
@@ -108,5 +109,21 @@ def test_others_get_their_turn_between_the_partitions_of_an_offset_request(
         else:
             assert isinstance(answer, OffsetForLeaderEpochResponse)
             assert [partition.end_offset for partition in answer.topics[0].partitions] == [3] * PARTITIONS
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_the_offsets_of_an_earlier_topic_of_that_name_are_not_told(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await lead_all(broker, batches=3, size=100)
+        wanted = [ListOffsetsPartition(0, -1, LATEST_TIMESTAMP)]
+        codes = []
+        for topic_id in (TOPIC_ID, "", "another-topic-id"):
+            await peer.send(apis.LIST_OFFSETS, ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted, topic_id)]))
+            answer: ListOffsetsResponse = response(peer, apis.LIST_OFFSETS)
+            codes.append(answer.topics[0].partitions[0].error_code)
+            peer.answers.clear()
+        assert codes == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.INCONSISTENT_TOPIC_ID]
 
     with_one_broker(tmp_path, scenario)

@@ -430,6 +430,18 @@ def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Pat
     ]
 
 
+def test_a_leader_that_may_be_deposed_does_not_say_that_an_offset_is_beyond_its_end(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(epoch=3))
+    append(partition, 5)
+    doubts = True
+    partition._may_be_deposed = lambda told_in_broker_epoch: doubts
+    assert refusal(lambda: partition.check_fetch(fetch_of(6, epoch=3), CONSUMER)) is ErrorCode.OFFSET_NOT_AVAILABLE
+    assert partition.check_fetch(fetch_of(5, epoch=3), CONSUMER) is None
+    doubts = False
+    assert refusal(lambda: partition.check_fetch(fetch_of(6, epoch=3), CONSUMER)) is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
 @pytest.mark.parametrize("replica_id", [2, CONSUMER])
 def test_a_leader_does_not_say_where_a_history_parts_that_is_younger_than_its_own(
     tmp_path: Path, replica_id: int

@@ -8,7 +8,7 @@ import pytest
 
 from client.cluster import Cluster
 from client.connections import Purpose
-from client.metadata import Leader, Picture, merged, with_leader
+from client.metadata import Leader, Picture, is_confirmed, is_denied, merged, with_leader
 from client.settings import Address
 from protocol import messages as m
 from protocol import topic_ids
@@ -90,6 +90,55 @@ def test_an_error_for_a_topic_is_kept_beside_what_was_known_and_forgotten_later(
 def test_an_answer_without_brokers_does_not_make_us_forget_them() -> None:
     picture = merged(Picture(), response(partition(0, 1, 0)))
     assert merged(picture, m.MetadataResponse(0, [], None, -1, [])).brokers == picture.brokers
+
+
+def test_a_leader_is_confirmed_by_another_broker_that_knows_it_and_none_that_knows_a_later_one() -> None:
+    t0, leader = TopicPartition("t", 0), Leader(0, 5)
+    current = response(partition(0, 0, 5))
+    picture = merged(Picture(), current)
+    older, newer = response(partition(0, 1, 4)), response(partition(0, 1, 6))
+    another = response(partition(0, 0, 5), topic_id="other")
+    assert is_confirmed(picture, t0, leader, {1: current})
+    assert is_confirmed(picture, t0, leader, {0: current, 1: current})
+    for answers in ({}, {0: current}, {1: older}, {1: another}, {1: response()}):
+        assert not is_confirmed(picture, t0, leader, answers)
+    assert not is_confirmed(merged(picture, newer), t0, leader, {1: current, 2: newer})
+    alone = picture._replace(brokers={0: Address("a", 1)})
+    assert is_confirmed(alone, t0, leader, {})
+    assert not is_confirmed(alone, t0, Leader(0, 4), {})
+
+
+def test_a_topic_is_denied_by_two_brokers_or_by_the_only_one() -> None:
+    there, gone = response(partition(0, 0, 5)), response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    picture = merged(Picture(), there)
+    fresh = m.MetadataResponse(0, [], "cluster", -1, gone.topics)
+    assert is_denied(picture, "t", "id", {0: gone, 1: gone})
+    assert is_denied(picture, "t", "earlier", {0: there, 1: gone})
+    for answers in ({}, {0: gone}, {0: gone, 1: there}, {0: gone, 1: fresh}):
+        assert not is_denied(picture, "t", "id", answers)
+    assert not is_denied(picture, "t", None, {0: there, 1: there})
+    assert is_denied(picture._replace(brokers={0: Address("a", 1)}), "t", "id", {0: gone})
+
+
+def test_a_topic_that_was_looked_at_is_forgotten_unless_somebody_else_wants_it() -> None:
+    async def scenario(cluster: ScriptedCluster, client: Cluster) -> None:
+        for name in ("a", "b"):
+            cluster.add_topic(name)
+        metadata = client.metadata
+        metadata.want("a")
+        await client.start()
+        with metadata.wanted(["a", "b"]):
+            with metadata.wanted(["b"]):
+                await metadata.refreshed()
+            assert set(metadata.picture.topics) == {"a", "b"}
+        assert set(metadata.picture.topics) == {"a"}
+        await metadata.refreshed()
+        assert set(cluster.requests(METADATA)[-1].topics) == {"a"}
+        metadata.unwant("a")
+        metadata.unwant("a")
+        assert metadata.picture.topics == {}
+
+    run(scenario)
 
 
 def test_a_hint_counts_only_if_its_epoch_is_newer() -> None:

@@ -272,6 +272,53 @@ def test_a_position_that_is_not_in_the_log_any_more_is_reset() -> None:
     run(scenario)
 
 
+def test_what_was_fetched_is_handed_out_before_a_position_is_reset() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        log = cluster.log("orders")
+        fill(log, 10)
+        async with Consumer(cluster.bootstrap, topics=["orders"], fetch_max_wait_ms=10, retry_backoff_ms=5) as consumer:
+            assert numbers(await take(consumer, 3)) == [0, 1, 2]
+            cluster.received.clear()
+            fill(log, 30)
+            log.batches = log.batches[3:]
+            log.start = 30
+            await cluster.until(lambda: len(cluster.requests(FETCH)) > 2)
+            assert numbers(await take(consumer, 9)) == [3, 4, 5, 6, 7, 8, 9, 30, 31]
+
+    run(scenario)
+
+
+def test_the_rest_of_a_batch_is_dropped_where_the_log_was_truncated_in_the_middle_of_it() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        log = cluster.log("orders")
+        fill(log, 20, batch=20)
+        truncated = False
+
+        def diverging(node_id: int, request: m.FetchRequest, action: Any) -> Any:
+            response, size = read(node_id, request, action)
+            if truncated and request.topics[0].partitions[0].fetch_offset == 20:
+                response.responses[0].partitions[0].diverging_epoch = m.EpochEndOffset(0, 10)
+                return response, 1
+            return response, size
+
+        read = cluster._read
+        cluster._read = diverging  # type: ignore[method-assign]
+        async with Consumer(cluster.bootstrap, topics=["orders"], fetch_max_wait_ms=10) as consumer:
+            assert numbers(await take(consumer, 15)) == list(range(15))
+            log.batches.clear()
+            log.end = 0
+            fill(log, 20, batch=10, prefix="new-")
+            truncated = True
+            state = consumer._fetcher.states[P0]
+            async with asyncio.timeout(10):
+                while state.generation < 2:
+                    await asyncio.sleep(0.01)
+            truncated = False
+            assert [record.value for record in await take(consumer, 10)] == [b"new-%d" % n for n in range(10, 20)]
+
+    run(scenario)
+
+
 def test_offsets_can_be_looked_up() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders", 0), 20)
