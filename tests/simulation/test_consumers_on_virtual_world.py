@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.replication.manager import ReplicaManager
 from client.admin import Admin
 from client.cluster import Cluster
 from client.consumer import Consumer
@@ -277,6 +278,14 @@ def test_without_a_reset_a_topic_that_was_created_again_is_told_until_a_position
 # --- The leader was deposed ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=[True, False], ids=["leader doubts itself", "leader does not doubt itself"])
+def _leaders_doubt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a leader without ZooKeeper says so: clients rely on nobody's knowing that it was deposed."""
+    if not request.param:
+        monkeypatch.setattr(ReplicaManager, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
+
+
+@pytest.mark.usefixtures("_leaders_doubt")
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
 def test_a_deposed_leader_is_not_believed_that_a_position_is_beyond_the_end(reset: Any) -> None:
     async def scenario(scene: Scene) -> None:
@@ -356,9 +365,10 @@ def test_a_position_beyond_the_end_is_reset_once_another_broker_knows_the_leader
 # --- The same for Spark -------------------------------------------------------------------------------------------
 
 
-def _fetcher(scene: Scene, deposed: int, world: VirtualWorld, leader_epoch: int, *, fails: bool) -> RangeFetcher:
-    topic_id = scene.topic_id()
-    wanted = OffsetRange("t", topic_id, 0, 4, 20, leader_epoch)
+def _fetcher(
+    scene: Scene, deposed: int, world: VirtualWorld, start: int, leader_epoch: int, *, fails: bool
+) -> RangeFetcher:
+    wanted = OffsetRange("t", scene.topic_id(), 0, start, 20, leader_epoch)
     return RangeFetcher(ReadSettings(f"{host_name(deposed)}:9092", "task", False, fails), wanted, 120.0, world)
 
 
@@ -377,19 +387,23 @@ async def _read(fetcher: RangeFetcher) -> list[int]:
     return values
 
 
+@pytest.mark.usefixtures("_leaders_doubt")
+@pytest.mark.parametrize("start", [4, 15])
 @pytest.mark.parametrize("leader_epoch", [-1, 1], ids=["without epochs", "with epochs"])
 @pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "leaves out what is lost"])
-def test_a_task_that_reaches_a_deposed_leader_alone_leaves_out_nothing(leader_epoch: int, fails: bool) -> None:
+def test_a_task_that_reaches_a_deposed_leader_alone_leaves_out_nothing(
+    start: int, leader_epoch: int, fails: bool
+) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.send(0, 12)
         deposed = await scene.depose()
         await scene.send(12, 8)
         world = scene.client_of(deposed)
-        reading = world.process.start(_read(_fetcher(scene, deposed, world, leader_epoch, fails=fails)))
+        reading = world.process.start(_read(_fetcher(scene, deposed, world, start, leader_epoch, fails=fails)))
         await asyncio.sleep(30)
         assert not reading.done()
         scene.reunite()
-        assert await reading == list(range(4, 20))
+        assert await reading == list(range(start, 20))
 
     play(scenario)
 
