@@ -104,9 +104,10 @@ class Rebirth:
         self._producing: dict[str, asyncio.Task[None]] = {}
         self._consumers: dict[str, _Consuming] = {}
         self._wished_leader: dict[str, int] = {}
+        self._is_complete = False
         self._is_probing = False
         self._probed: dict[str, str] = {}
-        """Producers that are at their probes, and what is wrong still."""
+        """Producers that have not ended their probes, and what is wrong still."""
 
     @property
     def _now_s(self) -> float:
@@ -206,9 +207,7 @@ class Rebirth:
                 incarnations[-1].was_harmed = True
             lossy |= {incarnation.topic_id for incarnation in incarnations if incarnation.may_lose}
         ends = {}
-        for partition in self.partitions():
-            current = self.lives.current(partition.topic)
-            assert current is not None
+        for partition, current, _ in self._replicas():
             identified = TopicIdPartition(current.topic_id, partition)
             if not current.may_lose and identified in self._acknowledged_ends:
                 ends[identified] = self._acknowledged_ends[identified]
@@ -224,12 +223,19 @@ class Rebirth:
             if self._storm.simulation.zookeeper.has(znodes.state_path(partition))
         ]
 
-    def has_caught_up(self, broker_id: int) -> bool:
-        """With every partition that it is to have."""
+    def _replicas(self) -> list[tuple[TopicPartition, Incarnation, tuple[int, ...]]]:
+        """Of each of `partitions`, and who is to have it."""
+        found = []
         for partition in self.partitions():
             current = self.lives.current(partition.topic)
             assert current is not None
-            if broker_id not in current.assignment[partition.partition]:
+            found.append((partition, current, current.assignment[partition.partition]))
+        return found
+
+    def has_caught_up(self, broker_id: int) -> bool:
+        """With every partition that it is to have."""
+        for partition, current, assigned in self._replicas():
+            if broker_id not in assigned:
                 continue
             replica = self._replica(broker_id, current, partition)
             if replica is None or broker_id not in self._cluster.state(partition).isr:
@@ -256,14 +262,10 @@ class Rebirth:
             if current is not None and not set(current.partitions) <= set(there):
                 return False
         return all(
-            state.leader != NO_LEADER and len(state.isr) == len(self._assigned(partition))
-            for partition in there
+            state.leader != NO_LEADER and len(state.isr) == len(assigned)
+            for partition, _, assigned in self._replicas()
             for state in [self._cluster.state(partition)]
         )
-
-    def _assigned(self, partition: TopicPartition) -> tuple[int, ...]:
-        current = self.lives.current(partition.topic)
-        return () if current is None else current.assignment[partition.partition]
 
     def condition(self) -> str:
         zookeeper = self._storm.simulation.zookeeper
@@ -307,8 +309,10 @@ class Rebirth:
         for topic in self.topics:
             self._storm.begin(self._live(topic, end_s), f"life of {topic}")
 
-    async def recover(self) -> str | None:
-        """After all was healed and is whole: what is not as it must be, if anything is. Ends the clients."""
+    async def recover(self) -> list[str]:
+        """After all was healed and is whole: the topics must be there, and work for those who knew the old ones. What
+        was awaited in vain. Ends the clients."""
+        in_vain = []
         doing = ""
         try:
             for topic in self.topics:
@@ -317,34 +321,38 @@ class Rebirth:
                     await self._ensure(topic)
             doing = "metadata of every broker that agrees with ZooKeeper"
             await self._cluster.until(lambda: self.is_whole() and self._metadata_agrees(), within_s=60)
-            self._is_probing = True
             self._probed = dict.fromkeys(self._producers, "it has not begun")
-            doing = "an acknowledgement for each producer that has lived on"
-            await self._cluster.until(lambda: not self._probed, within_s=60)
-            doing = "the end of all deliveries to topics that come back"
-            await self._cluster.until(lambda: all(task.done() for task in self._producing.values()), within_s=30)
-            doing = "equal log ends of topics that come back"
+            self._is_probing = True
+            try:
+                await self._cluster.until(lambda: not self._probed, within_s=60)
+            except TimeoutError:
+                in_vain += [f"acknowledgements for {name}: {why}" for name, why in self._probed.items()]
+            self._probed = {}
+            doing = "the end of all deliveries"
+            await self._cluster.until(lambda: all(task.done() for task in self._producing.values()), within_s=60)
+            doing = "equal log ends"
             await self._cluster.until(self._is_settled, within_s=60)
-            doing = "the final read of topics that come back"
+            doing = "the final read"
             async with asyncio.timeout(60):
                 reader = self._cluster.client("rebirth-reader")
                 await reader.process.run(self._read_everything(reader))
-            doing = "consumers that have read everything"
             with suppress(TimeoutError):  # the checker says what they have not read
                 await self._cluster.until(self._is_read, within_s=60)
             for name, settings in self._consumers.items():
                 self.lives.readers[self._identity(name)] = self._read_by(settings)
                 self._processes[name].kill()
+            self._is_complete = True
         except TimeoutError:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._probed.items())
-            return f"{doing} ({reasons}): {self.condition()}"
-        return None
+            in_vain.append(f"{doing} of topics that come back: {self.condition()}")
+        return in_vain
 
     def judge(self) -> list[Anomaly]:
-        lives = self.lives
-        for _ in range(lives.legal_losses()):
-            self._storm.event("a loss that is legal, of a topic that came back")
-        return check(lives)
+        """Every anomaly of the clients' history, if it could be completed."""
+        if not self._is_complete:
+            return []
+        if self.lives.legal_losses():
+            self._storm.event("legal losses of a topic that came back")
+        return check(self.lives)
 
     # -- the life of a topic --
 
@@ -474,11 +482,9 @@ class Rebirth:
         return True
 
     def _is_settled(self) -> bool:
-        for partition in self.partitions():
-            current = self.lives.current(partition.topic)
-            assert current is not None
+        for partition, current, assigned in self._replicas():
             ends = set()
-            for broker_id in self._assigned(partition):
+            for broker_id in assigned:
                 replica = self._replica(broker_id, current, partition)
                 if replica is None:
                     return False
@@ -570,10 +576,13 @@ class Rebirth:
                     choice = self._choice(settings, random)
                     tasks.create_task(self._record(identity, next(numbers), producer, random, settings, choice))
                 await asyncio.sleep(random.expovariate(settings.records_per_s) * (1 + settings.burst) / 2)
-            while (problem := await self._probe(identity, numbers, producer, random, settings)) is not None:
-                self._probed[name] = problem
-                await asyncio.sleep(_RETRY_S)
-            self._probed.pop(name, None)
+            while name in self._probed:
+                problem = await self._probe(identity, numbers, producer, random, settings)
+                if problem is None:
+                    del self._probed[name]
+                elif name in self._probed:
+                    self._probed[name] = problem
+                    await asyncio.sleep(_RETRY_S)
 
     def _choice(self, settings: _Producing, random: Random) -> int | bytes | None:
         """The partition or the key of a record."""
@@ -584,17 +593,18 @@ class Rebirth:
     async def _probe(
         self, identity: str, numbers: itertools.count[int], producer: Producer, random: Random, settings: _Producing
     ) -> str | None:
-        """A record to each partition, or with each key, or to whichever partition; what went wrong."""
+        """A record to each partition, or with each key, or to whichever partition; what went wrong first."""
         count = len(self.lives.incarnations[settings.topic][-1].assignment)
         choices: list[int | bytes | None] = list(range(count))
         if settings.chooses == "key":
             choices = [b"%d" % key for key in range(KEYS)]
         elif settings.chooses == "neither":
             choices = [None] * (2 * count)
-        problem = None
         for choice in choices:
-            problem = await self._record(identity, next(numbers), producer, random, settings, choice) or problem
-        return problem
+            problem = await self._record(identity, next(numbers), producer, random, settings, choice)
+            if problem is not None:
+                return problem
+        return None
 
     async def _record(
         self,
@@ -689,7 +699,7 @@ class Rebirth:
             for partition in self.partitions()
             if partition.topic == topic
         ]
-        living = [entry for entry in there if self._cluster.living_broker(entry[1]) is not None]
+        living = [entry for entry in there if entry[1] in self._cluster.living()]
         return self._dice.choice(living) if living else None
 
     def _leader_or_controller(self, topic: str) -> int | None:

@@ -240,9 +240,8 @@ class Storm:
                 probe = self.cluster.client("probe")
                 await probe.process.run(_produce_to_each(self.cluster.bootstrap, probe, self._history, self.partitions))
             self.report.recovery_s = self._now_s - healed_s
-            problem = await self.rebirth.recover()
-            if problem is not None:
-                self._accuse(Anomaly("not live", f"after healing, in vain awaited {problem}"))
+            for in_vain in await self.rebirth.recover():
+                self._accuse(Anomaly("not live", f"after healing, in vain awaited {in_vain}"))
             doing = "the end of all deliveries"
             async with asyncio.timeout(150):
                 await self.workload.finish()
@@ -273,8 +272,10 @@ class Storm:
         for text in self.workload.unexpected:
             self._accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
-            for anomaly in [*check(self._history), *self.rebirth.judge()]:
+            for anomaly in check(self._history):
                 self._accuse(anomaly)
+        for anomaly in self.rebirth.judge():
+            self._accuse(anomaly)
 
     # -- what is there in the beginning --
 
