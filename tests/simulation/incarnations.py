@@ -268,7 +268,8 @@ class _Path:
             return "a record that no log holds"
         if max(numbers) < min(number for number, _ in self.places):
             return "a record of an older incarnation"
-        return "poll step back" if any(poll.offset < expected for _, expected in self.places) else "poll skip"
+        goes_back = any(number in numbers and poll.offset < expected for number, expected in self.places)
+        return "poll step back" if goes_back else "poll skip"
 
     def has_read_all(self) -> bool:
         """Of the last incarnation, which is complete. An empty one there is nothing to read of."""
