@@ -30,6 +30,9 @@ from protocol.model import (
 class CachedTopic(msgspec.Struct):
     topic_id: str
     partitions: dict[int, UpdateMetadataPartition]
+    num_partitions: int = 0
+    """How many there are. Until all of them are here the topic is shown to nobody: its partitions come in several
+    requests, and a client that takes the first ones for all of them puts keys into the wrong partitions."""
 
 
 class MetadataCache:
@@ -60,6 +63,7 @@ class MetadataCache:
             topic = self._topics.get(state.topic_name)
             if topic is None or topic.topic_id != state.topic_id:
                 topic = self._topics[state.topic_name] = CachedTopic(state.topic_id, {})
+            topic.num_partitions = max(topic.num_partitions, state.num_partitions)
             for partition in state.partition_states:
                 topic.partitions[partition.partition_index] = partition
         return [state.topic_name for state in request.topic_states]
@@ -111,6 +115,8 @@ class MetadataCache:
             illegal = topic_name_problem(name) is not None
             code = ErrorCode.INVALID_TOPIC_EXCEPTION if illegal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return MetadataTopic(code, name, "", False, [])
+        if len(cached.partitions) < cached.num_partitions:
+            return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, cached.topic_id, False, [])
         partitions = []
         for index, state in sorted(cached.partitions.items()):
             alive = state.leader in self._brokers

@@ -577,7 +577,7 @@ class Fetcher:
         if info.refresh_metadata:
             if answer is not None and answer.current_leader_id >= 0:
                 hint = Leader(answer.current_leader_id, answer.current_leader_epoch)
-                self._metadata.learn_leader(state.partition, hint)
+                self._metadata.learn_leader(state.partition, hint, self._topics[state.partition.topic])
             self._metadata.request_refresh()
 
     def _doubt(self, state: PartitionState, leader: Leader, consequence: Callable[[], None]) -> None:

@@ -42,6 +42,9 @@ and never answers, so the others must be asked long before the request timeout."
 
 MIN_REFRESH_PAUSE_S = 0.025
 MAX_REFRESH_PAUSE_S = 1.0
+FORGIVEN_S = 10.0
+"""A broker that did not answer is asked last for so long, and then like any other: the one that answers instead may be
+cut off from the rest, and know of nothing that has happened since."""
 CALM_S = 1.0
 """A refresh that was not asked for again within this time has helped."""
 
@@ -396,8 +399,10 @@ class Metadata:
     def _candidates(self) -> list[Address]:
         """Whom to ask, in this order: brokers that answered last time and have little to do; bootstrap last."""
 
+        forgiven_s = self._clock.monotonic() - FORGIVEN_S
+
         def failed_at(address: Address) -> float:
-            return self._failed_at.get(address, float("-inf"))
+            return max(self._failed_at.get(address, float("-inf")), forgiven_s)
 
         brokers = sorted(
             dict.fromkeys(self.picture.brokers.values()),

@@ -94,7 +94,12 @@ def update_metadata(state: ClusterState, update: MetadataUpdate) -> list[Callabl
     known = [p for p in update.partitions if p in state.leadership]
     bodies = [
         [
-            m.UpdateMetadataTopic(topic, state.topic_ids[topic], [_metadata_state(state, p) for p in group])
+            m.UpdateMetadataTopic(
+                topic,
+                state.topic_ids[topic],
+                [_metadata_state(state, p) for p in group],
+                num_partitions=sum(p in state.leadership for p in state.partitions_of(topic)),
+            )
             for topic, group in _by_topic(part)
         ]
         for part in _parts(state, known)

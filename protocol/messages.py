@@ -348,6 +348,8 @@ class UpdateMetadataTopic(Message):
     partition_states: Annotated[list[UpdateMetadataPartition], Meta(max_length=MAX_PARTITIONS)]
     deleted: bool = False
     """The topic is gone (Kafka says so by a leader of -2 on each partition: LeaderDuringDelete)."""
+    num_partitions: Int32 = 0
+    """How many partitions the topic has, in this request or in others of the same update."""
 
 
 class UpdateMetadataEndpoint(Message):

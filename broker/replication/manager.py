@@ -38,6 +38,7 @@ from protocol.messages import (
     PartitionError,
     ProducePartitionResponse,
     StopReplicaRequest,
+    UpdateMetadataPartition,
 )
 from protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
 from protocol.world import (
@@ -213,9 +214,8 @@ class ReplicaManager:
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:
             response = ProducePartitionResponse(index, error.code, error_message=error.detail)
-            known = self._metadata.partition(topic_partition)
-            is_meant = topic_id in ("", self._metadata.topic_id(topic_partition.topic))
-            if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None and is_meant:
+            known = self._known(topic_partition, topic_id)
+            if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None:
                 response.current_leader_id = known.leader
                 response.current_leader_epoch = known.leader_epoch
             return ProduceStatus(response)
@@ -233,6 +233,12 @@ class ReplicaManager:
             leading_since_epoch=partition.leading_since_epoch,
             pending=acks == -1,
         )
+
+    def _known(self, topic_partition: TopicPartition, topic_id: str) -> UpdateMetadataPartition | None:
+        """Who leads, for a client that came to the wrong broker (KIP-951). None also where another topic has the name:
+        leader epochs of two topics cannot be compared. Empty id: not checked."""
+        is_meant = topic_id in ("", self._metadata.topic_id(topic_partition.topic))
+        return self._metadata.partition(topic_partition) if is_meant else None
 
     def fetch(self, request: FetchRequest, respond: Callable[[FetchAnswer], None]) -> None:
         """Read for a consumer or a follower; `respond` at once with what there is, or once `min_bytes` can be read, or
@@ -288,9 +294,9 @@ class ReplicaManager:
             if request.replica_id != CONSUMER and partition.check_fetch(fetch, request.replica_id) is None:
                 self._follower_fetched(partition, request.replica_id, fetch.fetch_offset, request.replica_epoch)
         except BrokerError as error:
-            if partition is not None:
+            if partition is not None and error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
                 return partition.refusal(error.code)
-            known = self._metadata.partition(topic_partition)
+            known = self._known(topic_partition, topic_id)
             return FetchPartitionResponse(
                 topic_partition.partition,
                 error.code,

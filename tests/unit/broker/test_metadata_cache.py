@@ -23,9 +23,9 @@ def partition(
 
 
 def topic(
-    *partitions: UpdateMetadataPartition, name: str = "orders", topic_id: str = "id", deleted: bool = False
+    *partitions: UpdateMetadataPartition, name: str = "orders", topic_id: str = "id", deleted: bool = False, of: int = 0
 ) -> UpdateMetadataTopic:
-    return UpdateMetadataTopic(name, topic_id, list(partitions), deleted)
+    return UpdateMetadataTopic(name, topic_id, list(partitions), deleted, num_partitions=of)
 
 
 def update(
@@ -71,6 +71,16 @@ def test_an_update_is_answered_from() -> None:
     ]
     assert cache.alive_epoch(2) == 12
     assert cache.topic_id("orders") == "id"
+
+
+def test_a_topic_whose_partitions_come_in_several_requests_is_shown_once_all_are_here() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition(0), partition(1), of=3))
+    [found] = cache.describe(["orders"]).topics
+    assert (found.error_code, found.topic_id, found.partitions) == (ErrorCode.LEADER_NOT_AVAILABLE, "id", [])
+    update(cache, topic(partition(2), of=3))
+    [found] = cache.describe(["orders"]).topics
+    assert (found.error_code, [p.partition_index for p in found.partitions]) == (ErrorCode.NONE, [0, 1, 2])
 
 
 def test_brokers_are_replaced_and_topics_are_added_to() -> None:

@@ -330,6 +330,7 @@ def test_a_fetch_for_another_topic_of_the_same_name_is_refused(tmp_path: Path) -
         await broker.told(state())
         [found] = broker.fetch(fetch_of(0), topic_id="another").result()
         assert found.error_code == ErrorCode.INCONSISTENT_TOPIC_ID
+        assert found.current_leader_id == -1, "nobody is sent to the leader of another topic"
 
     with_one_broker(tmp_path, scenario)
 

@@ -210,6 +210,22 @@ def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: p
     run(scenario)
 
 
+def test_a_broker_that_did_not_answer_once_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.metadata.FORGIVEN_S", 0.0)
+
+    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
+        await cluster.start()
+        address = cluster.metadata.address(0)
+        assert address is not None
+        cluster.metadata.suspect(address)
+        scripted.received.clear()
+        async with asyncio.timeout(30):
+            while not any(received.node_id == 0 for received in scripted.received):
+                await cluster.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=1.0)
+
+    run(scenario)
+
+
 def test_the_bootstrap_addresses_are_asked_when_no_known_broker_answers() -> None:
     async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
         await cluster.start()
