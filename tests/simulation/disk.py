@@ -13,8 +13,8 @@ changes of a directory the first so many are kept, as in a journal. So a synced 
 that of an empty file, and a rename happens as a whole or not at all. A rename from one directory to another, which
 journals do not tear either, is on the medium at once.
 
-`faults` makes calls fail, fills the disk up, and makes it slow. `write_atomically`, `read_file` and `lock` are made of
-the same steps as the real ones, which is where they fail.
+`faults` makes calls fail, fills the disk up, and makes it slow; `rot` flips a bit of what is read. `write_atomically`,
+`read_file` and `lock` are made of the same steps as the real ones, which is where they fail.
 
 Rejected: a copy of each file at each sync (a log is synced often, and long); a journal common to all directories (it
 would hide that the wrong directory was synced).
@@ -25,7 +25,8 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -69,6 +70,8 @@ class _File:
         """Ranges, from and to, in which `data` may differ from what is durable."""
         self._shortest: int | None = None
         """The shortest that the file was cut to since it was synced."""
+        self._rotten: dict[int, tuple[int, int]] = {}
+        """By position: what a byte was, and what has become of it."""
 
     def write(self, data: Sequence[Buffer], position: int) -> int:
         size = len(self.data)
@@ -76,6 +79,9 @@ class _File:
         if position > size:
             self.data.extend(bytes(position - size))
         start = position
+        if self._rotten:
+            end = position + sum(map(len, data))
+            self._rotten = {at: byte for at, byte in self._rotten.items() if not position <= at < end}
         for piece in data:
             self.data[position : position + len(piece)] = piece
             position += len(piece)
@@ -92,6 +98,7 @@ class _File:
             self._dirty.append([before, size])
             return
         del self.data[size:]
+        self._rotten = {at: byte for at, byte in self._rotten.items() if at < size}
         self._dirty = [[begin, min(end, size)] for begin, end in self._dirty if begin < size]
         self._shortest = size if self._shortest is None else min(self._shortest, size)
 
@@ -131,6 +138,20 @@ class _File:
         self.data = bytearray(kept)
         self._dirty.clear()
         self._shortest = None
+        self._rotten = {at: byte for at, byte in self._rotten.items() if at < size and kept[at] == byte[1]}
+
+    def rot(self, position: int, bit: int) -> None:
+        good = self.data[position]
+        self.data[position] ^= 1 << bit
+        self._rotten[position] = (good, self.data[position])
+
+    def mend(self) -> None:
+        """What is rotten is again what was written, here and where it has got to the medium."""
+        for position, (good, bad) in self._rotten.items():
+            for kept in (self.data, self._durable):
+                if position < len(kept) and kept[position] == bad:
+                    kept[position] = good
+        self._rotten.clear()
 
 
 class _Directory:
@@ -213,6 +234,15 @@ class DiskFaults:
         self.sync_delay_s = 0.0
         self.free_bytes = None
 
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Nothing fails meanwhile: for a test that looks from outside."""
+        active, self.active = self.active, False
+        try:
+            yield
+        finally:
+            self.active = active
+
     # -- for ProcessDisk --
 
     def strike(self, operation: str, path: str) -> None:
@@ -241,6 +271,8 @@ class VirtualDisk:
         self.boot_id = boot_id
         self.random = random
         self.faults = DiskFaults(record)
+        self._record = record
+        self._rotten: list[_File] = []
         self.syncs = 0
         """How many times `fdatasync` was called."""
         self._root = _Directory()
@@ -249,6 +281,21 @@ class VirtualDisk:
         """Lose what was not synced, or some of it, and go on as the disk of the host's next start."""
         self.boot_id = boot_id
         self._root.power_cut(self.random)
+
+    def rot(self, path: str, position: int, bit: int) -> None:
+        """Flip a bit of a file, as in a page of the page cache. Nobody is told; what is written there afterwards is
+        right again. It gets to the medium only with what is written around it."""
+        self._record(f"disk: {path} rots at {position}, bit {bit}")
+        file = self.file(path)
+        file.rot(position, bit)
+        self._rotten.append(file)
+
+    def mend(self) -> None:
+        """Undo every `rot`."""
+        self._record("disk: nothing is rotten any more")
+        for file in self._rotten:
+            file.mend()
+        self._rotten.clear()
 
     def of(self, process: Process) -> ProcessDisk:
         """The disk as this process sees it."""

@@ -18,11 +18,14 @@ from client.admin import Admin
 from protocol import znodes
 from protocol.errors import MinibrokerError
 from protocol.model import NO_LEADER, LeaderAndIsr
+from tests.simulation import faults_of_starts, faults_of_worlds
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
 
 if TYPE_CHECKING:
     from tests.simulation.storm import Storm
+
+POWER_OF_SEVERAL = "power of several"
 
 Fault = Callable[["Storm"], Awaitable[None]]
 
@@ -75,8 +78,9 @@ async def _collapse(storm: Storm) -> None:
         if broker_id not in storm.idle_brokers() or (broker_id == powerless and storm.damaged):
             continue
         if broker_id == powerless:
-            storm.damaged.add(broker_id)
-        storm.take_down(broker_id, storm.cluster.power_cut if broker_id == powerless else storm.cluster.kill_broker)
+            storm.cut_power([broker_id])
+        else:
+            storm.take_down(broker_id, storm.cluster.kill_broker)
         await asyncio.sleep(pause_s * storm.dice.random())
 
 
@@ -85,8 +89,16 @@ async def _power_cut(storm: Storm) -> None:
     broker_id = storm.leader() if storm.dice.random() < 0.7 else storm.some_broker()
     if broker_id is not None and not storm.damaged:
         storm.count("power cut", f"broker {broker_id}")
-        storm.damaged.add(broker_id)
-        storm.take_down(broker_id, storm.cluster.power_cut)
+        storm.cut_power([broker_id])
+
+
+async def _power_of_several(storm: Storm) -> None:
+    """Two or more hosts at once, in storms that are made for it: see the storm's essay."""
+    victims = storm.idle_brokers()
+    if len(victims) > 1 and not storm.damaged:
+        victims = storm.dice.sample(victims, storm.dice.choice([2, len(victims)]))
+        storm.count(POWER_OF_SEVERAL, f"brokers {victims}")
+        storm.cut_power(victims)
 
 
 async def _stop(storm: Storm) -> None:
@@ -224,10 +236,14 @@ async def _failing_disk(storm: Storm) -> None:
     broker_id = storm.some_broker()
     if broker_id is None:
         return
-    operation = storm.dice.choice(["pwrite", "pwrite", "fdatasync", "open", "rename", "sync_directory"])
+    operation = storm.dice.choice(
+        ["pwrite", "pwrite", "fdatasync", "open", "rename", "sync_directory", "pread", "pread"]
+    )
     storm.count("failing disk", f"broker {broker_id}, {operation}")
     with storm.bad_disk(broker_id) as faults:
-        faults.fail(operation, errno.EIO, after=storm.dice.randrange(20))
+        # Reads fail again and again: of the next start, too.
+        for _ in range(storm.dice.choice([1, 5]) if operation == "pread" else 1):
+            faults.fail(operation, errno.EIO, after=storm.dice.randrange(20))
         await asyncio.sleep(_span_s(storm))
 
 
@@ -331,6 +347,7 @@ async def _zookeeper_expiry(storm: Storm) -> None:
 
 async def _ambush_of_an_election(storm: Storm) -> None:
     """A new leader stands in ZooKeeper, and nobody has heard of it yet, not even the controller that wrote it."""
+    storm.event("ambush of an election: laid")
     change = await storm.next_change(_elects_another)
     if change is None:
         return
@@ -343,6 +360,7 @@ async def _ambush_of_an_election(storm: Storm) -> None:
             "controller slow",
         ]
     )
+    storm.event("ambush of an election: struck")
     storm.count("ambush of an election", f"{strike}; leader {leader}, follower {follower}, controllers {controllers}")
     if strike == "leader bounced":
         await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))  # it may have been told by then
@@ -372,7 +390,7 @@ async def _stale_orders(storm: Storm) -> None:
         others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
         dice.shuffle(others)
         leader = next((broker_id for broker_id in others if broker_id in leaders), None)
-        if leader is None:
+        if leader is None or len(others) < 2:
             return
         others.remove(leader)
         link = host_name(controller), host_name(others[0])
@@ -413,6 +431,7 @@ async def _contested_election(storm: Storm) -> None:
 
 async def _ambush_of_an_isr(storm: Storm) -> None:
     """A leader's new ISR stands in ZooKeeper, and the leader has not heard of it yet."""
+    storm.event("ambush of an ISR: laid")
     change = await storm.next_change(
         lambda before, after: after.leader_epoch == before.leader_epoch and after.isr != before.isr
     )
@@ -423,6 +442,7 @@ async def _ambush_of_an_isr(storm: Storm) -> None:
     strike = storm.dice.choice(
         ["leader unaware", "leader bounced", "leader paused", *["joined paused", "joined bounced"] * bool(joined)]
     )
+    storm.event("ambush of an ISR: struck")
     storm.count("ambush of an ISR", f"{strike}; leader {leader}, joined {joined}")
     if strike == "leader bounced":
         _bounce(storm, leader)
@@ -451,8 +471,7 @@ def _bounce(storm: Storm, broker_id: int, *, without_power: bool = False) -> Non
     """kill -9, or a power cut where one is due, and at once the next start."""
     if broker_id in storm.idle_brokers():
         if without_power and not storm.damaged:
-            storm.damaged.add(broker_id)
-            storm.take_down(broker_id, storm.cluster.power_cut, restart_after_s=0.0)
+            storm.cut_power([broker_id], restart_after_s=0.0)
         else:
             storm.take_down(broker_id, storm.cluster.kill_broker, restart_after_s=0.0)
 
@@ -479,7 +498,7 @@ async def _topic_churn(storm: Storm) -> None:
     async def churn() -> None:
         with suppress(MinibrokerError):
             async with Admin(storm.cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(name, partitions=3, replication_factor=3)
+                await admin.create_topic(name, partitions=3, replication_factor=2)
                 await asyncio.sleep(world.random.uniform(0, 5))
                 await admin.delete_topic(name)
 
@@ -504,6 +523,7 @@ FAULTS: dict[str, Fault] = {
     "kill several": _kill_several,
     "collapse": _collapse,
     "power cut": _power_cut,
+    POWER_OF_SEVERAL: _power_of_several,
     "clean stop": _stop,
     "pause": _pause,
     "kill client": _kill_client,
@@ -529,7 +549,18 @@ FAULTS: dict[str, Fault] = {
     "ambush of an election": _ambush_of_an_election,
     "ambush of an ISR": _ambush_of_an_isr,
     "topic churn": _topic_churn,
+    "ambush of a start": faults_of_starts.ambush_of_a_start,
+    "registration unanswered": faults_of_starts.registration_unanswered,
+    "ISR write unanswered": faults_of_starts.isr_write_unanswered,
+    "clock jump at a retry": faults_of_worlds.clock_jump_at_a_retry,
+    "suspend": faults_of_worlds.suspend,
+    "late bytes": faults_of_worlds.late_bytes,
+    "rotten page": faults_of_worlds.rotten_page,
+    "stale ZooKeeper": faults_of_worlds.stale_zookeeper,
 }
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")
 """Without them a storm could not reach its floors."""
+
+WORSE_ALONE = ("ambush of a start", "registration unanswered", "registration unanswered", "ISR write unanswered")
+"""What they leave behind is an order or an answer that is missing, and the next fault brings another."""

@@ -8,12 +8,18 @@ What counts as an anomaly depends on what was promised. With acks=all: nothing a
 twice, each producer's records are in order. With acks=1 a crash may lose what was acknowledged, and a retry may repeat
 or reorder: such losses are only counted, so that a run shows that they would be seen. For both: an offset has one value
 for ever, nothing that a consumer has seen vanishes, and a consumer neither skips nor goes back.
+
+Where the power of all hosts that had everything was cut at once, what they had not synced is gone. So such a moment
+divides a partition's history: what was acknowledged or read before it may be lost, and is counted, if it was the end of
+the log; its offsets then go to other records. What comes after it is judged as ever.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -79,6 +85,32 @@ class History:
     epochs to fence it by. It is an anomaly if the position is beyond the end for good."""
     final: dict[TopicPartition, dict[int, bytes]] = field(default_factory=dict)
     """By offset."""
+    power_losses: dict[TopicPartition, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """When the power of everybody who had all of a partition was cut."""
+
+    def power_lost(self, partitions: Collection[TopicPartition], at_s: float) -> None:
+        """The ends of these partitions may be gone. (All consumers are to begin anew.)"""
+        for partition in partitions:
+            self.power_losses[partition].append(at_s)
+        self.out_of_range = [told for told in self.out_of_range if told[1] not in partitions]
+
+    def era(self, partition: TopicPartition, at_s: float) -> int:
+        """How often the partition's end may have been lost before that."""
+        return bisect_left(self.power_losses.get(partition, ()), at_s)
+
+    def may_be_lost(self, partition: TopicPartition, at_s: float) -> bool:
+        """Who saw a record there at that moment saw it before its power was cut."""
+        return self.era(partition, at_s) < len(self.power_losses.get(partition, ()))
+
+    def lost_with_power(self) -> int:
+        """Legal losses of acks=all."""
+        return sum(
+            self.final.get(partition, {}).get(record.offset) != record.value
+            for partition, records in self.acknowledged.items()
+            if partition.topic in self.durable_topics
+            for record in records
+            if self.may_be_lost(partition, record.at_s)
+        )
 
     def lost_with_acks_1(self) -> int:
         """Legal losses."""
@@ -95,6 +127,7 @@ def check(history: History) -> list[Anomaly]:
     return [
         *_inconsistent_offsets(history),
         *_lost_writes(history),
+        *_holes(history),
         *_duplicates(history),
         *_reorderings(history),
         *_phantoms(history),
@@ -106,10 +139,10 @@ def check(history: History) -> list[Anomaly]:
 
 def _inconsistent_offsets(history: History) -> Iterator[Anomaly]:
     """One offset, two values, whoever saw them. Not for acknowledgements of acks=1, whose offsets may be reused."""
-    seen: dict[tuple[TopicPartition, int], tuple[bytes, str]] = {}
+    seen: dict[tuple[TopicPartition, int, int], tuple[bytes, str]] = {}
 
-    def see(partition: TopicPartition, offset: int, value: bytes, who: str) -> Iterator[Anomaly]:
-        before = seen.setdefault((partition, offset), (value, who))
+    def see(partition: TopicPartition, offset: int, value: bytes, who: str, at_s: float) -> Iterator[Anomaly]:
+        before = seen.setdefault((partition, offset, history.era(partition, at_s)), (value, who))
         if before[0] != value:
             yield Anomaly(
                 "inconsistent offset",
@@ -117,15 +150,16 @@ def _inconsistent_offsets(history: History) -> Iterator[Anomaly]:
             )
 
     for poll in history.polled:
-        yield from see(poll.partition, poll.offset, poll.value, f"{poll.consumer} at {poll.at_s:.3f} s")
+        yield from see(poll.partition, poll.offset, poll.value, f"{poll.consumer} at {poll.at_s:.3f} s", poll.at_s)
     for partition, records in history.acknowledged.items():
         if partition.topic in history.durable_topics:
             for record in records:
                 if record.offset >= 0:
-                    yield from see(partition, record.offset, record.value, f"its producer at {record.at_s:.3f} s")
+                    who = f"its producer at {record.at_s:.3f} s"
+                    yield from see(partition, record.offset, record.value, who, record.at_s)
     for partition, values in history.final.items():
         for offset, value in values.items():
-            yield from see(partition, offset, value, "the final read")
+            yield from see(partition, offset, value, "the final read", math.inf)
 
 
 def _lost_writes(history: History) -> Iterator[Anomaly]:
@@ -134,19 +168,37 @@ def _lost_writes(history: History) -> Iterator[Anomaly]:
     for partition, records in history.acknowledged.items():
         if partition.topic in history.durable_topics:
             for record in records:
-                if record.value not in there.get(partition, ()):
+                if record.value not in there.get(partition, ()) and not history.may_be_lost(partition, record.at_s):
                     yield Anomaly(
                         "lost write",
                         f"{_show(record.value)}, acknowledged at {record.at_s:.3f} s at offset {record.offset} "
                         f"of {partition}",
                     )
     for poll in history.polled:
-        if poll.value not in there.get(poll.partition, ()):
+        if poll.value not in there.get(poll.partition, ()) and not history.may_be_lost(poll.partition, poll.at_s):
             yield Anomaly(
                 "lost write",
                 f"{_show(poll.value)}, which {poll.consumer} read at {poll.at_s:.3f} s at offset {poll.offset} "
                 f"of {poll.partition}",
             )
+
+
+def _holes(history: History) -> Iterator[Anomaly]:
+    """What was lost with the power was the end of the log, so nothing that was acknowledged behind it then is there."""
+    for partition, losses in history.power_losses.items():
+        if partition.topic not in history.durable_topics:
+            continue
+        final = history.final.get(partition, {})
+        records = [(history.era(partition, r.at_s), r) for r in history.acknowledged[partition] if r.offset >= 0]
+        for latest in range(len(losses)):
+            lost = (r.offset for era, r in records if era == latest and final.get(r.offset) != r.value)
+            gone = min(lost, default=math.inf)
+            for era, record in records:
+                if era <= latest and record.offset > gone and final.get(record.offset) == record.value:
+                    yield Anomaly(
+                        "hole",
+                        f"{_show(record.value)} is at {record.offset} of {partition}, what was at {gone} is gone",
+                    )
 
 
 def _duplicates(history: History) -> Iterator[Anomaly]:

@@ -20,14 +20,14 @@ may be missed; the histories of clients are the other half of the net.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 from broker.replication.manager import ReplicaManager
 from broker.replication.partition import Partition
 from protocol import znodes
 from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from protocol.records import BatchHeader, CorruptRecord, iterate_batches, validate_batch
-from tests.simulation.cluster import VirtualCluster
+from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.history import Anomaly, TopicIdPartition
 
 _READ_BYTES = 1024 * 1024
@@ -60,10 +60,10 @@ class Invariants:
         damaged: Container[int],
         lossy_topic_ids: Container[str] = (),
     ) -> Iterator[Anomaly]:
-        """Everything that is wrong now, and was not reported before.
+        """Everything that is wrong now, and was not reported before. No fault of a disk strikes whoever looks.
 
         `acknowledged_ends`: one past the highest offset that clients know to be acknowledged with acks=all.
-        `damaged`: brokers that had a power cut and have not caught up with everything since.
+        `damaged`: brokers that had a power cut and have not caught up with everything since, or have rotten pages.
         `lossy_topic_ids`: topics that may lose what was acknowledged, so that their logs may change.
         """
         yield from self._controller_epochs()
@@ -72,6 +72,7 @@ class Invariants:
             if replicas is None:
                 continue
             process = self._cluster.process(broker_id).name
+            faults = self._cluster.simulation.host(host_name(broker_id)).disk.faults
             metadata = self._cluster.broker(broker_id)._metadata
             for partition in replicas.partitions():
                 topic_partition = partition.topic_partition
@@ -82,11 +83,20 @@ class Invariants:
                     told_partition = TopicIdPartition(told_id, topic_partition)
                     yield from self._leader_epoch(told_partition, process, "metadata", told.leader_epoch)
                 yield from self._leadership(partition, process)
-                yield from self._high_watermark(partition, process)
+                # What a power cut brings back had been cut, and is cut again: below the high watermark on file, too.
+                yield from self._high_watermark(partition, process, may_go_back=broker_id in damaged)
                 if broker_id not in damaged and partition.log.topic_id not in lossy_topic_ids:
-                    yield from self._logs(partition, process)
+                    with faults.set_aside():
+                        yield from list(self._logs(partition, process))
         for identified, end in acknowledged_ends.items():
             yield from self._electable(identified, end, damaged)
+
+    def power_lost(self, partitions: Collection[TopicPartition]) -> None:
+        """What the ends of these logs were is forgotten: other records may come there."""
+        self._batches = {key: known for key, known in self._batches.items() if key.topic_partition not in partitions}
+        self._compared = {
+            key: offset for key, offset in self._compared.items() if key[0].topic_partition not in partitions
+        }
 
     def state_written(
         self, topic_partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr
@@ -146,10 +156,10 @@ class Invariants:
             )
             self._leaders[key] = process
 
-    def _high_watermark(self, partition: Partition, process: str) -> Iterator[Anomaly]:
+    def _high_watermark(self, partition: Partition, process: str, *, may_go_back: bool) -> Iterator[Anomaly]:
         key = (_identified(partition), process, partition.leader_epoch)
         before = self._high_watermarks.get(key, 0)
-        if partition.high_watermark < before:
+        if partition.high_watermark < before and not may_go_back:
             yield Anomaly(
                 "high watermark went back",
                 f"{key[0]} on {process}, epoch {partition.leader_epoch}: from {before} to {partition.high_watermark}",

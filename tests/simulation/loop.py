@@ -23,6 +23,11 @@ the order in which they were asked for, so those of a transport or a pipe do, an
 way; tasks begin in the order in which they were made; who yields (`sleep(0)`) lets everybody go first who is ready.
 What is left is shuffled: tasks that have got what they waited for, where several of them are next in one turn.
 
+A process's clock may jump ahead of the others' (`jump`), as after a suspend of its machine: `time()` says so to whoever
+asks in its name, and its timers come due as much earlier, those that are late by now in the order of their moments. The
+simulated hardware goes by `now_s`, whoever calls it; but what it does in the name of the process (the tries of a
+connect, the work of its threads, a new attempt to reach ZooKeeper) waits on the process's timers and so jumps with it.
+
 Rejected: a selector that returns at once, under the unchanged SelectorEventLoop (its heap reorders timers of the same
 moment, it has a socket pair for wake-ups, and there is no place to drop handles); patching `time.monotonic` (kazoo,
 pytest and logging need it).
@@ -102,6 +107,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._limit_s = limit_s
         self._shuffles = shuffle
         self._now = 0.0
+        self._clocks_differ = False
+        """Some process's clock has jumped."""
         self._numbers = 0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._cancelled_timers = 0
@@ -111,12 +118,44 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # -- time --
 
-    def time(self) -> float:
+    @property
+    def now_s(self) -> float:
+        """The true time, in which all processes live."""
         return self._now
+
+    def time(self) -> float:
+        """As the clock of the process that asks has it."""
+        return self._now + self._ahead_s() if self._clocks_differ else self._now
+
+    def _ahead_s(self) -> float:
+        process = current_process.get()
+        return 0.0 if process is None else process.ahead_s
+
+    def jump(self, process: Process, seconds: float) -> None:
+        """The process's clock goes ahead by so much at once, and its timers with it."""
+        self.record(f"the clock of {process.name} jumps by {seconds}")
+        self._clocks_differ = True
+        process.ahead_s += seconds
+        moved = []
+        for when, _, timer in sorted(self._timers, key=lambda entry: entry[:2]):
+            if _owner(timer) is process:
+                when = max(when - seconds, self._now)
+                timer._when = when  # type: ignore[attr-defined]
+                moved.append((when, self.next_number(), timer))
+        others = [entry for entry in self._timers if _owner(entry[2]) is not process]
+        self._timers = others + moved
+        heapq.heapify(self._timers)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        """`when` is a moment of the clock of the process that asks."""
+        return self.call_at_true(when - self._ahead_s() if self._clocks_differ else when, callback, args, context)
+
+    def call_at_true(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        """`when` is a moment of the true time."""
         self._check_closed()  # type: ignore[attr-defined]
         # Clocks go on: who waits for a deadline that is one bit of rounding away must not find this very moment again.
         when = max(when, self._now + _LEAST_ADVANCE_S)

@@ -21,6 +21,10 @@ acknowledgements are lost, what is sent arrives until the sender notices, and th
 power forgets its connections and tells nobody: its peers get silence, or a reset once it is up again, or what their
 keepalive probes (the only socket option there is) find out.
 
+Order is a promise within a connection, none between two. So connections that stand can be made slow while later ones
+are not, and one end can be broken without the other's knowledge: what a client sent before it gave up then reaches the
+server after what it has sent on its next connection.
+
 Addresses: each host has a name and an IP address. `localhost` is the own host, an empty host or 0.0.0.0 all addresses
 of the own host.
 
@@ -39,7 +43,7 @@ from collections.abc import Callable
 from contextvars import Context
 from enum import Enum
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from protocol.world import Incoming
@@ -77,6 +81,18 @@ class _Signal(Enum):
 
 
 _Piece = memoryview | _Signal
+
+
+class Arrival(NamedTuple):
+    """Bytes that are about to arrive."""
+
+    source: str
+    """The host that sent them."""
+    target: str
+    target_port: int
+    data: memoryview
+    is_late: bool
+    """By `delay_standing`."""
 
 
 def _os_error(number: int, what: str) -> OSError:
@@ -128,6 +144,9 @@ class VirtualNetwork:
         self._high_latency_s = MAX_LATENCY_S
         self.bytes_per_s: float | None = None
         """What each link carries; None: as much as is sent."""
+        self.taps: list[Callable[[Arrival], None]] = []
+        """Told of all bytes of connections when they have come to the end of a link, right before they arrive. A tap
+        may break the connection: then they do not."""
         self._addresses: dict[str, str] = {}
         self._machines: dict[str, _Machine] = {}
         self._links: dict[tuple[str, str], _Link] = {}
@@ -183,6 +202,24 @@ class VirtualNetwork:
             end.broken()
         return len(ends)
 
+    def delay_standing(self, source: str, target: str, by_s: float) -> int:
+        """What the connections that stand now carry from the one host to the other takes so much longer from now on,
+        until they end, and their end, too. Connections that are made later are as fast as ever. How many stand."""
+        self.loop.record(f"network: delay {source} {target} {by_s}")
+        ends = self._ends(self._address(source), self._address(target))
+        for end in ends:
+            end.delay_s = by_s
+        return len(ends)
+
+    def reset_at(self, host: str, other: str) -> int:
+        """Break all connections between two hosts at the end of `host`, as a box between them may: what it has sent
+        goes on arriving at `other`, which learns of it when it sends something. How many there were."""
+        self.loop.record(f"network: reset at {host} {other}")
+        ends = self._ends(self._address(host), self._address(other))
+        for end in ends:
+            end.broken_here()
+        return len(ends)
+
     def set_latency(self, low_s: float, high_s: float) -> None:
         """How long a piece takes, on every link, from now on."""
         self.loop.record(f"network: latency {low_s} {high_s}")
@@ -227,12 +264,14 @@ class VirtualNetwork:
     def _connections(self, address_a: str, address_b: str) -> list[VirtualTransport]:
         """One end of each connection between two hosts."""
         found: dict[VirtualTransport, None] = {}
-        for source, target in ((address_a, address_b), (address_b, address_a)):
-            for process in self._machines[source].processes:
-                for end in process.ends_to(target):
-                    if end.other not in found:
-                        found[end] = None
+        for end in (*self._ends(address_a, address_b), *self._ends(address_b, address_a)):
+            if end.other not in found:
+                found[end] = None
         return list(found)
+
+    def _ends(self, address: str, other: str) -> list[VirtualTransport]:
+        """Those at `address`."""
+        return [end for process in self._machines[address].processes for end in process.ends_to(other)]
 
     def _address(self, host: str) -> str:
         """Raises ValueError."""
@@ -552,6 +591,8 @@ class VirtualTransport(asyncio.Transport):
         self._unsent_bytes = 0
         self._unacknowledged_bytes = 0
         self._last_arrival = 0.0
+        self.delay_s = 0.0
+        """How much longer than its latency everything takes that is sent from now on."""
         self._flush_scheduled = False
         self._end_written = False
         self._end_sent = False
@@ -767,18 +808,23 @@ class VirtualTransport(asyncio.Transport):
             self.get_protocol().pause_writing()
 
     def _send(self, piece: _Piece) -> None:
-        leaves_at_s = self._loop.time()
+        leaves_at_s = self._loop.now_s
         if not isinstance(piece, _Signal):
             self._unacknowledged_bytes += len(piece)
             if self._network.bytes_per_s is not None:
                 leaves_at_s = max(leaves_at_s, self._link.free_at_s) + len(piece) / self._network.bytes_per_s
                 self._link.free_at_s = leaves_at_s
-        self._last_arrival = max(self._last_arrival, leaves_at_s + self._network.delay_s())
+        self._last_arrival = max(self._last_arrival, leaves_at_s + self._network.delay_s() + self.delay_s)
         self._loop.record(f"{self._name} {piece.value if isinstance(piece, _Signal) else crc32(piece)}")
-        self._loop.call_at(self._last_arrival, self._deliver, piece, context=Context())
+        self._loop.call_at_true(self._last_arrival, self._deliver, (piece,), Context())
 
     def _deliver(self, piece: _Piece) -> None:
         """A piece has come to the end of the link."""
+        if self._network.taps and not isinstance(piece, _Signal):
+            source, target = self._process.name.partition("#")[0], self.other._process.name.partition("#")[0]
+            arrival = Arrival(source, target, self.get_extra_info("peername")[1], piece, self.delay_s > 0)
+            for tap in list(self._network.taps):
+                tap(arrival)
         if self._link.answers and not self._stalled:
             self.other._arrive(piece)
         else:
@@ -795,7 +841,7 @@ class VirtualTransport(asyncio.Transport):
         if not self._stalled:
             random = self._network.random
             self._stalled, self._backing_off = True, False
-            self._gives_up_at_s = self._loop.time() + random.uniform(_MIN_USER_TIMEOUT_S, _MAX_USER_TIMEOUT_S)
+            self._gives_up_at_s = self._loop.now_s + random.uniform(_MIN_USER_TIMEOUT_S, _MAX_USER_TIMEOUT_S)
             self._retransmission_s = random.uniform(_MIN_RETRANSMISSION_S, _MAX_RETRANSMISSION_S)
             self._loop.call_later(self._retransmission_s, self._retransmit, context=Context())
         if carries and not self._held and not self._backing_off:
@@ -804,7 +850,7 @@ class VirtualTransport(asyncio.Transport):
             self._held.append(piece)
 
     def _retransmit(self) -> None:
-        now_s = self._loop.time()
+        now_s = self._loop.now_s
         if self._vanished or self._boot != self._machine.boots:
             self._held.clear()
         elif self._link.answers:
@@ -818,7 +864,7 @@ class VirtualTransport(asyncio.Transport):
             self._backing_off = True
             self._retransmission_s *= 2
             again_at_s = min(now_s + self._retransmission_s, self._gives_up_at_s)
-            self._loop.call_at(again_at_s, self._retransmit, context=Context())
+            self._loop.call_at_true(again_at_s, self._retransmit, (), Context())
 
     def _give_up(self) -> None:
         """Nothing has been heard of the other end for too long; it learns nothing of that."""
@@ -840,6 +886,10 @@ class VirtualTransport(asyncio.Transport):
         for end in (self, self.other):
             end._held.clear()
             end._arrive(_Signal.RESET)
+
+    def broken_here(self) -> None:
+        """This end is reset; the other knows nothing of it."""
+        self._arrive(_Signal.RESET)
 
     def link_changed(self) -> None:
         """Where the process has asked for keepalive probes, they find out what has become of the other end."""

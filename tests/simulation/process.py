@@ -56,6 +56,8 @@ class Process:
         self.paused = False
         self.running = True
         """Alive and not paused."""
+        self.ahead_s = 0.0
+        """How far its monotonic clock is ahead of the true time: see `VirtualLoop.jump`."""
         self._loop = loop
         self._context = Context()
         self._context.run(current_process.set, self)

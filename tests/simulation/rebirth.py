@@ -92,6 +92,7 @@ class Rebirth:
     def __init__(self, storm: Storm, dice: Random) -> None:
         self._storm = storm
         self._cluster = storm.cluster
+        self._most_replicas = min(3, len(storm.cluster.broker_ids))
         self._dice = dice
         [count] = dice.choices([0, 1, 2], [1, 7, 2])
         self.topics = [f"reborn-{number}" for number in range(count)]
@@ -213,6 +214,12 @@ class Rebirth:
                 ends[identified] = self._acknowledged_ends[identified]
         return ends, lossy
 
+    def power_lost(self) -> None:
+        """Of nobody who is known to have everything: whatever is there now may lose some of it."""
+        for topic in self.topics:
+            if (current := self.lives.current(topic)) is not None:
+                current.was_harmed = True
+
     def partitions(self) -> list[TopicPartition]:
         """Those that are there, and not about to be deleted."""
         return [
@@ -278,7 +285,8 @@ class Rebirth:
         """The first incarnations, and their clients."""
         dice = self._dice
         for topic in self.topics:
-            wish = _Wish(dice.randint(1, 4), 3, {"min.insync.replicas": str(dice.choice([1, 2, 2, 3]))}, None)
+            least = min(dice.choice([1, 2, 2, 3]), self._most_replicas)
+            wish = _Wish(dice.randint(1, 4), self._most_replicas, {"min.insync.replicas": str(least)}, None)
             admin = self._cluster.client(f"admin-{topic}")
             await self._create(topic, admin, wish)
             admin.process.kill()
@@ -403,7 +411,12 @@ class Rebirth:
         admin = self._cluster.client(f"admin-{topic}")
         while self.lives.current(topic) is None:
             wish = self._wish(topic)
-            await self._call("create", topic, admin, wish._replace(replication_factor=3, assignments=None, configs={}))
+            await self._call(
+                "create",
+                topic,
+                admin,
+                wish._replace(replication_factor=self._most_replicas, assignments=None, configs={}),
+            )
             await asyncio.sleep(0.2)
         admin.process.kill()
 
@@ -447,10 +460,10 @@ class Rebirth:
         before = len(self.lives.incarnations[topic][-1].assignment)
         more, fewer = min(before + dice.randint(1, 2), MOST_PARTITIONS), max(before - dice.randint(1, 2), 1)
         partitions = dice.choice([before, more, fewer])
-        factor = dice.choice([1, 2, 3, 3, 3])
+        factor = min(dice.choice([1, 2, 3, 3, 3]), self._most_replicas)
         leader = self._wished_leader.get(topic)
         if leader is not None:
-            factor = 3
+            factor = self._most_replicas
         configs = {"min.insync.replicas": str(dice.randint(1, factor))}
         if dice.random() < 0.08:
             configs["unclean.leader.election.enable"] = "true"

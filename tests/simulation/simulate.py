@@ -107,6 +107,7 @@ def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
         _range("unclean restarts", [report.unclean_restarts for report in reports]),
         _range("seconds until whole after the last fault", [round(report.recovery_s, 1) for report in reports]),
         f"acknowledged with acks=1 and lost, as is legal: {sum(report.lost_with_acks_1 for report in reports)}",
+        f"acknowledged with acks=all and lost with all power, as is legal: {sum(r.lost_with_power for r in reports)}",
         f"seeds below a floor: {sum(bool(report.below_floors()) for report in reports)}",
         f"anomalies: {sum(len(report.anomalies) for report in reports)} "
         f"in {sum(bool(report.anomalies) for report in reports)} seeds",

@@ -14,6 +14,11 @@ pauses, partitions and failed disks, of all brokers at once too, since the page 
 which take what was not synced, it survives one broker's at a time: the next one comes when the last victim has caught
 up. Everything else may happen whenever the seed says so.
 
+Some storms cut the power of several hosts at once. That may cost the ends of partitions, which is legal, and counted,
+where nobody is left who had everything: no member of the ISR, nor who is eligible. All else is judged as ever (see
+`tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all means min ISR 1, so
+there the power of a leader that is alone in sync is such a case, too.
+
 Rejected: the same mix for every seed (all seeds are then alike, and the rare combination never comes); faults at the
 random moments of a real run (nothing to replay).
 """
@@ -33,11 +38,11 @@ from client.admin import Admin
 from client.producer import Producer
 from protocol import znodes
 from protocol.errors import MinibrokerError
-from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
 from protocol.world import Operation, SetData, World
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.disk import DiskFaults
-from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM
+from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM, POWER_OF_SEVERAL, WORSE_ALONE
 from tests.simulation.history import Acknowledged, Anomaly, History, Sent, TopicIdPartition, check
 from tests.simulation.invariants import Invariants
 from tests.simulation.loop import run
@@ -59,7 +64,15 @@ AMBUSH_S = 20.0
 MAX_CHANGES_A_SECOND = 30
 """Of a partition's state. Faults cause a few; more is a leader or controller that does and undoes."""
 
-_BROKERS = 3
+MAX_CHANGES_BY_A_LINK = 12
+"""How often the controller, and each partition's leader epoch, may change while a link between two brokers is broken
+and all else is well."""
+
+_BROKERS = [2, 3, 3, 3, 3, 3, 3, 4]
+_POWER_OF_SEVERAL_PROBABILITY = 1 / 8
+_LONG_LINK_PROBABILITY = 1 / 8
+_LONG_LINK_S = (60, 150)
+_LONGEST_FAULT_S = 45.0
 _LOOK_EVERY_S = 0.1
 _TIMELINE_LENGTH = 400
 
@@ -79,6 +92,8 @@ class Report:
     unclean_restarts: int = 0
     lost_with_acks_1: int = 0
     """Legal, and seen."""
+    lost_with_power: int = 0
+    """Acknowledged with acks=all, and gone with the power of all who had it: legal, and counted."""
     recovery_s: float = 0.0
     """From the last fault until everything was whole again."""
     anomalies: list[Anomaly] = field(default_factory=list)
@@ -133,7 +148,10 @@ class Storm:
         self.report = report
         self.dice = dice
         self.settings = _broker_settings(dice)
-        self.cluster = VirtualCluster(self.simulation, _BROKERS, self.settings, on_broker_failure=self._broker_failed)
+        self.cluster = VirtualCluster(
+            self.simulation, dice.choice(_BROKERS), self.settings, on_broker_failure=self._broker_failed
+        )
+        self.session_timeout_s = int(self.settings["zookeeper.session.timeout.ms"]) / 1_000
         self.partitions = [TopicPartition(f"{DURABLE}-0", p) for p in range(dice.randint(1, 3))]
         if dice.random() < 0.5:
             self.partitions.append(TopicPartition(f"{DURABLE}-1", 0))
@@ -144,13 +162,19 @@ class Storm:
         self._invariants = Invariants(self.cluster, self.rebirth.committed)
         self._topic_ids: dict[str, str] = {}
         """Of the topics that stay."""
+        self.on_start: list[Callable[[int], None]] = []
+        """Called with a broker's id at the moment at which its process begins."""
+        self.before_write: list[Callable[[VirtualSession, Sequence[Operation]], None]] = []
+        """Called for every write at the moment at which ZooKeeper is about to carry it out. Who raises, refuses it."""
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._down = {broker_id: asyncio.Event() for broker_id in self.cluster.broker_ids}
         self._restart_after_s = dict.fromkeys(self.cluster.broker_ids, 0.0)
         self.busy: set[int] = set()
         """Brokers that a fault of a whole process has in hand: no other may touch them meanwhile."""
         self.damaged: set[int] = set()
-        """Brokers that had a power cut and have not caught up with everything since."""
+        """Brokers that had a power cut and have not caught up with everything since, or have rotten pages."""
+        self.rotten: set[int] = set()
+        """Brokers that have rotten pages now."""
         self._bad_disks: Counter[int] = Counter()
         """How many faults the disks of brokers have now."""
         self._hurt: set[int] = set()
@@ -173,17 +197,22 @@ class Storm:
         await self._create_topics()
         self.leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self.partitions}
         self._topic_ids = {p.topic: self._topic_id(p.topic) for p in self.partitions}
+        self.simulation.zookeeper.before = self._about_to_write
         self.simulation.zookeeper.after = self._written
         watching = asyncio.create_task(self._watch_invariants(), name="invariants")
         self._keepers = {b: asyncio.create_task(self._keep(b), name=f"keeper of {b}") for b in self.cluster.broker_ids}
         self._start_clients()
         await self.rebirth.begin()
         end_s = self._now_s + seconds
+        if self.dice.random() < _LONG_LINK_PROBABILITY and not await self._bear_a_broken_link(
+            min(self.dice.uniform(*_LONG_LINK_S), seconds / 2)
+        ):
+            end_s = self._now_s
         while self._now_s < end_s:
             await self._bout(min(self._now_s + self.dice.uniform(15, 45), end_s))
             if self.dice.random() < 0.5:
                 await self._heal()
-                if not await self._becomes_whole():
+                if not await self._becomes_whole() or not await self._bear_a_lone_fault():
                     break
             self.note("quiet")
             await asyncio.sleep(min(self.dice.uniform(5, 15), max(0.0, end_s - self._now_s)))
@@ -206,11 +235,60 @@ class Storm:
             [kind] = self.dice.choices(kinds, weights)
             self.begin(self._inflict(kind), kind)
 
-    def begin(self, fault: Coroutine[Any, Any, None], name: str) -> None:
+    def begin(self, fault: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """It goes on until it ends, or all is healed."""
         task = asyncio.create_task(fault, name=name)
         self._faults.add(task)
         task.add_done_callback(self._fault_ended)
+        return task
+
+    async def _bear_a_lone_fault(self) -> bool:
+        """What one fault has spoilt, the next one often mends, since it makes everybody begin anew. So now and then one
+        comes alone. Whether all is well afterwards."""
+        if self.dice.random() < 0.5:
+            return True
+        [kind] = self.dice.choices(sorted(self._weights), [self._weights[kind] for kind in sorted(self._weights)])
+        if self.dice.random() < 0.5:
+            kind = self.dice.choice(WORSE_ALONE)
+        self.note(f"alone: {kind}")
+        fault = self.begin(self._inflict(kind), kind)
+        await asyncio.wait([fault], timeout=_LONGEST_FAULT_S)
+        await self._heal()
+        return await self._becomes_whole()
+
+    async def _bear_a_broken_link(self, seconds: float) -> bool:
+        """Two brokers do not reach each other, or one does not reach the other, and all else is well. Whether all is
+        well afterwards, too."""
+        dice, network, zookeeper = self.dice, self.simulation.network, self.simulation.zookeeper
+        ends = dice.sample(self.cluster.broker_ids, 2)
+        if (controllers := self.cluster.active_controllers()) and dice.random() < 0.7:
+            ends = [controllers[0], dice.choice([b for b in self.cluster.broker_ids if b != controllers[0]])]
+        one, other = map(host_name, ends)
+        links = dice.choice(
+            [[(one, other), (other, one)], [(one, other), (other, one)], [(one, other)], [(other, one)]]
+        )
+        self.count(
+            "broken link", f"{' and '.join(f'{source} to {target}' for source, target in links)}, {seconds:.0f} s"
+        )
+
+        def epochs() -> dict[str, int]:
+            controller = znodes.decode_controller_epoch(zookeeper.data(znodes.CONTROLLER_EPOCH))
+            return {"the controller": controller} | {
+                str(p): self.cluster.state(p).leader_epoch for p in self.partitions
+            }
+
+        before = epochs()
+        for link in links:
+            network.block(*link)
+        await asyncio.sleep(seconds)
+        for what, epoch in epochs().items():
+            if epoch - before[what] > MAX_CHANGES_BY_A_LINK:
+                times = epoch - before[what]
+                self._accuse(Anomaly("a broken link", f"{what} changed {times} times in {seconds:.0f} s"))
+        for link in links:
+            network.unblock(*link)
+        self.note(f"{one} and {other} reach each other")
+        return await self._becomes_whole()
 
     async def _inflict(self, kind: str) -> None:
         await FAULTS[kind](self)
@@ -269,6 +347,7 @@ class Storm:
         report = self.report
         report.acknowledged = sum(map(len, self._history.acknowledged.values()))
         report.lost_with_acks_1 = self._history.lost_with_acks_1()
+        report.lost_with_power = self._history.lost_with_power()
         for text in self.workload.unexpected:
             self._accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
@@ -286,7 +365,7 @@ class Storm:
             async with Admin(self.cluster.bootstrap, world=world) as admin:
                 for topic in dict.fromkeys(partition.topic for partition in self.partitions):
                     count = sum(partition.topic == topic for partition in self.partitions)
-                    await admin.create_topic(topic, partitions=count, replication_factor=_BROKERS)
+                    await admin.create_topic(topic, partitions=count, replication_factor=len(self.cluster.broker_ids))
 
         await world.process.run(create())
 
@@ -312,7 +391,9 @@ class Storm:
     def _draw_weights(self) -> dict[str, float]:
         """Which faults this storm is made of: some are left out, some are frequent."""
         weights = {kind: self.dice.choice([0.0, 0.0, 1.0, 1.0, 3.0]) for kind in FAULTS}
-        return weights | {kind: self.dice.choice([2.0, 4.0]) for kind in KEPT_IN_EVERY_STORM}
+        weights |= {kind: self.dice.choice([2.0, 4.0]) for kind in KEPT_IN_EVERY_STORM}
+        is_drawn = self.dice.random() < _POWER_OF_SEVERAL_PROBABILITY
+        return weights | {POWER_OF_SEVERAL: 3.0 if is_drawn else 0.0}
 
     # -- brokers --
 
@@ -328,6 +409,7 @@ class Storm:
         self._down[broker_id].clear()
         if not self._bad_disks[broker_id]:
             self._hurt.discard(broker_id)
+        self.simulation.loop.call_soon(self._starts, broker_id)
         try:
             await self.cluster.start_broker(broker_id)
         except ProcessKilled:
@@ -339,6 +421,10 @@ class Storm:
         self.note(f"broker {broker_id} is up")
         return True
 
+    def _starts(self, broker_id: int) -> None:
+        for hook in list(self.on_start):
+            hook(broker_id)
+
     def take_down(self, broker_id: int, how: Callable[[int], None], *, restart_after_s: float | None = None) -> None:
         if restart_after_s is None:
             restart_after_s = self.dice.choice([0.0, 0.2, 1.0, 5.0, 15.0]) * self.dice.random()
@@ -346,6 +432,45 @@ class Storm:
         how(broker_id)
         self._down[broker_id].set()
         self.report.unclean_restarts += 1
+
+    def cut_power(self, broker_ids: Sequence[int], *, restart_after_s: float | None = None) -> None:
+        """The hosts of these brokers lose their power at the same moment: see the essay for when that is fair."""
+        exposed = [partition for partition in self.partitions if self._may_lose(partition, broker_ids)]
+        self.damaged.update(broker_ids)
+        for broker_id in broker_ids:
+            self.take_down(broker_id, self.cluster.power_cut, restart_after_s=restart_after_s)
+        if len(broker_ids) > 1 or len(self.cluster.broker_ids) == 2:
+            self.rebirth.power_lost()
+        if not exposed:
+            return
+        self.event("power of all who had everything cut")
+        self.note(f"nobody who had everything has kept its power: {', '.join(map(str, exposed))}")
+        self.damaged.update(self.cluster.broker_ids)  # whoever is left may have to be cut back
+        for broker_id in self.cluster.broker_ids:
+            for (
+                client
+            ) in self.workload.names:  # what it was told before, and has not heard yet, must not count as later
+                self.simulation.network.reset(client, host_name(broker_id))
+        self._history.power_lost(exposed, self._now_s)
+        self._invariants.power_lost(exposed)
+        self.workload.power_lost(exposed)
+
+    def _may_lose(self, partition: TopicPartition, victims: Sequence[int]) -> bool:
+        state = self.cluster.state(partition)
+        members = [*state.in_sync_members, *state.eligible_members]
+        if len(victims) == 1 and len(self.cluster.broker_ids) > 2:
+            return False
+        return not any(
+            member.broker_id not in victims and member.broker_id not in self.damaged and self._has_lost_nothing(member)
+            for member in members
+        )
+
+    def _has_lost_nothing(self, member: Member) -> bool:
+        """Since it was known to have everything. (Recovery may have had to cut a log that a bad disk tore.)"""
+        broker = self.cluster.living_broker(member.broker_id)
+        if broker is None:
+            return member.broker_id not in self._hurt
+        return znodes.SINCE_THIS_REGISTRATION != broker._logs.trusted_since <= member.epoch
 
     def _broker_failed(self, broker_id: int, error: Exception) -> None:
         self.note(f"broker {broker_id} failed: {error}")
@@ -416,6 +541,10 @@ class Storm:
         finally:
             self._ambushes.remove(ambush)
 
+    def strikable(self, broker_id: int) -> bool:
+        """Its process lives, were it only just starting, and no fault has it in hand."""
+        return broker_id not in self.busy and self.cluster.process(broker_id).alive
+
     def idle_brokers(self) -> list[int]:
         """Those that live and that no fault has in hand."""
         return [b for b in self.cluster.broker_ids if b not in self.busy and self.cluster.living_broker(b) is not None]
@@ -437,7 +566,7 @@ class Storm:
 
     @property
     def _now_s(self) -> float:
-        return self.simulation.loop.time()
+        return self.simulation.loop.now_s
 
     def note(self, text: str) -> None:
         self.report.timeline.append(f"{self._now_s:10.3f} s  {text}")
@@ -465,7 +594,7 @@ class Storm:
             self.look()
 
     def look(self) -> None:
-        for broker_id in sorted(self.damaged):
+        for broker_id in sorted(self.damaged - self.rotten):
             if self._has_caught_up(broker_id):
                 self.damaged.discard(broker_id)
                 self.note(f"broker {broker_id} has caught up after its power cut")
@@ -479,16 +608,17 @@ class Storm:
             self._accuse(anomaly)
 
     def _has_caught_up(self, broker_id: int) -> bool:
-        """It is in every ISR again *and* holds all that was acknowledged: who had a power cut may still stand in the
-        ISR of before it."""
+        """It is in every ISR again, with what it has not lost since, *and* holds all that was acknowledged: who had a
+        power cut may still stand in the ISR of before it."""
         broker = self.cluster.living_broker(broker_id)
         if broker is None or broker._replicas is None:
             return False
         for topic_partition in self.partitions:
             partition = broker._replicas.partition(topic_partition)
+            members = self.cluster.state(topic_partition).in_sync_members
             if (
                 partition is None
-                or broker_id not in self.cluster.state(topic_partition).isr
+                or not any(m.broker_id == broker_id and self._has_lost_nothing(m) for m in members)
                 or partition.high_watermark < self.workload.acknowledged_end[topic_partition]
             ):
                 return False
@@ -496,6 +626,10 @@ class Storm:
 
     def _topic_id(self, topic: str) -> str:
         return znodes.decode_topic(topic, self.simulation.zookeeper.data(znodes.topic_path(topic))).topic_id
+
+    def _about_to_write(self, session: VirtualSession, operations: Sequence[Operation]) -> None:
+        for hook in list(self.before_write):
+            hook(session, operations)
 
     def _written(self, session: VirtualSession, operations: Sequence[Operation]) -> None:
         """A hook of the simulated ZooKeeper, which has just carried out a write: sees every change of a leader."""
@@ -532,7 +666,7 @@ class Storm:
         return (
             all(self.cluster.living_broker(broker_id) is not None for broker_id in self.cluster.broker_ids)
             and all(
-                state.leader != NO_LEADER and len(state.isr) == _BROKERS
+                state.leader != NO_LEADER and len(state.isr) == len(self.cluster.broker_ids)
                 for state in map(self.cluster.state, self.partitions)
             )
             and self.rebirth.is_whole()
@@ -573,7 +707,8 @@ async def _produce_to_each(
             value = f"probe/{partition}|".encode()
             history.sent[value] = Sent("probe", 0, partition)
             metadata = await producer.send(partition.topic, value, partition=partition.partition)
-            history.acknowledged[partition].append(Acknowledged(value, metadata.offset, 0.0))
+            now_s = asyncio.get_running_loop().time()
+            history.acknowledged[partition].append(Acknowledged(value, metadata.offset, now_s))
 
 
 def _broker_settings(dice: Random) -> dict[str, str]:

@@ -108,3 +108,56 @@ def test_a_consumer_out_of_range_is_an_anomaly_only_where_its_position_is_beyond
     assert check(history) == []
     history.out_of_range.append(("c: OFFSET_OUT_OF_RANGE", DURABLE, 3))
     assert kinds(history) == {"truncated under a consumer"}
+
+
+# --- The power of several hosts at once ------------------------------------------------------------------------
+
+
+def test_the_end_of_a_log_may_be_lost_with_the_power_of_all_who_had_it_and_its_offsets_go_to_others() -> None:
+    history = a_history(b"a", b"b", b"c")
+    history.power_lost([DURABLE], 3.0)
+    history.sent[b"d"] = Sent("p", 3, DURABLE)
+    history.acknowledged[DURABLE].append(Acknowledged(b"d", 1, 4.0))
+    history.final[DURABLE] = {0: b"a", 1: b"d"}
+    assert check(history) == []
+    assert history.lost_with_power() == 2
+
+
+def test_what_was_acknowledged_after_the_power_was_back_is_not_lost_legally() -> None:
+    history = a_history(b"a", b"b")
+    history.power_lost([DURABLE], 0.5)
+    history.polled.clear()
+    del history.final[DURABLE][1]
+    assert kinds(history) == {"lost write"}
+    assert history.lost_with_power() == 0
+
+
+def test_a_power_cut_excuses_no_other_partition() -> None:
+    history = a_history(b"a", b"b")
+    history.power_lost([TopicPartition("durable", 1)], 3.0)
+    del history.final[DURABLE][1]
+    assert kinds(history) == {"lost write"}
+
+
+def test_what_is_lost_with_the_power_is_the_end_and_not_the_middle() -> None:
+    history = a_history(b"a", b"b", b"c")
+    history.power_lost([DURABLE], 3.0)
+    del history.final[DURABLE][1]
+    assert kinds(history) == {"hole"}
+
+
+def test_what_came_after_one_loss_of_power_may_outlive_the_next() -> None:
+    history = a_history(b"a", b"b")
+    history.power_lost([DURABLE], 3.0)
+    history.sent[b"c"] = Sent("p", 2, DURABLE)
+    history.acknowledged[DURABLE].append(Acknowledged(b"c", 1, 4.0))
+    history.power_lost([DURABLE], 5.0)
+    history.final[DURABLE] = {0: b"a", 1: b"c"}
+    assert check(history) == []
+
+
+def test_an_offset_has_one_value_between_two_power_cuts() -> None:
+    history = a_history(b"a", b"b")
+    history.power_lost([DURABLE], 3.0)
+    history.polled.append(Polled("another", DURABLE, 1, b"a", 2.5))
+    assert "inconsistent offset" in kinds(history)

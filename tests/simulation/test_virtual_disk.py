@@ -571,3 +571,86 @@ def test_a_full_disk_takes_what_there_is_room_for_and_more_after_something_was_r
         disk.open("/new", create=True).pwrite([bytes(15)], 0)
 
     _on_a_host(scenario)
+
+
+# --- Rot -------------------------------------------------------------------------------------------------------
+
+
+def _with_a_rotten_byte(scenario: Callable[[Host, ProcessDisk], None]) -> None:
+    """/data/file holds "good news", synced, and its first byte is another."""
+
+    async def main() -> None:
+        host = Simulation().host("server")
+        disk = host.start_process().disk
+        disk.make_directories("/data")
+        file = disk.open("/data/file", create=True)
+        file.pwrite([b"good news"], 0)
+        file.fdatasync()
+        for directory in ("/data", "/"):
+            disk.sync_directory(directory)
+        host.disk.rot("/data/file", 0, 0)
+        assert disk.read_file("/data/file") == b"food news"
+        scenario(host, disk)
+
+    run(main())
+
+
+def test_a_rotten_page_is_mended_and_nobody_has_noticed() -> None:
+    def scenario(host: Host, disk: ProcessDisk) -> None:
+        disk.open("/data/file").pwrite([b"mews"], 5)
+        host.disk.mend()
+        assert disk.read_file("/data/file") == b"good mews"
+
+    _with_a_rotten_byte(scenario)
+
+
+def test_what_is_written_over_a_rotten_byte_is_right_and_stays() -> None:
+    def scenario(host: Host, disk: ProcessDisk) -> None:
+        disk.open("/data/file").pwrite([b"wood"], 0)
+        host.disk.mend()
+        assert disk.read_file("/data/file") == b"wood news"
+        host.disk.rot("/data/file", 8, 1)
+        disk.open("/data/file").truncate(4)
+        host.disk.mend()
+        assert disk.read_file("/data/file") == b"wood"
+
+    _with_a_rotten_byte(scenario)
+
+
+def test_a_page_that_rots_after_it_was_synced_is_as_it_was_after_a_power_cut() -> None:
+    def scenario(host: Host, disk: ProcessDisk) -> None:
+        host.power_cut()
+        assert host.start_process().disk.read_file("/data/file") == b"good news"
+
+    _with_a_rotten_byte(scenario)
+
+
+def test_rot_that_got_to_the_medium_with_what_was_written_around_it_is_mended_there_too() -> None:
+    def scenario(host: Host, disk: ProcessDisk) -> None:
+        file = disk.open("/data/file")
+        file.pwrite([b"g"], 0)
+        host.disk.rot("/data/file", 0, 0)
+        file.fdatasync()
+        host.power_cut()
+        disk = host.start_process().disk
+        assert disk.read_file("/data/file") == b"food news"
+        host.disk.mend()
+        assert disk.read_file("/data/file") == b"good news"
+        host.power_cut()
+        assert host.start_process().disk.read_file("/data/file") == b"good news"
+
+    _with_a_rotten_byte(scenario)
+
+
+def test_who_looks_from_outside_is_not_struck_by_faults_and_uses_none_up() -> None:
+    async def main() -> None:
+        host = Simulation().host("server")
+        disk = host.start_process().disk
+        disk.make_directories("/data")
+        file = disk.open("/data/file", create=True)
+        host.disk.faults.fail("pread", errno.EIO)
+        with host.disk.faults.set_aside():
+            assert file.pread(1, 0) == b""
+        _fails(OSError, errno.EIO, file.pread, 1, 0)
+
+    run(main())

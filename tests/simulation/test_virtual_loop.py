@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation.loop import Stuck, VirtualLoop, run
 from tests.simulation.process import Process, ProcessKilled
+from tests.simulation.world import Simulation, VirtualWorld
 
 
 def _loop() -> VirtualLoop:
@@ -372,6 +373,84 @@ def test_a_paused_process_that_is_killed_never_goes_on() -> None:
 
 
 # --- Shuffling ----------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_takes_the_timers_of_its_process_along_and_nobody_elses() -> None:
+    async def main() -> list[str]:
+        loop = _loop()
+        simulation = Simulation()
+        suspended, other = (simulation.host(name).start_process() for name in ("suspended", "other"))
+        said: list[str] = []
+
+        async def say(world: VirtualWorld, *delays_s: float) -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for delay_s in delays_s:
+                    tasks.create_task(say_after(world, delay_s))
+
+        async def say_after(world: VirtualWorld, delay_s: float) -> None:
+            began_s = world.clock.monotonic()
+            await asyncio.sleep(delay_s)
+            assert world.clock.monotonic() == loop.time() >= began_s + delay_s
+            said.append(f"{world.process.name} {delay_s:g} at {loop.now_s:.1f}")
+
+        tasks = [world.process.start(say(world, 50, 20, 200)) for world in (suspended, other)]
+        await asyncio.sleep(10)
+        loop.jump(suspended.process, 100)
+        assert suspended.clock.monotonic() == pytest.approx(110)
+        assert other.clock.monotonic() == loop.time() == pytest.approx(10)
+        late = suspended.process.start(say(suspended, 5))
+        await asyncio.wait([*tasks, late])
+        return said
+
+    assert run(main()) == [
+        "suspended#1 20 at 10.0",
+        "suspended#1 50 at 10.0",
+        "suspended#1 5 at 15.0",
+        "other#1 20 at 20.0",
+        "other#1 50 at 50.0",
+        "suspended#1 200 at 100.0",
+        "other#1 200 at 200.0",
+    ]
+
+
+def test_a_connection_of_a_process_whose_clock_has_jumped_is_as_fast_as_ever_and_keeps_its_order() -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        simulation.network.set_bandwidth(10_000)
+        server, client = (simulation.host(name).start_process() for name in ("server", "client"))
+        received = bytearray()
+        done = asyncio.Event()
+
+        class Server(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                received.extend(data)
+                if len(received) == 10_000:
+                    done.set()
+
+        attaching = []
+        listener = await server.network.listen("server", 1)
+        listener.start(lambda incoming: attaching.append(asyncio.ensure_future(incoming.attach(Server))))
+
+        async def send() -> None:
+            transports: list[asyncio.WriteTransport] = []
+
+            class Client(asyncio.Protocol):
+                def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                    assert isinstance(transport, asyncio.WriteTransport)
+                    transports.append(transport)
+
+            await client.network.connect("server", 1, Client)
+            transports[0].write(bytes(range(250)) * 20)
+            await asyncio.sleep(0)
+            simulation.loop.jump(client.process, 86_400)
+            transports[0].write(bytes(range(250)) * 20)
+
+        await client.process.run(send())
+        await done.wait()
+        assert received == bytes(range(250)) * 40
+        assert simulation.loop.now_s < 2
+
+    run(main())
 
 
 def test_tasks_that_wake_up_together_are_shuffled_and_again_the_same_way_with_the_same_seed() -> None:

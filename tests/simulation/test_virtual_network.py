@@ -21,7 +21,7 @@ from protocol.real_world import RealNetwork
 from protocol.rpc import RequestTimedOut, open_connection
 from protocol.world import Incoming, Listener, Network
 from tests.simulation.loop import run
-from tests.simulation.network import WINDOW_BYTES
+from tests.simulation.network import WINDOW_BYTES, Arrival
 from tests.simulation.process import ProcessKilled
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -900,6 +900,70 @@ def test_a_reset_breaks_all_connections_between_two_hosts_and_no_others() -> Non
         assert simulation.network.reset("client", "server") == 0
         another.wire.write(b"alive")
         await other.until(lambda: other.data)
+
+    _on_seeds(scenario)
+
+
+def test_bytes_of_a_dead_connection_can_arrive_after_those_of_its_successor() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        assert simulation.network.delay_standing("client", "server", 5.0) == 1
+        here.wire.write(b"first")
+        await asyncio.sleep(0)
+        assert simulation.network.reset_at("client", "server") == 1
+        await here.lost()
+        assert isinstance(here.error, ConnectionResetError)
+        began_s = simulation.loop.time()
+        _, successor, again = await _pair(server.network, client.network, "server")
+        again.wire.write(b"second")
+        await successor.until(lambda: successor.data == b"second")
+        assert simulation.loop.time() - began_s < 0.1
+        assert there.events == ["made"], "it knows nothing of what has become of the other end"
+        await there.until(lambda: there.data == b"first")
+        assert simulation.loop.time() - began_s > 4.9
+        there.wire.write(b"an answer to nobody")
+        await there.lost()
+        assert isinstance(there.error, ConnectionResetError)
+
+    _on_seeds(scenario)
+
+
+def test_a_connection_that_was_made_slow_is_so_in_one_direction_and_keeps_its_order_to_the_end() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        _, there, here = await _pair(server.network, client.network, "server")
+        simulation.network.delay_standing("client", "server", 3.0)
+        began_s = simulation.loop.time()
+        there.wire.write(b"from the server")
+        await here.until(lambda: here.data)
+        assert simulation.loop.time() - began_s < 0.1
+        here.wire.write(b"all of it")
+        here.wire.close()
+        await there.lost()
+        assert there.data == b"all of it"
+        assert (there.events, there.error) == (["made", "eof", "lost"], None)
+        assert simulation.loop.time() - began_s > 3
+
+    _on_seeds(scenario)
+
+
+def test_a_tap_sees_bytes_before_they_arrive_and_may_break_their_connection() -> None:
+    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
+        listener, there, here = await _pair(server.network, client.network, "server")
+        seen: list[Arrival] = []
+
+        def tap(arrival: Arrival) -> None:
+            seen.append(arrival)
+            if bytes(arrival.data) == b"l":
+                simulation.network.reset("client", "server")
+
+        simulation.network.taps.append(tap)
+        here.wire.write(b"f")
+        await there.until(lambda: there.data)
+        here.wire.write(b"l")
+        await there.lost()
+        await here.lost()
+        assert there.data == b"f"
+        assert (seen[0].source, seen[0].target, seen[0].target_port) == ("client", "server", listener.port)
 
     _on_seeds(scenario)
 

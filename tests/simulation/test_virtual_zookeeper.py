@@ -639,3 +639,115 @@ def test_a_session_that_is_closed_without_a_connection_does_not_come_back() -> N
         assert states == [SessionState.SUSPENDED]
 
     _on_seeds(scenario)
+
+
+# --- A server that lags ----------------------------------------------------------------------------------------
+
+
+async def _behind(server: VirtualZooKeeper, owner: str = "broker-1#1") -> VirtualSession:
+    """A session that is connected to a server which learns of everything two seconds later."""
+    session = await server.connect("zookeeper:2181", 6_000, 10_000, owner=owner)
+    server.lag("broker-1", 2.0)
+    session.suspend()
+    session.resume()
+    return session
+
+
+def test_a_server_that_lags_answers_as_of_a_while_ago_and_its_watches_fire_as_late() -> None:
+    async def scenario() -> None:
+        server = VirtualZooKeeper()
+        server.make("/a", b"old")
+        session = await _behind(server)
+        events = Events()
+        server.make("/a", b"new")
+        data, stat = await session.get("/a", events)
+        assert data == b"old"
+        with pytest.raises(BadVersion):  # writes go by what is
+            await session.set("/a", b"from the old one", stat.version)
+        assert [event.kind for event in events.seen] == [WatchKind.CHANGED], "the answer came after what it is based on"
+        assert (await session.get("/a"))[0] == b"new"
+        assert await session.exists("/b", events) is None
+        server.make("/b")
+        await asyncio.sleep(1.9)
+        assert len(events.seen) == 1
+        await asyncio.sleep(0.2)
+        assert len(events.seen) == 2
+
+    run(scenario())
+
+
+def test_a_session_reads_what_it_wrote_wherever_it_is_connected_and_its_answers_keep_their_order() -> None:
+    async def scenario() -> None:
+        server = VirtualZooKeeper()
+        session = await _behind(server)
+        answered: list[str] = []
+
+        async def call(name: str, answer: Coroutine[None, None, object]) -> None:
+            await answer
+            answered.append(name)
+
+        async with asyncio.TaskGroup() as calls:
+            calls.create_task(call("exists", session.exists("/mine")))
+            calls.create_task(call("create", session.create("/mine", b"1")))
+            calls.create_task(call("get", session.get("/mine")))
+            await asyncio.sleep(0.1)
+            assert server.data("/mine") == b"1"
+            assert answered == ["exists"]
+        assert answered == ["exists", "create", "get"]
+
+    run(scenario())
+
+
+def test_no_session_connects_to_a_server_that_knows_less_than_it_has_seen() -> None:
+    async def scenario() -> None:
+        server = VirtualZooKeeper()
+        session = await server.connect("zookeeper:2181", 6_000, 10_000, owner="broker-1#1")
+        server.lag("broker-1", 2.0)
+        await session.create("/mine", b"")
+        session.suspend()
+        session.resume()
+        server.make("/mine", b"of another")
+        assert (await session.get("/mine"))[0] == b"of another"
+        assert server.stale_sessions("broker-1") == 0
+        await asyncio.sleep(3)
+        session.suspend()
+        session.resume()
+        server.make("/mine", b"later")
+        assert (await session.get("/mine"))[0] == b"of another"
+
+    run(scenario())
+
+
+def test_a_server_that_has_caught_up_keeps_the_watches_and_answers_what_waits() -> None:
+    async def scenario() -> None:
+        server = VirtualZooKeeper()
+        session = await _behind(server)
+        events = Events()
+        await session.exists("/a", events)
+        await session.exists("/b", events)
+        creating = asyncio.ensure_future(session.create("/a", b""))
+        await asyncio.sleep(0.1)
+        server.unlag("broker-1")
+        await creating
+        assert len(events.seen) == 1
+        server.make("/b")
+        await asyncio.sleep(0.1)
+        assert [event.path for event in events.seen] == ["/a", "/b"]
+
+    run(scenario())
+
+
+def test_what_was_written_through_a_server_that_lags_is_there_when_its_answer_is_lost() -> None:
+    async def scenario() -> None:
+        server = VirtualZooKeeper()
+        session = await _behind(server)
+        creating = asyncio.ensure_future(session.create("/mine", b"", ephemeral=True))
+        await asyncio.sleep(0.1)
+        session.suspend()
+        with pytest.raises(ConnectionLoss):
+            await creating
+        assert server.has("/mine")
+        await asyncio.sleep(7)
+        assert not server.has("/mine"), "it expires for everybody"
+
+    run(scenario())

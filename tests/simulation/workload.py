@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random
 
@@ -85,6 +85,14 @@ class Workload:
     def names(self) -> list[str]:
         return [*self._producers, *self._consumers, *self.guests]
 
+    def process(self, name: str) -> Process:
+        """That of a client, as it was started last."""
+        return self._processes[name]
+
+    @property
+    def durable_producers(self) -> list[str]:
+        return [name for name, settings in self._producers.items() if settings.is_durable]
+
     def restart(self, name: str) -> None:
         """kill -9 a client, and start it again."""
         if name in self.guests:
@@ -96,9 +104,26 @@ class Workload:
         else:
             self.start_producer(name, self._producers[name])
 
+    def power_lost(self, partitions: Collection[TopicPartition]) -> None:
+        """What was acknowledged of these partitions may be gone, and where consumers stood: they begin anew."""
+        for partition in partitions:
+            self.acknowledged_end.pop(partition, None)
+        self.reread()
+
+    def reread(self) -> None:
+        """Consumers begin anew."""
+        self._positions.clear()
+        for name in self._consumers:
+            self.restart(name)
+
     def has_in_flight(self, partition: TopicPartition) -> bool:
         """A living producer has sent to the partition and waits for the answer."""
         return any(unanswered[partition] > 0 for unanswered in self._unanswered.values())
+
+    pages_have_rotten = False
+    """So a consumer may have been told that what it was sent is corrupt."""
+    corrupt_reads = 0
+    """How often one was."""
 
     async def finish(self) -> None:
         """Send no more, wait until every record is acknowledged or has failed, and end the consumers."""
@@ -171,7 +196,7 @@ class Workload:
             return
         finally:
             unanswered[partition] -= 1
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._cluster.simulation.loop.now_s
         self.history.acknowledged[partition].append(Acknowledged(value, metadata.offset, now_s))
         if is_durable:
             self.acknowledged_end[partition] = max(self.acknowledged_end[partition], metadata.offset + 1)
@@ -195,8 +220,13 @@ class Workload:
                         partition = TopicPartition(batch.topic, batch.partition)
                         self._note_poll(identity, partition, batch)
                         self._positions[name, partition] = batch.next_offset
-            except (LogTruncated, CorruptBatch) as error:
+            except LogTruncated as error:
                 self.history.truncations.append(f"{identity}: {error}")
+            except CorruptBatch as error:
+                if self.pages_have_rotten:
+                    self.corrupt_reads += 1
+                else:
+                    self.unexpected.append(f"{identity}: {error}")
             except ClientCrashed as error:
                 self.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
             except BrokerError as error:
@@ -210,7 +240,7 @@ class Workload:
             await asyncio.sleep(_RETRY_S)
 
     def _note_poll(self, identity: str, partition: TopicPartition, batch: ConsumerBatch) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._cluster.simulation.loop.now_s
         for offset, value in zip(batch.offsets, batch.values, strict=True):
             self.history.polled.append(Polled(identity, partition, offset, value or b"", now_s))
 

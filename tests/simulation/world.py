@@ -12,8 +12,9 @@
 and a disk. A `VirtualWorld` implements `protocol.world.World` for one process, and dies with it. Everything random is
 derived from the run's seed, per process, so that what one of them draws does not change what another gets.
 
-Nothing fails unless it is told to: `process.kill`, `process.pause`, `host.power_cut`, `host.clock_offset_ms`,
-`host.disk.faults`, and the methods of `simulation.network` and `simulation.zookeeper` that name hosts.
+Nothing fails unless it is told to: `process.kill`, `process.pause`, `loop.jump`, `host.power_cut`,
+`host.clock_offset_ms`, `host.disk.faults`, and the methods of `simulation.network` and `simulation.zookeeper` that name
+hosts.
 
 ZooKeeper is reached through `ProcessZooKeeper`, which ends its sessions' heartbeats when the process is killed or
 paused, and calls watchers and listeners in the name of the process that set them, whoever caused the event.
@@ -124,7 +125,7 @@ class VirtualWorld:
     def __init__(self, process: Process, host: Host) -> None:
         simulation = host.simulation
         self.process = process
-        self.clock = VirtualClock(simulation.loop, host)
+        self.clock = VirtualClock(simulation.loop, host, process)
         self.network: ProcessNetwork = simulation.network.of(process)
         self.disk: ProcessDisk = host.disk.of(process)
         self.zookeeper = ProcessZooKeeper(simulation.zookeeper, process)
@@ -135,15 +136,16 @@ class VirtualWorld:
 class VirtualClock:
     """`protocol.world.Clock`."""
 
-    def __init__(self, loop: VirtualLoop, host: Host) -> None:
+    def __init__(self, loop: VirtualLoop, host: Host, process: Process) -> None:
         self._loop = loop
         self._host = host
+        self._process = process
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._loop.now_s + self._process.ahead_s
 
     def wall_ms(self) -> int:
-        return WALL_CLOCK_START_MS + int(self._loop.time() * 1000) + self._host.clock_offset_ms
+        return WALL_CLOCK_START_MS + int(self._loop.now_s * 1000) + self._host.clock_offset_ms
 
 
 class VirtualExecutor:

@@ -20,8 +20,11 @@ is paused, or after it was killed; what is the server's runs in nobody's.
 
 What is kept from the real one: data versions, czxid and mzxid, ephemeral and sequential nodes, `multi` as one
 transaction, one-shot watches with the server's rules for which write fires which, watches forgotten with the
-connection, the limit on a request's size, a session that outlives its connection for its timeout. What is
-left out: several servers (a session never meets an older state), ACLs, quotas.
+connection, the limit on a request's size, a session that outlives its connection for its timeout; and, where a
+host is told to `lag`, a server of an ensemble that is behind: what it is asked is answered as of a while ago, its
+watches fire as late, a write is carried out at once and answered when that server has it, so that a session sees
+what it wrote; answers and events of a session keep their order, and what it has seen never goes back. What is left
+out: elections among the servers (`stop` is the time without one), ACLs, quotas.
 
 Rejected: replacing kazoo's client with a fake (its threads would come along); calling the store directly
 without pipes (no call would ever be in flight, so nothing could be lost).
@@ -34,9 +37,9 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from protocol.world import (
     BadVersion,
@@ -94,21 +97,215 @@ class _Node:
 _WatchTable = dict[str, dict[tuple["VirtualSession", Watcher], None]]
 
 
+class _Tree:
+    """The nodes as one server has them, and the watches that sessions have set there."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, _Node] = {_ROOT: _Node(b"", 0, 0)}
+        self.zxid = 0
+        """Of the last transaction that was applied here."""
+        self._data_watches: _WatchTable = {}
+        self._child_watches: _WatchTable = {}
+
+    def copy(self) -> _Tree:
+        """With the same nodes, and no watches."""
+        tree = _Tree()
+        tree.zxid = self.zxid
+        tree.nodes = {path: replace(node, children=set(node.children)) for path, node in self.nodes.items()}
+        return tree
+
+    def node(self, path: str) -> _Node:
+        try:
+            return self.nodes[path]
+        except KeyError:
+            raise NoNode(f"there is no znode {path}") from None
+
+    def read_data(self, path: str) -> tuple[bytes, Stat]:
+        node = self.node(path)
+        return node.data, node.stat()
+
+    def read_children(self, path: str) -> list[str]:
+        return sorted(self.node(path).children)
+
+    def transact(self, operations: Sequence[Operation], session_id: int) -> list[Any]:
+        """Carry out all of the operations as one transaction, or none of them."""
+        self.zxid += 1
+        undo: list[Callable[[], None]] = []
+        fired: list[tuple[WatchKind, str]] = []
+        results: list[Any] = []
+        for index, operation in enumerate(operations):
+            try:
+                results.append(self._carry_out(operation, session_id, undo, fired))
+            except ZooKeeperError as cause:
+                for step in reversed(undo):
+                    step()
+                raise MultiFailed(index, cause) from cause
+        for kind, path in fired:
+            self._fire(kind, path)
+        return results
+
+    def _carry_out(
+        self,
+        operation: Operation,
+        session_id: int,
+        undo: list[Callable[[], None]],
+        fired: list[tuple[WatchKind, str]],
+    ) -> str | Stat | None:
+        match operation:
+            case Create():
+                return self._create(operation, session_id, undo, fired)
+            case SetData(path, data, version):
+                node = self._expect(path, version)
+                before = (node.data, node.version, node.mzxid)
+
+                def restore() -> None:
+                    node.data, node.version, node.mzxid = before
+
+                undo.append(restore)
+                node.data, node.version, node.mzxid = bytes(data), node.version + 1, self.zxid
+                fired.append((WatchKind.CHANGED, path))
+                return node.stat()
+            case Delete(path, version):
+                node = self._expect(path, version)
+                if path == _ROOT:
+                    raise ZooKeeperError("the znode / cannot be deleted")
+                if node.children:
+                    raise NotEmpty(f"the znode {path} has children")
+                siblings = self.nodes[parent_of(path)].children
+                name = path.rpartition("/")[2]
+
+                def bring_back() -> None:
+                    self.nodes[path] = node
+                    siblings.add(name)
+
+                undo.append(bring_back)
+                del self.nodes[path]
+                siblings.discard(name)
+                fired.append((WatchKind.DELETED, path))
+                return None
+            case Check(path, version):
+                self._expect(path, version)
+                return None
+
+    def _create(
+        self,
+        operation: Create,
+        session_id: int,
+        undo: list[Callable[[], None]],
+        fired: list[tuple[WatchKind, str]],
+    ) -> str:
+        path = operation.path
+        parent_path = parent_of(path)
+        parent = self.node(parent_path)
+        if parent.owner:
+            raise ZooKeeperError(f"the znode {parent_path} is ephemeral and cannot have children")
+        if operation.sequence:
+            path = f"{path}{parent.next_number:010d}"
+        if path in self.nodes:
+            raise NodeExists(f"there is a znode {path} already")
+        number = parent.next_number
+        owner = session_id if operation.ephemeral else 0
+        name = path.rpartition("/")[2]
+
+        def take_back() -> None:
+            del self.nodes[path]
+            parent.children.discard(name)
+            parent.next_number = number
+
+        undo.append(take_back)
+        self.nodes[path] = _Node(bytes(operation.data), self.zxid, self.zxid, owner)
+        parent.children.add(name)
+        parent.next_number += 1
+        fired.append((WatchKind.CREATED, path))
+        return path
+
+    def _expect(self, path: str, version: int) -> _Node:
+        node = self.node(path)
+        if version not in (-1, node.version):
+            raise BadVersion(f"the znode {path} has version {node.version}, not {version}")
+        return node
+
+    # -- watches --
+
+    def watch_data(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
+        self._data_watches.setdefault(path, {})[session, watcher] = None
+
+    def watch_children(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
+        self._child_watches.setdefault(path, {})[session, watcher] = None
+
+    def forget_watches(self, session: VirtualSession) -> None:
+        for table in (self._data_watches, self._child_watches):
+            for path in list(table):
+                table[path] = {key: None for key in table[path] if key[0] is not session}
+                if not table[path]:
+                    del table[path]
+
+    def _fire(self, kind: WatchKind, path: str) -> None:
+        watchers = dict(self._data_watches.pop(path, {}))
+        if kind is WatchKind.DELETED:
+            watchers |= self._child_watches.pop(path, {})
+        for session, watcher in watchers:
+            session.tell(watcher, kind, path, self.zxid)
+        if kind is not WatchKind.CHANGED:
+            parent = parent_of(path)
+            for session, watcher in self._child_watches.pop(parent, {}):
+                session.tell(watcher, WatchKind.CHILDREN, parent, self.zxid)
+
+    def adopt_watches(self, other: _Tree) -> None:
+        """Those that were set at another server, which has come to the same state."""
+        for table, others in (
+            (self._data_watches, other._data_watches),
+            (self._child_watches, other._child_watches),
+        ):
+            for path, watchers in others.items():
+                table.setdefault(path, {}).update(watchers)
+
+
+class _Follower:
+    """A server of the ensemble that applies what was committed so much later than the leader of the ensemble."""
+
+    def __init__(self, leader: _Tree, lag_s: float) -> None:
+        self.tree = leader.copy()
+        self.sessions: dict[VirtualSession, None] = {}
+        """Those that are connected to it."""
+        self._lag_s = lag_s
+        self._committed: deque[tuple[int, Sequence[Operation], int]] = deque()
+
+    def commit(self, zxid: int, operations: Sequence[Operation], session_id: int) -> None:
+        self._committed.append((zxid, operations, session_id))
+        Context().run(asyncio.get_running_loop().call_later, self._lag_s, self._apply)
+
+    def _apply(self) -> None:
+        if self._committed:  # unless it has caught up meanwhile
+            zxid, operations, session_id = self._committed.popleft()
+            if operations:
+                self.tree.zxid = zxid - 1
+                self.tree.transact(operations, session_id)
+            self.tree.zxid = zxid
+            for session in list(self.sessions):
+                session.follower_moved()
+
+    def catch_up(self) -> None:
+        while self._committed:
+            self._apply()
+
+
 class VirtualZooKeeper:
     """The server, and (through `connect`) an implementation of `protocol.world.ZooKeeper`.
 
     `before` and `after` are hooks for tests: called with the session and the operations of each write request
     (`create`, `set`, `delete` are shown as the operation they are) just before and just after it is carried
-    out. `after` is not called for what was refused. A hook may write, cut, or expire as it likes.
+    out. `after` is not called for what was refused. A hook may write, cut, or expire as it likes; `before` may raise,
+    and then nothing is carried out.
     """
 
     def __init__(self, latency_s: Callable[[], float] = lambda: 0.0, random: Random | None = None) -> None:
         self._latency_s = latency_s
         self.random = random or Random(0)
-        self._nodes: dict[str, _Node] = {_ROOT: _Node(b"", 0, 0)}
-        self._zxid = 0
-        self._data_watches: _WatchTable = {}
-        self._child_watches: _WatchTable = {}
+        self.tree = _Tree()
+        """As the leader of the ensemble has it, by which all writes go."""
+        self._followers: dict[str, _Follower] = {}
+        """The servers that lag, by the hosts that connect to them."""
         self._next_session_id = _FIRST_SESSION_ID
         self._live: dict[int, VirtualSession] = {}
         self.sessions: list[VirtualSession] = []
@@ -119,6 +316,8 @@ class VirtualZooKeeper:
         self._cut_hosts: set[str] = set()
         self.slow_hosts: dict[str, tuple[float, float]] = {}
         """Hosts whose requests and answers take longer than those of others: seconds, at least and at most."""
+        self.reconnected: list[Callable[[VirtualSession], None]] = []
+        """Called with a session that has a connection again, before anything comes through it."""
         self.before: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
         self.after: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
 
@@ -169,6 +368,34 @@ class VirtualZooKeeper:
             self.end(session)
             session.lose_connection()
 
+    def lag(self, owner_host: str, seconds: float) -> None:
+        """From its next reconnect on, that host is served by a server that learns of every write so much later, until
+        `unlag`; by another where a session has seen more already. Sessions that are opened have no such server."""
+        self._record(f"{owner_host} lags by {seconds}")
+        self._followers[owner_host] = _Follower(self.tree, seconds)
+
+    def unlag(self, owner_host: str) -> None:
+        """That server catches up."""
+        self._record(f"{owner_host} lags no more")
+        follower = self._followers.pop(owner_host)
+        follower.catch_up()
+        for session in list(follower.sessions):
+            session.leave_follower()
+        self.tree.adopt_watches(follower.tree)
+
+    def is_lagging(self, owner_host: str) -> bool:
+        return owner_host in self._followers
+
+    def stale_sessions(self, owner_host: str) -> int:
+        """How many of its sessions are served by the server that lags."""
+        return len(self._followers[owner_host].sessions)
+
+    def server_for(self, session: VirtualSession) -> _Follower | None:
+        """Whom the session connects to again. None: a server that has everything. (No client connects to one that has
+        less than it has seen.)"""
+        follower = self._followers.get(_host_of(session.owner))
+        return follower if follower is not None and follower.tree.zxid >= session.seen_zxid else None
+
     def stop(self) -> None:
         """The server is down for everybody. It forgets nothing, and no session ends meanwhile."""
         self._record("stop")
@@ -213,12 +440,12 @@ class VirtualZooKeeper:
 
     def make(self, path: str, data: bytes = b"") -> None:
         """Create a node, with all its parents, or replace its data."""
-        if path in self._nodes:
+        if path in self.tree.nodes:
             self._transact(None, [SetData(path, data)])
             return
         missing = []
         parent = parent_of(path)
-        while parent not in self._nodes:
+        while parent not in self.tree.nodes:
             missing.append(parent)
             parent = parent_of(parent)
         for above in reversed(missing):
@@ -227,40 +454,27 @@ class VirtualZooKeeper:
 
     def remove(self, path: str) -> None:
         """Delete a node and everything below it."""
-        for name in sorted(self._nodes[path].children):
+        for name in sorted(self.tree.nodes[path].children):
             self.remove(f"{path.rstrip('/')}/{name}")
         self._transact(None, [Delete(path)])
 
     def data(self, path: str) -> bytes:
-        return self._node(path).data
+        return self.tree.node(path).data
 
     def stat(self, path: str) -> Stat:
-        return self._node(path).stat()
+        return self.tree.node(path).stat()
 
     def has(self, path: str) -> bool:
-        return path in self._nodes
+        return path in self.tree.nodes
 
     def names(self, path: str) -> list[str]:
-        return sorted(self._node(path).children)
+        return sorted(self.tree.node(path).children)
 
     def paths(self) -> list[str]:
         """Every node there is, sorted."""
-        return sorted(self._nodes)
+        return sorted(self.tree.nodes)
 
     # -- what requests do --
-
-    def _node(self, path: str) -> _Node:
-        try:
-            return self._nodes[path]
-        except KeyError:
-            raise NoNode(f"there is no znode {path}") from None
-
-    def read_data(self, path: str) -> tuple[bytes, Stat]:
-        node = self._node(path)
-        return node.data, node.stat()
-
-    def read_children(self, path: str) -> list[str]:
-        return sorted(self._node(path).children)
 
     def write(self, session: VirtualSession, operations: Sequence[Operation], *, multi: bool) -> list[Any]:
         if self.before is not None:
@@ -276,128 +490,19 @@ class VirtualZooKeeper:
         return results
 
     def _transact(self, session: VirtualSession | None, operations: Sequence[Operation]) -> list[Any]:
-        """Carry out all of the operations as one transaction, or none of them."""
-        self._zxid += 1
-        undo: list[Callable[[], None]] = []
-        fired: list[tuple[WatchKind, str]] = []
-        results: list[Any] = []
-        for index, operation in enumerate(operations):
-            try:
-                results.append(self._carry_out(operation, session.session_id if session else 0, undo, fired))
-            except ZooKeeperError as cause:
-                for step in reversed(undo):
-                    step()
-                raise MultiFailed(index, cause) from cause
-        for kind, path in fired:
-            self._fire(kind, path)
+        session_id = session.session_id if session else 0
+        carried_out: Sequence[Operation] = ()
+        try:
+            results = self.tree.transact(operations, session_id)
+            carried_out = operations
+        finally:
+            for follower in self._followers.values():
+                follower.commit(self.tree.zxid, carried_out, session_id)
         return results
 
-    def _carry_out(
-        self,
-        operation: Operation,
-        session_id: int,
-        undo: list[Callable[[], None]],
-        fired: list[tuple[WatchKind, str]],
-    ) -> str | Stat | None:
-        match operation:
-            case Create():
-                return self._create(operation, session_id, undo, fired)
-            case SetData(path, data, version):
-                node = self._expect(path, version)
-                before = (node.data, node.version, node.mzxid)
-
-                def restore() -> None:
-                    node.data, node.version, node.mzxid = before
-
-                undo.append(restore)
-                node.data, node.version, node.mzxid = bytes(data), node.version + 1, self._zxid
-                fired.append((WatchKind.CHANGED, path))
-                return node.stat()
-            case Delete(path, version):
-                node = self._expect(path, version)
-                if path == _ROOT:
-                    raise ZooKeeperError("the znode / cannot be deleted")
-                if node.children:
-                    raise NotEmpty(f"the znode {path} has children")
-                siblings = self._nodes[parent_of(path)].children
-                name = path.rpartition("/")[2]
-
-                def bring_back() -> None:
-                    self._nodes[path] = node
-                    siblings.add(name)
-
-                undo.append(bring_back)
-                del self._nodes[path]
-                siblings.discard(name)
-                fired.append((WatchKind.DELETED, path))
-                return None
-            case Check(path, version):
-                self._expect(path, version)
-                return None
-
-    def _create(
-        self,
-        operation: Create,
-        session_id: int,
-        undo: list[Callable[[], None]],
-        fired: list[tuple[WatchKind, str]],
-    ) -> str:
-        path = operation.path
-        parent_path = parent_of(path)
-        parent = self._node(parent_path)
-        if parent.owner:
-            raise ZooKeeperError(f"the znode {parent_path} is ephemeral and cannot have children")
-        if operation.sequence:
-            path = f"{path}{parent.next_number:010d}"
-        if path in self._nodes:
-            raise NodeExists(f"there is a znode {path} already")
-        number = parent.next_number
-        owner = session_id if operation.ephemeral else 0
-        name = path.rpartition("/")[2]
-
-        def take_back() -> None:
-            del self._nodes[path]
-            parent.children.discard(name)
-            parent.next_number = number
-
-        undo.append(take_back)
-        self._nodes[path] = _Node(bytes(operation.data), self._zxid, self._zxid, owner)
-        parent.children.add(name)
-        parent.next_number += 1
-        fired.append((WatchKind.CREATED, path))
-        return path
-
-    def _expect(self, path: str, version: int) -> _Node:
-        node = self._node(path)
-        if version not in (-1, node.version):
-            raise BadVersion(f"the znode {path} has version {node.version}, not {version}")
-        return node
-
-    # -- watches --
-
-    def watch_data(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
-        self._data_watches.setdefault(path, {})[session, watcher] = None
-
-    def watch_children(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
-        self._child_watches.setdefault(path, {})[session, watcher] = None
-
     def forget_watches(self, session: VirtualSession) -> None:
-        for table in (self._data_watches, self._child_watches):
-            for path in list(table):
-                table[path] = {key: None for key in table[path] if key[0] is not session}
-                if not table[path]:
-                    del table[path]
-
-    def _fire(self, kind: WatchKind, path: str) -> None:
-        watchers = dict(self._data_watches.pop(path, {}))
-        if kind is WatchKind.DELETED:
-            watchers |= self._child_watches.pop(path, {})
-        for session, watcher in watchers:
-            session.tell(watcher, kind, path)
-        if kind is not WatchKind.CHANGED:
-            parent = parent_of(path)
-            for session, watcher in self._child_watches.pop(parent, {}):
-                session.tell(watcher, WatchKind.CHILDREN, parent)
+        for tree in (self.tree, *(follower.tree for follower in self._followers.values())):
+            tree.forget_watches(session)
 
     # -- sessions --
 
@@ -410,7 +515,7 @@ class VirtualZooKeeper:
         if self._live.pop(session.session_id, None) is None:
             return
         self.forget_watches(session)
-        owned = [path for path in sorted(self._nodes) if self._nodes[path].owner == session.session_id]
+        owned = [path for path in sorted(self.tree.nodes) if self.tree.nodes[path].owner == session.session_id]
         if owned:
             self._transact(None, [Delete(path) for path in owned])
 
@@ -431,15 +536,19 @@ class _Pipe(Generic[T]):
         self.generation = 0
 
     def put(self, item: T) -> None:
-        loop = asyncio.get_running_loop()
+        # In nobody's context: what is in the pipe is no business of the process that caused it, which may be killed,
+        # and whose clock may be wrong.
         self._items.append(item)
+        Context().run(self._send)
+
+    def _send(self) -> None:
+        loop = asyncio.get_running_loop()
         arrival = max(self._last_arrival, loop.time() + self._latency_s())
         self._last_arrival = arrival
-        # In nobody's context: what is in the pipe is no business of the process that caused it, which may be killed.
         if arrival <= loop.time():
-            loop.call_soon(self._arrive, self.generation, context=Context())
+            loop.call_soon(self._arrive, self.generation)
         else:
-            loop.call_at(arrival, self._arrive, self.generation, context=Context())
+            loop.call_at(arrival, self._arrive, self.generation)
 
     def _arrive(self, generation: int) -> None:
         # Timers of the same moment may come in any order, so it is always the oldest item that is delivered.
@@ -461,6 +570,15 @@ class _Pipe(Generic[T]):
 class _Request:
     carry_out: Callable[[], Any]
     future: asyncio.Future[Any]
+    writes: bool
+
+
+class _Outcome(NamedTuple):
+    """What a write has come to, which a follower answers when it has applied the write."""
+
+    zxid: int
+    result: object
+    failure: ZooKeeperError | None
 
 
 class VirtualSession:
@@ -492,6 +610,12 @@ class VirtualSession:
         self._up: _Pipe[_Request] = _Pipe(self._arrived, latency_s)
         self._down: _Pipe[Callable[[], None]] = _Pipe(lambda deliver: deliver(), latency_s)
         self._pending: dict[_Request, None] = {}
+        self._follower: _Follower | None = None
+        """The server that it is connected to, if that is not up to date."""
+        self._at_follower: deque[tuple[_Request, _Outcome | None]] = deque()
+        """What has arrived there and is not answered; of a write, with its outcome."""
+        self.seen_zxid = 0
+        """The latest transaction that the client knows of. It never reads anything older."""
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[_Request] = []
         """Called while the connection was lost: to be sent when there is one again."""
@@ -522,16 +646,16 @@ class VirtualSession:
 
     async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
         operation = Create(self._full(path), data, ephemeral, sequence)
-        [created] = await self._call(lambda: self._server.write(self, [operation], multi=False), len(data))
+        [created] = await self._call(lambda: self._server.write(self, [operation], multi=False), len(data), writes=True)
         return self._local(created)
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
         full = self._full(path)
 
         def carry_out() -> tuple[bytes, Stat]:
-            result = self._server.read_data(full)
+            result = self._tree.read_data(full)
             if watch is not None:
-                self._server.watch_data(full, self, watch)
+                self._tree.watch_data(full, self, watch)
             return result
 
         return await self._call(carry_out)
@@ -541,8 +665,8 @@ class VirtualSession:
 
         def carry_out() -> Stat | None:
             if watch is not None:
-                self._server.watch_data(full, self, watch)
-            return self._server.stat(full) if self._server.has(full) else None
+                self._tree.watch_data(full, self, watch)
+            return self._tree.nodes[full].stat() if full in self._tree.nodes else None
 
         return await self._call(carry_out)
 
@@ -550,34 +674,34 @@ class VirtualSession:
         full = self._full(path)
 
         def carry_out() -> list[str]:
-            names = self._server.read_children(full)
+            names = self._tree.read_children(full)
             if watch is not None:
-                self._server.watch_children(full, self, watch)
+                self._tree.watch_children(full, self, watch)
             return names
 
         return await self._call(carry_out)
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
         operation = SetData(self._full(path), data, version)
-        [stat] = await self._call(lambda: self._server.write(self, [operation], multi=False), len(data))
+        [stat] = await self._call(lambda: self._server.write(self, [operation], multi=False), len(data), writes=True)
         assert isinstance(stat, Stat)
         return stat
 
     async def delete(self, path: str, version: int = -1) -> None:
         operation = Delete(self._full(path), version)
-        await self._call(lambda: self._server.write(self, [operation], multi=False))
+        await self._call(lambda: self._server.write(self, [operation], multi=False), writes=True)
 
     async def multi(self, operations: Sequence[Operation]) -> list[str | Stat | None]:
         full = [operation._replace(path=self._full(operation.path)) for operation in operations]
         size = sum(len(o.path) + len(o.data) if isinstance(o, Create | SetData) else len(o.path) for o in full)
-        results = await self._call(lambda: self._server.write(self, full, multi=True), size)
+        results = await self._call(lambda: self._server.write(self, full, multi=True), size, writes=True)
         return [self._local(result) if isinstance(result, str) else result for result in results]
 
     async def close(self) -> None:
         if self._state is SessionState.CONNECTED:
             # Where the goodbye does not arrive, the server ends the session after its timeout.
             with contextlib.suppress(ZooKeeperError):
-                await self._call(lambda: self._server.end(self))
+                await self._call(lambda: self._server.end(self), writes=True)
         self._state = SessionState.EXPIRED
         self._fail_pending(SessionExpired(f"session {self._session_id:#x} was closed"))
         self._disconnect(0)
@@ -590,14 +714,18 @@ class VirtualSession:
     def _local(self, path: str) -> str:
         return path.removeprefix(self._chroot) or _ROOT
 
-    async def _call(self, carry_out: Callable[[], T], data_bytes: int = 0) -> T:
+    @property
+    def _tree(self) -> _Tree:
+        return self._server.tree if self._follower is None else self._follower.tree
+
+    async def _call(self, carry_out: Callable[[], T], data_bytes: int = 0, *, writes: bool = False) -> T:
         if self._severed:
             await asyncio.get_running_loop().create_future()
         if data_bytes > MAX_REQUEST_BYTES:
             raise ZooKeeperError(f"a request of {data_bytes} bytes is more than ZooKeeper takes: split it")
         if self._state is SessionState.EXPIRED:
             raise SessionExpired(f"session {self._session_id:#x} is over")
-        request = _Request(carry_out, asyncio.get_running_loop().create_future())
+        request = _Request(carry_out, asyncio.get_running_loop().create_future(), writes)
         if self._state is SessionState.SUSPENDED:
             if not self._reconnects or self._server.random.random() < 0.5:
                 raise ConnectionLoss(f"session {self._session_id:#x} is not connected")
@@ -616,28 +744,64 @@ class VirtualSession:
         if not self._server.knows(self):
             return
         connection = self._up.generation
-        result: Any = None
-        failure: ZooKeeperError | None = None
+        outcome = self._carried_out(request) if request.writes or self._follower is None else None
+        if connection != self._up.generation:
+            return  # a hook cut the connection: the reply is lost
+        if self._follower is None:
+            assert outcome is not None
+            self._reply(request, outcome)
+        else:
+            self._at_follower.append((request, outcome))
+            self.follower_moved()
+
+    def _carried_out(self, request: _Request) -> _Outcome:
         try:
             result = request.carry_out()
-        except ZooKeeperError as error:
-            failure = error
-        if connection == self._up.generation:  # unless a hook cut the connection: then the reply is lost
-            self._down.put(lambda: self._answer(request, result, failure))
+        except ZooKeeperError as failure:
+            return _Outcome(self._tree_of(request).zxid, None, failure)
+        return _Outcome(self._tree_of(request).zxid, result, None)
 
-    def _answer(self, request: _Request, result: object, failure: ZooKeeperError | None) -> None:
+    def _tree_of(self, request: _Request) -> _Tree:
+        return self._server.tree if request.writes else self._tree
+
+    def follower_moved(self) -> None:
+        """Answer what can be answered, in order: a write once it is applied where the session is connected, a read once
+        all before it is answered."""
+        while self._at_follower and self._follower is not None:
+            request, outcome = self._at_follower[0]
+            if outcome is None:
+                outcome = self._carried_out(request)
+            elif outcome.zxid > self._follower.tree.zxid:
+                return
+            self._at_follower.popleft()
+            self._reply(request, outcome)
+
+    def leave_follower(self) -> None:
+        if self._follower is not None:
+            self._follower.sessions.pop(self, None)
+            self._follower = None
+
+    def _reply(self, request: _Request, outcome: _Outcome) -> None:
+        self._down.put(lambda: self._answer(request, outcome))
+
+    def _answer(self, request: _Request, outcome: _Outcome) -> None:
+        self.seen_zxid = max(self.seen_zxid, outcome.zxid)
         self._pending.pop(request, None)
         if request.future.done():
             return
-        if failure is not None:
-            request.future.set_exception(failure)
+        if outcome.failure is not None:
+            request.future.set_exception(outcome.failure)
         else:
-            request.future.set_result(result)
+            request.future.set_result(outcome.result)
 
-    def tell(self, watcher: Watcher, kind: WatchKind, path: str) -> None:
+    def tell(self, watcher: Watcher, kind: WatchKind, path: str, zxid: int) -> None:
         """The server's side: send a watch event."""
         event = WatchEvent(kind, self._local(path))
-        self._down.put(lambda: watcher(event))
+        self._down.put(lambda: self._told(watcher, event, zxid))
+
+    def _told(self, watcher: Watcher, event: WatchEvent, zxid: int) -> None:
+        self.seen_zxid = max(self.seen_zxid, zxid)
+        watcher(event)
 
     # -- harm --
 
@@ -665,6 +829,11 @@ class VirtualSession:
         if self._server.knows(self):
             self.stop_expiry()
             self._is_connected = True
+            self._follower = self._server.server_for(self)
+            if self._follower is not None:
+                self._follower.sessions[self] = None
+            for hook in list(self._server.reconnected):
+                hook(self)
             self._change(SessionState.CONNECTED)
             waiting, self._waiting = self._waiting, []
             for request in waiting:
@@ -723,6 +892,8 @@ class VirtualSession:
             with contextlib.suppress(ZooKeeperError):  # a refusal is lost as any other reply
                 request.carry_out()
         self._server.forget_watches(self)
+        self._at_follower.clear()
+        self.leave_follower()
         self.expire_later()
 
     def _learn_of_loss(self) -> None:
@@ -753,7 +924,7 @@ class VirtualSession:
         """The server ends the session after its timeout, unless it hears from the client."""
         # In nobody's context, as in the pipes: it is the server that ends the session.
         if self._expiry is None and self._server.running and self._server.knows(self):
-            self._expiry = self._loop.call_later(self._timeout_s, self._server.end, self, context=Context())
+            self._expiry = Context().run(self._loop.call_later, self._timeout_s, self._server.end, self)
 
     def stop_expiry(self) -> None:
         if self._expiry is not None:
