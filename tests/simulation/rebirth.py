@@ -17,7 +17,6 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -309,8 +308,8 @@ class Rebirth:
                     iterates_on=dice.random() < 0.5,
                 )
         for name in [*self._producers, *self._consumers]:
-            self._storm.workload.guests[name] = partial(self._restart, name)
             self._start(name)
+        self._storm.workload.guests.append(self)
 
     def bout(self, end_s: float) -> None:
         """The lives of the topics go on until then, or until all is healed."""
@@ -556,7 +555,15 @@ class Rebirth:
         else:
             world.process.start(self._consume(name, world, self._consumers[name]), name)
 
-    def _restart(self, name: str) -> None:
+    @property
+    def names(self) -> list[str]:
+        return [*self._producers, *self._consumers]
+
+    def process(self, name: str) -> Process:
+        return self._processes[name]
+
+    def restart(self, name: str) -> None:
+        """kill -9 a client, and start it again."""
         self._processes[name].kill()
         self._start(name)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from client.consumer import Consumer
 from client.delivery import Delivery
@@ -28,6 +29,19 @@ from tests.simulation.process import Process
 from tests.simulation.world import VirtualWorld
 
 DURABLE = "durable"
+
+
+class Guests(Protocol):
+    """Other clients, to whom the same happens."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def process(self, name: str) -> Process: ...
+
+    def restart(self, name: str) -> None: ...
+
+
 _RETRY_S = 0.3
 
 
@@ -56,8 +70,7 @@ class Workload:
         """What no client should ever meet: each is a bug of the client or of the cluster."""
         self.acknowledged_end: Counter[TopicPartition] = Counter()
         """One past the highest offset that was acknowledged with acks=all."""
-        self.guests: dict[str, Callable[[], None]] = {}
-        """Clients that others have started: the names of their hosts, and what kills each and starts it again."""
+        self.guests: list[Guests] = []
         self._cluster = cluster
         self._processes: dict[str, Process] = {}
         self._starts: Counter[str] = Counter()
@@ -83,11 +96,15 @@ class Workload:
 
     @property
     def names(self) -> list[str]:
-        return [*self._producers, *self._consumers, *self.guests]
+        return [*self._producers, *self._consumers, *(name for guests in self.guests for name in guests.names)]
 
     def process(self, name: str) -> Process:
         """That of a client, as it was started last."""
-        return self._processes[name]
+        guests = self._guests_with(name)
+        return self._processes[name] if guests is None else guests.process(name)
+
+    def _guests_with(self, name: str) -> Guests | None:
+        return next((guests for guests in self.guests if name in guests.names), None)
 
     @property
     def durable_producers(self) -> list[str]:
@@ -95,8 +112,9 @@ class Workload:
 
     def restart(self, name: str) -> None:
         """kill -9 a client, and start it again."""
-        if name in self.guests:
-            self.guests[name]()
+        guests = self._guests_with(name)
+        if guests is not None:
+            guests.restart(name)
             return
         self._processes[name].kill()
         if name in self._consumers:
