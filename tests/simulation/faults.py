@@ -21,6 +21,7 @@ from protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation import faults_of_starts, faults_of_worlds
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
+from tests.simulation.users import fresh_client_at_deposed_leader
 
 if TYPE_CHECKING:
     from tests.simulation.storm import Storm
@@ -557,6 +558,7 @@ FAULTS: dict[str, Fault] = {
     "late bytes": faults_of_worlds.late_bytes,
     "rotten page": faults_of_worlds.rotten_page,
     "stale ZooKeeper": faults_of_worlds.stale_zookeeper,
+    "fresh client at a deposed leader": fresh_client_at_deposed_leader,
 }
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")

@@ -87,6 +87,8 @@ class History:
     """By offset."""
     power_losses: dict[TopicPartition, list[float]] = field(default_factory=lambda: defaultdict(list))
     """When the power of everybody who had all of a partition was cut."""
+    starts: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
+    """Where consumers were told to begin. Others may begin anywhere."""
 
     def power_lost(self, partitions: Collection[TopicPartition], at_s: float) -> None:
         """The ends of these partitions may be gone. (All consumers are to begin anew.)"""
@@ -242,7 +244,7 @@ def _phantoms(history: History) -> Iterator[Anomaly]:
 
 def _poll_jumps(history: History) -> Iterator[Anomaly]:
     """Without compaction and transactions a consumer sees every offset, each one after the one before."""
-    next_offsets: dict[tuple[str, TopicPartition], int] = {}
+    next_offsets = dict(history.starts)
     for poll in history.polled:
         expected = next_offsets.get((poll.consumer, poll.partition), poll.offset)
         if poll.offset != expected:

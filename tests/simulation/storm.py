@@ -48,6 +48,7 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.loop import run
 from tests.simulation.process import ProcessKilled
 from tests.simulation.rebirth import Rebirth
+from tests.simulation.users import Users
 from tests.simulation.workload import DURABLE, ProducerSettings, Workload, read_everything
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
@@ -159,6 +160,9 @@ class Storm:
         self._history = History(frozenset(p.topic for p in self.partitions if p.topic.startswith(DURABLE)))
         self.workload = Workload(self.cluster, self._history)
         self.rebirth = Rebirth(self, Random(f"{report.seed} rebirth"))
+        self.users = Users(self.cluster, self.workload.acknowledged_end, event=self.event, accuse=self._accuse)
+        self.workload.guests.append(self.users)
+        self._all_partitions = [*self.partitions, *self.users.partitions]
         self._invariants = Invariants(self.cluster, self.rebirth.committed)
         self._topic_ids: dict[str, str] = {}
         """Of the topics that stay."""
@@ -195,8 +199,8 @@ class Storm:
     async def run(self, seconds: float) -> None:
         await self.cluster.start()
         await self._create_topics()
-        self.leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self.partitions}
-        self._topic_ids = {p.topic: self._topic_id(p.topic) for p in self.partitions}
+        self.leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self._all_partitions}
+        self._topic_ids = {p.topic: self._topic_id(p.topic) for p in self._all_partitions}
         self.simulation.zookeeper.before = self._about_to_write
         self.simulation.zookeeper.after = self._written
         watching = asyncio.create_task(self._watch_invariants(), name="invariants")
@@ -274,7 +278,7 @@ class Storm:
         def epochs() -> dict[str, int]:
             controller = znodes.decode_controller_epoch(zookeeper.data(znodes.CONTROLLER_EPOCH))
             return {"the controller": controller} | {
-                str(p): self.cluster.state(p).leader_epoch for p in self.partitions
+                str(p): self.cluster.state(p).leader_epoch for p in self._all_partitions
             }
 
         before = epochs()
@@ -322,7 +326,7 @@ class Storm:
                 self._accuse(Anomaly("not live", f"after healing, in vain awaited {in_vain}"))
             doing = "the end of all deliveries"
             async with asyncio.timeout(150):
-                await self.workload.finish()
+                await asyncio.gather(self.workload.finish(), self.users.finish())
             doing = "equal high watermarks and log ends"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
             doing = "the final read"
@@ -331,6 +335,8 @@ class Storm:
                 await reader.process.run(
                     read_everything(self.cluster.bootstrap, reader, self.partitions, self._history)
                 )
+                await self.users.read_back()
+            await self.users.look_at_topics()
         except TimeoutError:
             self._accuse(Anomaly("not live", f"after healing, in vain awaited {doing}: {self._condition()}"))
 
@@ -351,7 +357,7 @@ class Storm:
         for text in self.workload.unexpected:
             self._accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
-            for anomaly in check(self._history):
+            for anomaly in (*check(self._history), *self.users.judge()):
                 self._accuse(anomaly)
         for anomaly in self.rebirth.judge():
             self._accuse(anomaly)
@@ -366,6 +372,7 @@ class Storm:
                 for topic in dict.fromkeys(partition.topic for partition in self.partitions):
                     count = sum(partition.topic == topic for partition in self.partitions)
                     await admin.create_topic(topic, partitions=count, replication_factor=len(self.cluster.broker_ids))
+                await self.users.create_topics(admin)
 
         await world.process.run(create())
 
@@ -387,6 +394,7 @@ class Storm:
             self.workload.start_producer(f"producer-{number}", settings)
         for number in range(dice.randint(1, 2)):
             self.workload.start_consumer(f"consumer-{number}", self.partitions)
+        self.users.start()
 
     def _draw_weights(self) -> dict[str, float]:
         """Which faults this storm is made of: some are left out, some are frequent."""
@@ -435,7 +443,7 @@ class Storm:
 
     def cut_power(self, broker_ids: Sequence[int], *, restart_after_s: float | None = None) -> None:
         """The hosts of these brokers lose their power at the same moment: see the essay for when that is fair."""
-        exposed = [partition for partition in self.partitions if self._may_lose(partition, broker_ids)]
+        exposed = [partition for partition in self._all_partitions if self._may_lose(partition, broker_ids)]
         self.damaged.update(broker_ids)
         for broker_id in broker_ids:
             self.take_down(broker_id, self.cluster.power_cut, restart_after_s=restart_after_s)
@@ -454,6 +462,7 @@ class Storm:
         self._history.power_lost(exposed, self._now_s)
         self._invariants.power_lost(exposed)
         self.workload.power_lost(exposed)
+        self.users.forgive(exposed)
 
     def _may_lose(self, partition: TopicPartition, victims: Sequence[int]) -> bool:
         state = self.cluster.state(partition)
@@ -613,7 +622,7 @@ class Storm:
         broker = self.cluster.living_broker(broker_id)
         if broker is None or broker._replicas is None:
             return False
-        for topic_partition in self.partitions:
+        for topic_partition in self._all_partitions:
             partition = broker._replicas.partition(topic_partition)
             members = self.cluster.state(topic_partition).in_sync_members
             if (
@@ -667,7 +676,7 @@ class Storm:
             all(self.cluster.living_broker(broker_id) is not None for broker_id in self.cluster.broker_ids)
             and all(
                 state.leader != NO_LEADER and len(state.isr) == len(self.cluster.broker_ids)
-                for state in map(self.cluster.state, self.partitions)
+                for state in map(self.cluster.state, self._all_partitions)
             )
             and self.rebirth.is_whole()
         )
@@ -678,10 +687,10 @@ class Storm:
 
     def _ends(self) -> dict[TopicPartition, list[int]]:
         """Log ends and high watermarks of all replicas; -1 for one that is not there."""
-        ends: dict[TopicPartition, list[int]] = {partition: [] for partition in self.partitions}
+        ends: dict[TopicPartition, list[int]] = {partition: [] for partition in self._all_partitions}
         for broker_id in self.cluster.broker_ids:
             broker = self.cluster.living_broker(broker_id)
-            for topic_partition in self.partitions:
+            for topic_partition in self._all_partitions:
                 partition = None
                 if broker is not None and broker._replicas is not None:
                     partition = broker._replicas.partition(topic_partition)
@@ -691,7 +700,7 @@ class Storm:
         return ends
 
     def _condition(self) -> str:
-        states = (f"{partition} {self.cluster.state(partition)}" for partition in self.partitions)
+        states = (f"{partition} {self.cluster.state(partition)}" for partition in self._all_partitions)
         return (
             f"brokers {self.cluster.living()} live; log ends {self._ends()}; {'; '.join(states)}; "
             f"{self.rebirth.condition()}"
