@@ -17,7 +17,9 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
+from operator import ne
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -40,7 +42,7 @@ from tests.simulation.world import VirtualWorld
 if TYPE_CHECKING:
     from tests.simulation.storm import Storm
 
-MOST_PARTITIONS = 5
+MOST_PARTITIONS = 4
 KEYS = 8
 
 END_GRACE_S = 3.0
@@ -93,7 +95,7 @@ class Rebirth:
         self._cluster = storm.cluster
         self._most_replicas = min(3, len(storm.cluster.broker_ids))
         self._dice = dice
-        [count] = dice.choices([0, 1, 2], [1, 7, 2])
+        [count] = dice.choices([0, 1, 2], [2, 15, 3])
         self.topics = [f"reborn-{number}" for number in range(count)]
         self.lives = Lives()
         self._acknowledged_ends: dict[TopicIdPartition, int] = {}
@@ -103,7 +105,13 @@ class Rebirth:
         self._producers: dict[str, _Producing] = {}
         self._producing: dict[str, asyncio.Task[None]] = {}
         self._consumers: dict[str, _Consuming] = {}
-        self._wished_leader: dict[str, int] = {}
+        self.wished_leader: dict[str, int] = {}
+        """Who is to lead a topic when it comes back, where an ambush needs that."""
+        self.wished_assignment: dict[str, Sequence[Sequence[int]]] = {}
+        self.quiet: set[str] = set()
+        """Topics to which producers send nothing for now."""
+        self.slow_until_s: dict[str, float] = {}
+        """Topics whose records take that long to be dealt with."""
         self._is_complete = False
         self._is_probing = False
         self._probed: dict[str, str] = {}
@@ -111,7 +119,7 @@ class Rebirth:
 
     @property
     def _now_s(self) -> float:
-        return self._storm.simulation.loop.time()
+        return self._storm.simulation.loop.now_s
 
     # -- what ZooKeeper says --
 
@@ -289,18 +297,18 @@ class Rebirth:
             admin = self._cluster.client(f"admin-{topic}")
             await self._create(topic, admin, wish)
             admin.process.kill()
-            for number in range(dice.randint(1, 2)):
+            for number in range(dice.choice([1, 1, 2])):
                 self._producers[f"{topic}-producer-{number}"] = _Producing(
                     topic=topic,
                     chooses=dice.choice(["number", "key", "neither"]),
-                    records_per_s=dice.choice([2, 5, 10]),
+                    records_per_s=dice.choice([1, 3, 6]),
                     burst=dice.choice([1, 1, 4, 10]),
                     linger_ms=dice.choice([0, 0, 5, 100]),
                     batch_size=dice.choice([100, 300, 16_384]),
                     delivery_timeout_ms=dice.choice([4_000, 8_000, 20_000]),
                     request_timeout_ms=dice.choice([500, 1_000, 5_000]),
                 )
-            for number in range(dice.randint(1, 2)):
+            for number in range(dice.choice([1, 1, 2])):
                 self._consumers[f"{topic}-consumer-{number}"] = _Consuming(
                     topic=topic,
                     is_by_topic=dice.random() < 0.7,
@@ -372,7 +380,8 @@ class Rebirth:
             kinds = sorted(AMBUSHES)
             ambushes = dice.sample(kinds, dice.choice([0, 1, 1, 2]))
             admin = self._cluster.client(f"admin-{topic}")
-            self._wished_leader.pop(topic, None)
+            self.wished_leader.pop(topic, None)
+            self.wished_assignment.pop(topic, None)
             try:
                 for kind in ambushes:
                     is_laid = asyncio.Event()
@@ -460,20 +469,21 @@ class Rebirth:
         more, fewer = min(before + dice.randint(1, 2), MOST_PARTITIONS), max(before - dice.randint(1, 2), 1)
         partitions = dice.choice([before, more, fewer])
         factor = min(dice.choice([1, 2, 3, 3, 3]), self._most_replicas)
-        leader = self._wished_leader.get(topic)
-        if leader is not None:
+        leader, assignments = self.wished_leader.get(topic), self.wished_assignment.get(topic)
+        if assignments:
+            factor = len(assignments[0])
+        elif leader is not None:
             factor = self._most_replicas
         configs = {"min.insync.replicas": str(dice.randint(1, factor))}
         if dice.random() < 0.08:
             configs["unclean.leader.election.enable"] = "true"
-        assignments = None
-        if leader is not None or dice.random() < 0.25:
+        if not assignments and (leader is not None or dice.random() < 0.25):
             self._storm.event("re-created by explicit assignment")
             brokers = self._cluster.broker_ids
             assignments = [dice.sample(brokers, factor) for _ in range(partitions)]
             if leader is not None:
                 assignments = [sorted(ids, key=lambda broker_id: broker_id != leader) for ids in assignments]
-        return _Wish(partitions, factor, configs, assignments)
+        return _Wish(partitions, factor, configs, assignments or None)
 
     # -- in the end --
 
@@ -592,7 +602,7 @@ class Rebirth:
         numbers = itertools.count()
         async with asyncio.TaskGroup() as tasks:
             while not self._is_probing:
-                for _ in range(random.randint(1, settings.burst)):
+                for _ in range(0 if settings.topic in self.quiet else random.randint(1, settings.burst)):
                     choice = self._choice(settings, random)
                     tasks.create_task(self._record(identity, next(numbers), producer, random, settings, choice))
                 await asyncio.sleep(random.expovariate(settings.records_per_s) * (1 + settings.burst) / 2)
@@ -703,8 +713,9 @@ class Rebirth:
         async for record in consumer:
             polls = polled[identity, TopicPartition(record.topic, record.partition)]
             polls.append(Polled(record.offset, record.value or b"", self._now_s))
-            if random.random() < 0.2:
-                await asyncio.sleep(random.uniform(0, 0.1))
+            slow_s = self.slow_until_s.get(settings.topic, 0.0) - self._now_s
+            if slow_s > 0 or random.random() < 0.2:
+                await asyncio.sleep(max(slow_s, random.uniform(0, 0.1)))
 
     # -- ambushes --
 
@@ -816,7 +827,7 @@ async def _held_up(
     while replica.proposed_isr is None and rebirth._now_s < deadline_s:
         await asyncio.sleep(0.01)
     others = [broker_id for broker_id in rebirth._cluster.broker_ids if broker_id != leader]
-    rebirth._wished_leader[topic] = rebirth._dice.choice(others)
+    rebirth.wished_leader[topic] = rebirth._dice.choice(others)
     is_laid.set()
     return replica.proposed_isr is not None
 
@@ -848,14 +859,14 @@ async def _session_suspended(rebirth: Rebirth, topic: str, is_laid: asyncio.Even
 
 
 async def _all_killed(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """All brokers die when the new topic has its first record, and one of them stays away; who leads then dies, too,
-    when it has acknowledged something."""
+    """All brokers die when the new topic has its first record, perhaps only at its leader, and one of them stays away.
+    When the leader has come back and acknowledged the record, it dies again."""
     storm, dice = rebirth._storm, rebirth._dice
     is_laid.set()
     born = await rebirth._moment(topic, "created")
     if born is None:
         return
-    found = await rebirth._first_record(born) if dice.random() < 0.7 else None
+    found = await _first_record(rebirth, born, is_alone=dice.random() < 0.7) if dice.random() < 0.8 else None
     if found is None:
         await asyncio.sleep(dice.choice([0.0, 0.1, 1.0]) * dice.random())
     idle = storm.idle_brokers()
@@ -866,31 +877,109 @@ async def _all_killed(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> N
     rebirth.struck("all brokers killed", f"{idle}, {away} stays away")
     if found is None:
         return
-    identified = TopicIdPartition(born.topic_id, found[0])
+    partition, leader = found
     known_s = rebirth._now_s + 4
+    while rebirth._now_s < known_s:
+        replica = rebirth._replica(leader, born, partition)
+        if replica is not None and replica.is_leader:
+            break
+        await asyncio.sleep(_POLL_S)
+    others = [broker_id for broker_id in storm.idle_brokers() if broker_id != leader]
+    if leader in storm.idle_brokers() and others and dice.random() < 0.7:
+        with storm.hold(others[0]):
+            storm.cluster.pause_broker(others[0])
+            try:
+                await _kill_once_acknowledged(rebirth, born, partition, leader)
+            finally:
+                storm.cluster.resume_broker(others[0])
+    else:
+        await _kill_once_acknowledged(rebirth, born, partition, leader)
+
+
+async def _kill_once_acknowledged(rebirth: Rebirth, born: Incarnation, partition: TopicPartition, leader: int) -> None:
+    storm = rebirth._storm
+    identified = TopicIdPartition(born.topic_id, partition)
+    known_s = rebirth._now_s + 2
     while rebirth._now_s < known_s and identified not in rebirth._acknowledged_ends:
-        await asyncio.sleep(0.005)
-    leader = storm.cluster.state(found[0]).leader if found[0] in rebirth.partitions() else NO_LEADER
+        await asyncio.sleep(_POLL_S)
     if identified in rebirth._acknowledged_ends and leader in storm.idle_brokers():
-        storm.take_down(leader, storm.cluster.kill_broker, restart_after_s=dice.uniform(1, 8))
+        storm.take_down(leader, storm.cluster.kill_broker, restart_after_s=rebirth._dice.uniform(1, 8))
         rebirth.struck("all brokers killed, and then the leader", f"{leader}")
 
 
+async def _first_record(rebirth: Rebirth, born: Incarnation, *, is_alone: bool) -> tuple[TopicPartition, int] | None:
+    """Where the first record arrives, as soon as it is there; alone: at the leader only, whom nobody reaches before."""
+    network, hosts = rebirth._storm.simulation.network, [host_name(b) for b in rebirth._cluster.broker_ids]
+    links = [(source, target) for source in hosts for target in hosts if source != target] if is_alone else []
+    followed_s = rebirth._now_s + 2
+    while rebirth._now_s < followed_s and not _is_led(rebirth, born):
+        await asyncio.sleep(_POLL_S)
+    for link in links:
+        network.block(*link)
+    try:
+        return await rebirth._first_record(born)
+    finally:
+        for link in links:
+            network.unblock(*link)
+
+
+def _is_led(rebirth: Rebirth, born: Incarnation) -> bool:
+    """Every partition, as its leader knows."""
+    leads = [
+        replica is not None and replica.is_leader
+        for partition in born.partitions
+        for replica in [rebirth._replica(born.assignment[partition.partition][0], born, partition)]
+    ]
+    return all(leads)
+
+
 async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """The connection of a producer breaks when the new topic has got its first record."""
-    is_laid.set()
-    born = await rebirth._moment(topic, "created")
-    if born is None:
-        return
+    """The connection of a producer breaks when the new topic has got its first record. Perhaps it had nothing to send
+    meanwhile, and the partitions are where they were: then it knows nothing of any re-creation."""
+    dice = rebirth._dice
+    current = rebirth.lives.current(topic)
+    if current is not None and dice.random() < 0.7:
+        rebirth.quiet.add(topic)
+        rebirth.wished_assignment[topic] = _present_assignment(rebirth, topic)
+    try:
+        await asyncio.sleep(dice.uniform(0.2, 0.6))
+        is_laid.set()
+        born = await rebirth._moment(topic, "created")
+        if born is None:
+            return
+        while topic in rebirth.quiet and not _is_led(rebirth, born) and rebirth.lives.current(topic) is born:
+            await asyncio.sleep(_POLL_S)
+    finally:
+        is_laid.set()
+        rebirth.quiet.discard(topic)
     found = await rebirth._first_record(born)
     if found is None:
         return
-    dice = rebirth._dice
     await asyncio.sleep(dice.choice([0.0, 0.0, 0.002, 0.05]))
     producers = [name for name, settings in rebirth._producers.items() if settings.topic == topic]
     broken = sum(rebirth._storm.simulation.network.reset(name, host_name(found[1])) for name in producers)
     if broken:
         rebirth.struck("a producer's connection broken", f"{producers} to {found[1]}")
+
+
+def _present_assignment(rebirth: Rebirth, topic: str) -> list[list[int]]:
+    """As it would have to be for everybody to lead what he leads now."""
+    assignment = []
+    for partition, _, assigned in rebirth._replicas():
+        if partition.topic == topic:
+            leader = rebirth._cluster.state(partition).leader
+            assignment.append(sorted(assigned, key=partial(ne, leader)))
+    return assignment
+
+
+async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """Whoever reads record by record is in the middle of a batch when the topic becomes another one."""
+    dice = rebirth._dice
+    rebirth.slow_until_s[topic] = rebirth._now_s + dice.uniform(2, 8)
+    await asyncio.sleep(dice.uniform(0.3, 1))
+    is_laid.set()
+    if await rebirth._moment(topic, "created") is not None and rebirth._now_s < rebirth.slow_until_s[topic]:
+        rebirth.struck("consumers in the middle of a batch")
 
 
 async def _admin_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
@@ -974,6 +1063,7 @@ AMBUSHES: dict[str, Ambush] = {
     "a session suspended": _session_suspended,
     "all brokers killed": _all_killed,
     "a producer's connection broken": _producer_cut_off,
+    "consumers in the middle of a batch": _slow_consumers,
     "the administrator's connection broken": _admin_cut_off,
     "a deletion held up": _deletion_held_up,
     "the controller killed": _controller_killed,

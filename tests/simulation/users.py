@@ -63,6 +63,7 @@ from tests.simulation.answers import (
 )
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.history import Acknowledged, Anomaly, History, Polled, Sent
+from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import Process
 from tests.simulation.world import WALL_CLOCK_START_MS, VirtualWorld
 
@@ -235,10 +236,6 @@ class Users:
         random.shuffle(addresses)
         return ",".join(addresses[: random.choice([1, len(addresses)])])
 
-    @staticmethod
-    def _now_s() -> float:
-        return asyncio.get_running_loop().time()
-
     # -- producing --
 
     async def _produce(self, name: str, world: VirtualWorld, habits: Habits) -> None:
@@ -300,7 +297,7 @@ class Users:
         label = label_of(key, value, headers)
         partition = ANY if key is None else habits.partitioner.by_key(key, habits.partitions)
         self._history.sent[label] = Sent(life.who, number, TopicPartition(habits.topic, partition))
-        self._answers.written[label] = Written(key, value, headers, timestamp_ms, self._now_s())
+        self._answers.written[label] = Written(key, value, headers, timestamp_ms, _now_s())
         try:
             delivery = life.producer.send(
                 habits.topic, value, key=key, timestamp_ms=timestamp_ms, headers=headers or None
@@ -324,8 +321,9 @@ class Users:
         partition = TopicPartition(metadata.topic, metadata.partition)
         if delivery._batch.partition >= 0 and delivery._batch.forwarded is not None:
             self._event("batch split")
-        self._history.acknowledged[partition].append(Acknowledged(label, metadata.offset, self._now_s()))
-        self._acknowledged_end[partition] = max(self._acknowledged_end[partition], metadata.offset + 1)
+        self._history.acknowledged[partition].append(Acknowledged(label, metadata.offset, _now_s()))
+        if partition not in self._forgiven:  # it may have been acknowledged before, and heard of just now
+            self._acknowledged_end[partition] = max(self._acknowledged_end[partition], metadata.offset + 1)
         return True
 
     async def _call(self, life: _Life, what: str, call: Awaitable[None], within_s: float) -> None:
@@ -409,7 +407,7 @@ class Users:
         finally:
             await fetcher.close()
         self._event("range failing on loss" if fails_on_loss else "range whatever is lost")
-        self._answers.ranges.append(RangeRead(who, partition, start, end, labels, loss, self._now_s()))
+        self._answers.ranges.append(RangeRead(who, partition, start, end, labels, loss, _now_s()))
 
     # -- administration --
 
@@ -442,7 +440,7 @@ class Users:
         random = world.random
         operations = self._operations.setdefault(topic, [])
         index = len(operations)
-        began_s = self._now_s()
+        began_s = _now_s()
         # If its process dies it stays in doubt, and so it is for ever.
         operations.append(TopicOperation(what, who, partitions, began_s, float("inf"), IN_DOUBT, self._seen(topic)))
         outcome = IN_DOUBT
@@ -468,9 +466,7 @@ class Users:
         except MinibrokerError:
             pass
         finally:
-            operations[index] = TopicOperation(
-                what, who, partitions, began_s, self._now_s(), outcome, self._seen(topic)
-            )
+            operations[index] = TopicOperation(what, who, partitions, began_s, _now_s(), outcome, self._seen(topic))
         return outcome
 
     def _answers_lost(self, host: str, random: Random) -> None:
@@ -514,7 +510,7 @@ class Users:
                     for number in range(records):
                         label = b"%s/%d|" % (who.encode(), number)
                         self._history.sent[label] = Sent(who, number, partition)
-                        self._answers.written[label] = Written(None, label, (), None, self._now_s())
+                        self._answers.written[label] = Written(None, label, (), None, _now_s())
                         delivery = producer.send(partition.topic, label, partition=partition.partition)
                         await self._ending(delivery, label, who, 15 + GRACE_S)
 
@@ -652,6 +648,13 @@ class Users:
         return [*topics, *check_users(self._history, self._answers)]
 
 
+def _now_s() -> float:
+    """Of the storm, whatever the clock of the process that asks."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop.now_s
+
+
 class _Reading:
     """One consumer, from its start to its end, and where it has to be."""
 
@@ -676,10 +679,6 @@ class _Reading:
         self._next: dict[TopicPartition, int] = {}
         """The offset that must come next, where that is known."""
 
-    @staticmethod
-    def _now_s() -> float:
-        return asyncio.get_running_loop().time()
-
     def _moved(self, partition: TopicPartition, start: int | None) -> None:
         leg = self._legs[partition] = f"{self._who}/{next(self._numbers)}"
         self._next.pop(partition, None)
@@ -692,7 +691,7 @@ class _Reading:
         if partition in consumer.paused():
             self._accuse(Anomaly("read while paused", f"{self._who}: offset {record.offset} of {partition}"))
         label = label_of(record.key, record.value, record.headers)
-        self._history.polled.append(Polled(self._legs[partition], partition, record.offset, label, self._now_s()))
+        self._history.polled.append(Polled(self._legs[partition], partition, record.offset, label, _now_s()))
         self._next[partition] = record.offset + 1
 
     async def begin_at(
@@ -733,7 +732,7 @@ class _Reading:
             for partition in partitions:
                 if partition in self._next and f"{partition} at offset" in str(error):
                     self._answers.refused.append(
-                        Refused(self._who, partition, self._next[partition], str(error), self._now_s())
+                        Refused(self._who, partition, self._next[partition], str(error), _now_s())
                     )
 
     async def read_for_a_life(self, bootstrap: str, world: World, topics: Mapping[str, int]) -> None:
@@ -776,7 +775,7 @@ class _Reading:
     async def _at_the_end(self, consumer: Consumer, partition: TopicPartition) -> None:
         offset = await consumer.position(partition)
         self._moved(partition, offset)
-        self._answers.offsets.append(OffsetTold(self._who, partition, "end", 0, offset, -1, self._now_s()))
+        self._answers.offsets.append(OffsetTold(self._who, partition, "end", 0, offset, -1, _now_s()))
 
     async def _do_something(self, consumer: Consumer, partitions: list[TopicPartition], random: Random) -> None:
         partition = random.choice(partitions)
@@ -800,7 +799,7 @@ class _Reading:
         elif what == "position" and partition in self._next:
             position = await consumer.position(partition)
             self._answers.positions.append(
-                PositionTold(self._who, partition, position, self._next[partition], self._now_s())
+                PositionTold(self._who, partition, position, self._next[partition], _now_s())
             )
         elif what == "ask":
             await self.ask_everything(consumer, [partition], random)
@@ -822,7 +821,7 @@ class _Reading:
         """Beginnings, ends, and the first records of a time."""
 
         def told(partition: TopicPartition, question: str, asked_ms: int, offset: int | None, time_ms: int) -> None:
-            answer = OffsetTold(self._who, partition, question, asked_ms, offset, time_ms, self._now_s(), is_healed)
+            answer = OffsetTold(self._who, partition, question, asked_ms, offset, time_ms, _now_s(), is_healed)
             self._answers.offsets.append(answer)
 
         for partition, offset in (await consumer.beginning_offsets(partitions)).items():
