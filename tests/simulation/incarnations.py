@@ -221,6 +221,7 @@ class _Path:
     """All places at which a consumer may be in one partition, given what it has returned."""
 
     def __init__(self, lives: Lives, partition: TopicPartition) -> None:
+        self._sent = lives.sent
         self._incarnations = lives.incarnations[partition.topic]
         self._logs = [lives.committed.get(TopicIdPartition(i.topic_id, partition), {}) for i in self._incarnations]
         self._holding: dict[tuple[int, bytes], list[int]] = defaultdict(list)
@@ -233,10 +234,12 @@ class _Path:
     def _may_be_in(self, poll: Polled) -> list[int]:
         """The incarnations that this may have been read from, as far as their logs and times tell."""
         known = self._holding.get((poll.offset, poll.value), [])
+        sent = self._sent.get(poll.value)
         unknown = [
             number
             for number, incarnation in enumerate(self._incarnations)
             if incarnation.created_at_s <= poll.at_s
+            and (sent is None or sent.at_s <= incarnation.gone_at_s)
             and (incarnation.may_lose or poll.offset not in self._logs[number])
             and not (self._is_last_complete and number == len(self._incarnations) - 1 and not incarnation.may_lose)
         ]

@@ -252,7 +252,7 @@ class Rebirth:
             if broker_id not in assigned:
                 continue
             replica = self._replica(broker_id, current, partition)
-            if replica is None or broker_id not in self._cluster.state(partition).isr:
+            if replica is None or not self._storm.is_in_sync(broker_id, partition):
                 return False
             end = self._acknowledged_ends.get(TopicIdPartition(current.topic_id, partition), 0)
             if replica.high_watermark < end and not current.may_lose:
@@ -934,8 +934,8 @@ def _is_led(rebirth: Rebirth, born: Incarnation) -> bool:
 
 
 async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """The connection of a producer breaks when the new topic has got its first record. Perhaps it had nothing to send
-    meanwhile, and the partitions are where they were: then it knows nothing of any re-creation."""
+    """The connection of a producer breaks when the new topic has got one of its first batches. Perhaps it had nothing
+    to send meanwhile, and the partitions are where they were: then it knows nothing of any re-creation."""
     dice = rebirth._dice
     current = rebirth.lives.current(topic)
     if current is not None and dice.random() < 0.7:
@@ -955,6 +955,7 @@ async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event
     found = await rebirth._first_record(born)
     if found is None:
         return
+    await _appends(rebirth, born, *found, dice.randint(0, 4))
     await asyncio.sleep(dice.choice([0.0, 0.0, 0.002, 0.05]))
     producers = [name for name, settings in rebirth._producers.items() if settings.topic == topic]
     broken = sum(rebirth._storm.simulation.network.reset(name, host_name(found[1])) for name in producers)
@@ -970,6 +971,19 @@ def _present_assignment(rebirth: Rebirth, topic: str) -> list[list[int]]:
             leader = rebirth._cluster.state(partition).leader
             assignment.append(sorted(assigned, key=partial(ne, leader)))
     return assignment
+
+
+async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartition, leader: int, count: int) -> None:
+    """Until so many more batches have come, as soon as the last of them is there, or none comes for a while."""
+    for _ in range(count):
+        replica = rebirth._replica(leader, born, partition)
+        if replica is None:
+            return
+        end, patience_s = replica.log.log_end_offset, rebirth._now_s + 2
+        while replica.log.log_end_offset == end:
+            if rebirth._now_s > patience_s:
+                return
+            await asyncio.sleep(_POLL_S)
 
 
 async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:

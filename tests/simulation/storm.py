@@ -617,21 +617,24 @@ class Storm:
             self._accuse(anomaly)
 
     def _has_caught_up(self, broker_id: int) -> bool:
-        """It is in every ISR again, with what it has not lost since, *and* holds all that was acknowledged: who had a
-        power cut may still stand in the ISR of before it."""
+        """It is in every ISR again *and* holds all that was acknowledged."""
         broker = self.cluster.living_broker(broker_id)
         if broker is None or broker._replicas is None:
             return False
         for topic_partition in self._all_partitions:
             partition = broker._replicas.partition(topic_partition)
-            members = self.cluster.state(topic_partition).in_sync_members
             if (
                 partition is None
-                or not any(m.broker_id == broker_id and self._has_lost_nothing(m) for m in members)
+                or not self.is_in_sync(broker_id, topic_partition)
                 or partition.high_watermark < self.workload.acknowledged_end[topic_partition]
             ):
                 return False
         return self.rebirth.has_caught_up(broker_id)
+
+    def is_in_sync(self, broker_id: int, partition: TopicPartition) -> bool:
+        """In the ISR, and not only in that of before its power cut: what it had then, it may not have now."""
+        members = self.cluster.state(partition).in_sync_members
+        return any(m.broker_id == broker_id and self._has_lost_nothing(m) for m in members)
 
     def _topic_id(self, topic: str) -> str:
         return znodes.decode_topic(topic, self.simulation.zookeeper.data(znodes.topic_path(topic))).topic_id

@@ -170,6 +170,12 @@ def test_the_last_moments_of_an_old_topic_need_not_be_known() -> None:
     assert check(lives) == []
 
 
+def test_what_was_sent_when_an_old_topic_was_gone_was_not_read_from_its_unknown_end() -> None:
+    lives = two_lives(old=(b"a",), new=(b"b", b"c"))
+    del lives.polled["c", PARTITION][1]
+    assert kinds(lives) == ["poll skip"]
+
+
 def test_a_value_that_neither_the_last_topic_has_nor_an_older_one_can_have_is_seen() -> None:
     lives = two_lives()
     lives.polled["c", PARTITION].append(Polled(1, b"x", 14))
