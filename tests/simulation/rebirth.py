@@ -49,6 +49,8 @@ END_GRACE_S = 3.0
 """A delivery has its end so long after its timeout, at the latest."""
 
 _RETRY_S = 0.3
+
+LATE_ISR_WRITE = "an ISR write held up"
 _POLL_S = 0.001
 _MOMENT_S = 25.0
 """How long an ambush waits for its moment."""
@@ -377,12 +379,22 @@ class Rebirth:
             await asyncio.sleep(dice.choice([0.3, 2.0, 6.0]) * dice.uniform(0.5, 1.5))
             if self._now_s >= end_s:
                 return
-            kinds = sorted(AMBUSHES)
-            ambushes = dice.sample(kinds, dice.choice([0, 1, 1, 2]))
+            kinds = [*sorted(AMBUSHES), LATE_ISR_WRITE, LATE_ISR_WRITE]
+            ambushes = list(dict.fromkeys(dice.sample(kinds, dice.choice([0, 1, 1, 2]))))
             admin = self._cluster.client(f"admin-{topic}")
             self.wished_leader.pop(topic, None)
             self.wished_assignment.pop(topic, None)
             try:
+                if LATE_ISR_WRITE in ambushes:
+                    # The write is for a version, which begins at 0 in each topic: so this one is to be as new as the next.
+                    await self._delete(topic, admin)
+                    await self._create(
+                        topic,
+                        admin,
+                        self._wish(topic)._replace(
+                            replication_factor=self._most_replicas, assignments=None, configs={}
+                        ),
+                    )
                 for kind in ambushes:
                     is_laid = asyncio.Event()
                     self._storm.begin(AMBUSHES[kind](self, topic, is_laid), f"ambush of {topic}: {kind}")
@@ -1072,7 +1084,7 @@ Ambush = Callable[[Rebirth, str, asyncio.Event], Coroutine[Any, Any, None]]
 """Sets the event as soon as the deletion may be asked for, in any case."""
 
 AMBUSHES: dict[str, Ambush] = {
-    "an ISR write held up": _late_isr_write,
+    LATE_ISR_WRITE: _late_isr_write,
     "a reply of ZooKeeper lost": _reply_lost,
     "a session suspended": _session_suspended,
     "all brokers killed": _all_killed,
