@@ -63,7 +63,7 @@ class MetadataCache:
             topic = self._topics.get(state.topic_name)
             if topic is None or topic.topic_id != state.topic_id:
                 topic = self._topics[state.topic_name] = CachedTopic(state.topic_id, {})
-            topic.num_partitions = max(topic.num_partitions, state.num_partitions)
+            topic.num_partitions = state.num_partitions
             for partition in state.partition_states:
                 topic.partitions[partition.partition_index] = partition
         return [state.topic_name for state in request.topic_states]

@@ -7,7 +7,9 @@ The choice: whoever decides only queues. Per broker a task takes the oldest requ
 an answer, then goes on to the next; one at a time, so that a repetition can never overtake. It ends when the broker
 leaves the picture or the tenure ends. A broker that registered again is another one, with a queue of its own: what
 was meant for its former run is dropped, and refused by its epoch if it is on its way already. A request that was
-carried out and is repeated because the answer got lost does no harm: epochs make it a repetition.
+carried out and is repeated because the answer got lost does no harm: epochs make it a repetition. Nor does one that a connection
+which was given up delivers late, when others have been carried out since: orders are numbered, and brokers take none
+back.
 
 Answers become events. A broker that knows a higher controller epoch ends the tenure.
 """
@@ -50,7 +52,7 @@ class Outgoing:
     UpdateMetadata says are gone."""
 
     api: Api[Any, Any]
-    body: m.Message
+    body: m.LeaderAndIsrRequest | m.StopReplicaRequest | m.UpdateMetadataRequest
     partitions: tuple[TopicPartition, ...] = ()
     deleted_topics: tuple[str, ...] = ()
 
@@ -99,6 +101,8 @@ class Outbox:
         """Queue a request. It is dropped where there is no such broker any more."""
         channel = self._channels.get(broker_id)
         if channel is not None:
+            channel.orders += 1
+            request.body.number = channel.orders
             channel.queue.append(request)
             channel.filled.set()
 
@@ -191,6 +195,8 @@ class _Channel:
     broker: Broker
     endpoint: Endpoint
     queue: deque[Outgoing] = field(default_factory=deque)
+    orders: int = 0
+    """How many were ever queued: the number of the last one."""
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     connection: Connection | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from controller.cluster_state import ClusterState
 from controller.plan import MetadataUpdate, StopReplica
+from controller.states.partition import PartitionState
 from protocol import messages as m
 from protocol.framing import MAX_SMALL_REQUEST_BYTES
 from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_EPOCH, NO_LEADER, Broker, Endpoint, TopicPartition
@@ -98,7 +99,7 @@ def update_metadata(state: ClusterState, update: MetadataUpdate) -> list[Callabl
                 topic,
                 state.topic_ids[topic],
                 [_metadata_state(state, p) for p in group],
-                num_partitions=sum(p in state.leadership for p in state.partitions_of(topic)),
+                num_partitions=sum(_is_to_be_shown(state, p) for p in state.partitions_of(topic)),
             )
             for topic, group in _by_topic(part)
         ]
@@ -113,6 +114,13 @@ def update_metadata(state: ClusterState, update: MetadataUpdate) -> list[Callabl
         )
 
     return [made_out(body) for body in bodies]
+
+
+def _is_to_be_shown(state: ClusterState, partition: TopicPartition) -> bool:
+    """It has a leader, or had one, or is about to get its first: new partitions are settled slice by slice. (One whose
+    replicas are all dead, or whose state cannot be read, would keep clients from the others.)"""
+    is_new = state.partition_state(partition) is PartitionState.NEW
+    return partition in state.leadership or (is_new and bool(state.live_replicas(partition)))
 
 
 def _metadata_state(state: ClusterState, partition: TopicPartition) -> m.UpdateMetadataPartition:

@@ -289,6 +289,8 @@ class LeaderAndIsrRequest(Message):
     broker_epoch: Int64
     topic_states: Annotated[list[LeaderAndIsrTopic], Meta(max_length=MAX_TOPICS)]
     live_leaders: Annotated[list[LiveLeader], Meta(max_length=MAX_BROKERS)]
+    number: Int64 = 0
+    """Grows with every order to a broker in a term of office, and stays in a repetition; 0: not numbered."""
 
 
 class PartitionError(Message):
@@ -324,6 +326,8 @@ class StopReplicaRequest(Message):
     controller_epoch: Int32
     broker_epoch: Int64
     topic_states: Annotated[list[StopReplicaTopic], Meta(max_length=MAX_TOPICS)]
+    number: Int64 = 0
+    """As in LeaderAndIsrRequest."""
 
 
 class StopReplicaResponse(Message):
@@ -372,6 +376,8 @@ class UpdateMetadataRequest(Message):
     broker_epoch: Int64
     topic_states: Annotated[list[UpdateMetadataTopic], Meta(max_length=MAX_TOPICS)]
     live_brokers: Annotated[list[UpdateMetadataBroker], Meta(max_length=MAX_BROKERS)]
+    number: Int64 = 0
+    """As in LeaderAndIsrRequest."""
 
 
 class UpdateMetadataResponse(Message):

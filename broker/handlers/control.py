@@ -1,6 +1,6 @@
 """LeaderAndIsr, StopReplica, UpdateMetadata: what the controller orders.
 
-Two epochs fence each order. The controller's: an order of a deposed controller is refused. The broker's
+Two epochs and a number fence each order. The controller's: an order of a deposed controller is refused. The broker's
 (KIP-380): an order that was meant for an earlier run of this broker is refused, for good, and one that is for a run
 which this broker does not know of yet (its registration succeeded, the answer is on its way, or lost) waits a moment
 and is refused with another error, on which the controller sends it again.
@@ -33,7 +33,21 @@ async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaR
             ErrorCode.STALE_BROKER_EPOCH,
             f"the request is for broker epoch {request.broker_epoch}, this one is {own_epoch}",
         )
+    order = (request.controller_epoch, request.broker_epoch, request.number)
+    if _is_late(services.control_epoch.last_order, order):
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST,
+            f"order {request.number} of controller epoch {request.controller_epoch} comes after order "
+            f"{services.control_epoch.last_order[2]}",
+        )
+    services.control_epoch.last_order = order
     services.control_epoch.highest = max(services.control_epoch.highest, request.controller_epoch)
+
+
+def _is_late(last: tuple[int, int, int], order: tuple[int, int, int]) -> bool:
+    """Whether an order comes when later ones of the same controller have been carried out: by a connection that the
+    controller has given up since. The same number again is a repetition, which does no harm."""
+    return order[:2] == last[:2] and 0 < order[2] < last[2]
 
 
 async def handle_leader_and_isr(services: Services, request: Request) -> None:

@@ -30,9 +30,12 @@ class Administration(Protocol):
 
 
 class ControlEpoch(msgspec.Struct):
-    """The highest controller epoch that this broker took an order from."""
+    """What this broker took orders from, and the last one it took."""
 
     highest: int = -1
+    """The highest controller epoch."""
+    last_order: tuple[int, int, int] = (-1, -1, 0)
+    """Controller epoch, broker epoch, number."""
 
 
 class Services(msgspec.Struct):

@@ -119,6 +119,8 @@ class ReplicaManager:
         self._fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
         self._changed_isrs: dict[TopicPartition, None] = {}
         self._isr_changed = asyncio.Event()
+        self._up_to_date: ZooKeeperSession | None = None
+        """See `_up_to_date_session`."""
         self.expired_produces = 0
         self.expired_fetches = 0
         self.isr_shrinks = 0
@@ -353,6 +355,7 @@ class ReplicaManager:
         """
         errors: list[PartitionError] = []
         assigned: list[_Assigned] = []
+        self._up_to_date = None
         for topic in request.topic_states:
             try:
                 config = await self._topic_config(topic.topic_name, topic.partition_states)
@@ -411,7 +414,7 @@ class ReplicaManager:
         path = znodes.topic_config_path(topic)
         while True:
             try:
-                session = await self._sessions()
+                session = await self._up_to_date_session()
                 data, _ = await session.get(path)
                 return topic_config(znodes.decode_config(path, data))
             except NoNode:
@@ -431,6 +434,16 @@ class ReplicaManager:
             self._deleted[topic_id, topic_partition] = leader_epoch
             if len(self._deleted) > DELETIONS_REMEMBERED:
                 del self._deleted[next(iter(self._deleted))]
+
+    async def _up_to_date_session(self) -> ZooKeeperSession:
+        """A session that reads what there was when the present order came, or newer: a server of an ensemble may be
+        behind, and would say that a topic which was created just now has no settings. A write is answered when that
+        server has caught up with it, and this one, of which nothing remains, will do. Raises ZooKeeperError."""
+        session = await self._sessions()
+        if session is not self._up_to_date:
+            await session.multi([Check(znodes.TOPICS, -1)])
+            self._up_to_date = session
+        return session
 
     async def _ensure_partition(self, topic_partition: TopicPartition, topic_id: str, config: TopicConfig) -> Partition:
         partition = self._partitions.get(topic_partition)
