@@ -192,10 +192,20 @@ class Admin:
         return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)))
 
     async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
-        self._check_running()
-        return await self._cluster.metadata.request_any(
-            METADATA, m.MetadataRequest(topics), timeout_s=self._api_timeout_s
-        )
+        """What a broker says. One that does not know yet of all partitions of a topic is asked again, or another."""
+        deadline = self._cluster.clock.monotonic() + self._api_timeout_s
+        while True:
+            self._check_running()
+            remaining_s = max(0.0, deadline - self._cluster.clock.monotonic())
+            response = await self._cluster.metadata.request_any(
+                METADATA, m.MetadataRequest(topics), timeout_s=remaining_s
+            )
+            is_partial = any(
+                t.error_code == ErrorCode.LEADER_NOT_AVAILABLE and not t.partitions for t in response.topics
+            )
+            if not is_partial or remaining_s <= self._cluster.retry_backoff_s:
+                return response
+            await asyncio.sleep(self._cluster.retry_backoff_s)
 
     # -- at the controller --
 

@@ -50,7 +50,7 @@ class Controller:
         self._world = world
         self._settings = settings
         self._broker_id = broker_id
-        self._hooks = Hooks(probe, validate_config, on_brokers_changed)
+        self._hooks = Hooks(probe, validate_config, on_brokers_changed, spent_nonces={})
         self._request_resign = request_resign
         self._tenure: Tenure | None = None
         self._session: ZooKeeperSession | None = None

@@ -7,9 +7,9 @@ The choice: whoever decides only queues. Per broker a task takes the oldest requ
 an answer, then goes on to the next; one at a time, so that a repetition can never overtake. It ends when the broker
 leaves the picture or the tenure ends. A broker that registered again is another one, with a queue of its own: what
 was meant for its former run is dropped, and refused by its epoch if it is on its way already. A request that was
-carried out and is repeated because the answer got lost does no harm: epochs make it a repetition. Nor does one that a connection
-which was given up delivers late, when others have been carried out since: orders are numbered, and brokers take none
-back.
+carried out and is repeated because the answer got lost does no harm: epochs make it a repetition. Nor does one that
+comes late, by a connection that was given up, when others have been carried out since: orders are numbered, and brokers
+go back to none.
 
 Answers become events. A broker that knows a higher controller epoch ends the tenure.
 """

@@ -35,6 +35,7 @@ from controller.gather import Gather, Watchers
 from controller.outbox import Outbox
 from controller.plan import Plan
 from controller.timeline import Timeline
+from protocol import topic_ids
 from protocol.messages import CreatableTopicResult, DeletableTopicResult
 from protocol.model import Broker, TopicPartition, topic_name_problem
 from protocol.world import SessionExpired, SessionState, World, ZooKeeperSession
@@ -51,6 +52,10 @@ U = TypeVar("U")
 
 Probe = Callable[[Sequence[Broker]], Awaitable[Collection[int]]]
 """Tries to connect to brokers and returns the ids of those that are certainly not running. Bounds its own time."""
+
+
+MOST_SPENT_NONCES = 10_000
+"""More creations than can be on their way to one broker for as long as any network holds them."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ class Hooks(NamedTuple):
     probe: Probe
     validate_config: topics.ConfigCheck
     on_brokers_changed: Callable[[tuple[Broker, ...]], None]
+    spent_nonces: dict[bytes, None]
+    """Of the topics that this process has created, in whichever term: see `topics.validate`. The oldest come first."""
 
 
 class Tenure:
@@ -407,6 +414,7 @@ class Tenure:
             self._hooks.validate_config,
             self._random,
             self._topic_numbers,
+            self._hooks.spent_nonces,
         )
         new = [answer for answer in answers if isinstance(answer, topics.NewTopic)]
         if request.validate_only:
@@ -415,11 +423,20 @@ class Tenure:
         leftover = [name for name in names if topic_config_path(name) in paths]
         outcome = await self._execute(topics.create(new, leftover))
         existing = outcome.existing_topics
+        created = {topic.topic: topic.znode for topic in new if topic.topic not in existing}
+        self._spend_nonces(created.values())
         try:
-            await self._add_topics({topic.topic: topic.znode for topic in new if topic.topic not in existing})
+            await self._add_topics(created)
         finally:
             # Whatever happened then: the topics are in ZooKeeper, and if not this controller, the next serves them.
             request.answer([_result(answer, existing=existing) for answer in answers])
+
+    def _spend_nonces(self, created: Iterable[TopicZnode]) -> None:
+        spent = self._hooks.spent_nonces
+        for znode in created:
+            spent[topic_ids.nonce(znode.topic_id) or b""] = None
+            if len(spent) > MOST_SPENT_NONCES:
+                del spent[next(iter(spent))]
 
     async def _delete_topics(self, request: events.DeleteTopicsRequest) -> None:
         await self._read_new_topics(name for name in request.topics if topic_name_problem(name) is None)

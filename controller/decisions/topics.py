@@ -70,14 +70,16 @@ def validate(
     check_config: ConfigCheck,
     random: Random,
     numbers: Iterator[int],
+    spent: Container[bytes] = (),
 ) -> list[NewTopic | CreatableTopicResult]:
     """For each request, in order, the topic as it is to be created, or the result that says why it is refused.
 
     A topic that an earlier attempt of the same request created, whose answer was lost, is no reason to refuse: its
-    result says what is there. (One that was created so and deleted since is created again.)
+    result says what is there. One that was created so and deleted since is not created again: the request may be one
+    that was on its way for long, whose caller has had an answer to another attempt.
 
     `existing` are topics that are in ZooKeeper, whether or not in the picture already. `numbers` are for the ids of new
-    topics (see `topic_ids`).
+    topics (see `topic_ids`); `spent` are the nonces of those that this process has created before.
     """
     times: dict[str, int] = {}
     for request in requests:
@@ -94,6 +96,12 @@ def validate(
             if is_created_by(state, request):
                 answers.append(_created_already(state, request.name))
                 continue
+            if request.nonce in spent:
+                raise _Refused(
+                    ErrorCode.INVALID_REQUEST,
+                    f"topic {request.name!r} was created by an earlier attempt of this request, and deleted since: "
+                    "send another request if it is to be created again",
+                )
             _check_name(request.name, state, existing, taken)
             new_topic = NewTopic(
                 request.name,
@@ -166,7 +174,8 @@ def _check_name(topic: str, state: ClusterState, existing: Container[str], taken
     if state.is_queued_for_deletion(topic):
         raise _Refused(
             ErrorCode.TOPIC_ALREADY_EXISTS,
-            f"topic {topic!r} is still being deleted: try again when it is gone from the list of topics",
+            f"topic {topic!r} is still being deleted: try again in a moment"
+            + (f" (it waits: {state.ineligible_topics[topic]})" if topic in state.ineligible_topics else ""),
         )
     if topic in state.topic_ids or topic in existing:
         raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, already_exists(topic).error_message)

@@ -264,6 +264,8 @@ class _Draw:
                 return self._integer(node, name)
             case msgspec.inspect.StrType():
                 return self._text(name)
+            case msgspec.inspect.BytesType():
+                return random.randbytes(random.choice((0, 1, node.max_length or 100)))
             case msgspec.inspect.MemoryViewType():
                 return hostile_records(random)[1]
         raise AssertionError(f"no way to draw {node}")

@@ -217,8 +217,18 @@ class Rebirth:
                 incarnations[-1].was_harmed = True
             lossy |= {incarnation.topic_id for incarnation in incarnations if incarnation.may_lose}
         ends = {}
-        for partition, current, _ in self._replicas():
+        for partition, current, assigned in self._replicas():
             identified = TopicIdPartition(current.topic_id, partition)
+            for broker_id in assigned:
+                replica = self._replica(broker_id, current, partition)
+                if replica is not None and replica.min_insync_replicas != current.min_insync_replicas:
+                    self._storm.accuse(
+                        Anomaly(
+                            "other settings than the topic's",
+                            f"{partition} of {current} on broker {broker_id}: min.insync.replicas is "
+                            f"{replica.min_insync_replicas}, and was set to {current.min_insync_replicas}",
+                        )
+                    )
             if not current.may_lose and identified in self._acknowledged_ends:
                 ends[identified] = self._acknowledged_ends[identified]
         return ends, lossy
@@ -386,7 +396,7 @@ class Rebirth:
             self.wished_assignment.pop(topic, None)
             try:
                 if LATE_ISR_WRITE in ambushes:
-                    # The write is for a version, which begins at 0 in each topic: so this one is to be as new as the next.
+                    # The write is for a version, which begins at 0: this topic is to be as new as the next one.
                     await self._delete(topic, admin)
                     await self._create(
                         topic,

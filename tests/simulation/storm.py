@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 from client.admin import Admin
 from client.producer import Producer
+from controller import tenure
 from protocol import znodes
 from protocol.errors import MinibrokerError
 from protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
@@ -118,11 +119,15 @@ def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | N
     report = Report(seed)
     dice = Random(f"{seed} storm")
     limit_s = minutes * 60 + 600
+    usual = tenure.PARTITIONS_AT_ONCE
+    tenure.PARTITIONS_AT_ONCE = dice.choice([1, 2, usual])  # a topic of a few partitions comes as one of thousands
     try:
         run(_storm(report, dice, minutes * 60, is_enough), seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict on this seed
         if is_enough is None or not any(map(is_enough, report.anomalies)):  # else the storm has stopped the loop
             report.anomalies.append(Anomaly("failed", "; ".join(_flat(error))))
+    finally:
+        tenure.PARTITIONS_AT_ONCE = usual
     return report
 
 
@@ -160,7 +165,7 @@ class Storm:
         self._history = History(frozenset(p.topic for p in self.partitions if p.topic.startswith(DURABLE)))
         self.workload = Workload(self.cluster, self._history)
         self.rebirth = Rebirth(self, Random(f"{report.seed} rebirth"))
-        self.users = Users(self.cluster, self.workload.acknowledged_end, event=self.event, accuse=self._accuse)
+        self.users = Users(self.cluster, self.workload.acknowledged_end, event=self.event, accuse=self.accuse)
         self.workload.guests.append(self.users)
         self._all_partitions = [*self.partitions, *self.users.partitions]
         self._invariants = Invariants(self.cluster, self.rebirth.committed)
@@ -288,7 +293,7 @@ class Storm:
         for what, epoch in epochs().items():
             if epoch - before[what] > MAX_CHANGES_BY_A_LINK:
                 times = epoch - before[what]
-                self._accuse(Anomaly("a broken link", f"{what} changed {times} times in {seconds:.0f} s"))
+                self.accuse(Anomaly("a broken link", f"{what} changed {times} times in {seconds:.0f} s"))
         for link in links:
             network.unblock(*link)
         self.note(f"{one} and {other} reach each other")
@@ -300,7 +305,7 @@ class Storm:
     def _fault_ended(self, task: asyncio.Task[None]) -> None:
         self._faults.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._accuse(Anomaly("the storm itself failed", f"{task.get_name()}: {error!r}"))
+            self.accuse(Anomaly("the storm itself failed", f"{task.get_name()}: {error!r}"))
 
     async def _heal(self) -> None:
         """End every fault: each undoes what it has done."""
@@ -323,7 +328,7 @@ class Storm:
                 await probe.process.run(_produce_to_each(self.cluster.bootstrap, probe, self._history, self.partitions))
             self.report.recovery_s = self._now_s - healed_s
             for in_vain in await self.rebirth.recover():
-                self._accuse(Anomaly("not live", f"after healing, in vain awaited {in_vain}"))
+                self.accuse(Anomaly("not live", f"after healing, in vain awaited {in_vain}"))
             doing = "the end of all deliveries"
             async with asyncio.timeout(150):
                 await asyncio.gather(self.workload.finish(), self.users.finish())
@@ -338,14 +343,14 @@ class Storm:
                 await self.users.read_back()
             await self.users.look_at_topics()
         except TimeoutError:
-            self._accuse(Anomaly("not live", f"after healing, in vain awaited {doing}: {self._condition()}"))
+            self.accuse(Anomaly("not live", f"after healing, in vain awaited {doing}: {self._condition()}"))
 
     async def _becomes_whole(self) -> bool:
         """After everything was healed: all brokers up, and all replicas in sync."""
         try:
             await self.cluster.until(self._is_whole, within_s=LIVENESS_S)
         except TimeoutError:
-            self._accuse(Anomaly("not live", f"{LIVENESS_S:g} s after healing it is not whole: {self._condition()}"))
+            self.accuse(Anomaly("not live", f"{LIVENESS_S:g} s after healing it is not whole: {self._condition()}"))
             return False
         return True
 
@@ -355,12 +360,12 @@ class Storm:
         report.lost_with_acks_1 = self._history.lost_with_acks_1()
         report.lost_with_power = self._history.lost_with_power()
         for text in self.workload.unexpected:
-            self._accuse(Anomaly("a client crashed", text))
+            self.accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
             for anomaly in (*check(self._history), *self.users.judge()):
-                self._accuse(anomaly)
+                self.accuse(anomaly)
         for anomaly in self.rebirth.judge():
-            self._accuse(anomaly)
+            self.accuse(anomaly)
 
     # -- what is there in the beginning --
 
@@ -484,7 +489,7 @@ class Storm:
     def _broker_failed(self, broker_id: int, error: Exception) -> None:
         self.note(f"broker {broker_id} failed: {error}")
         if broker_id not in self._hurt:
-            self._accuse(Anomaly("a broker failed by itself", f"broker {broker_id}: {'; '.join(_flat(error))}"))
+            self.accuse(Anomaly("a broker failed by itself", f"broker {broker_id}: {'; '.join(_flat(error))}"))
         self._restart_after_s[broker_id] = self.dice.uniform(0, 3)
         self._down[broker_id].set()
         self.report.unclean_restarts += 1
@@ -589,7 +594,7 @@ class Storm:
         self.report.faults[kind] += 1
         self.note(f"{kind}: {text}")
 
-    def _accuse(self, anomaly: Anomaly) -> None:
+    def accuse(self, anomaly: Anomaly) -> None:
         if str(anomaly) not in self._reported and len(self._reported) < 20:
             self._reported.add(str(anomaly))
             self.report.anomalies.append(anomaly)
@@ -614,7 +619,7 @@ class Storm:
             for partition, end in self.workload.acknowledged_end.items()
         }
         for anomaly in self._invariants.look(ends | reborn_ends, self.damaged, lossy_topic_ids):
-            self._accuse(anomaly)
+            self.accuse(anomaly)
 
     def _has_caught_up(self, broker_id: int) -> bool:
         """It is in every ISR again *and* holds all that was acknowledged."""
@@ -659,10 +664,10 @@ class Storm:
         state = znodes.decode_state(partition, data, 0)
         self.leadership[path] = (partition, state)
         for anomaly in self._invariants.state_written(partition, before, state):
-            self._accuse(anomaly)
+            self.accuse(anomaly)
         changed_at_s = self._changed_at_s.setdefault(path, deque(maxlen=MAX_CHANGES_A_SECOND))
         if len(changed_at_s) == MAX_CHANGES_A_SECOND and self._now_s - changed_at_s[0] < 1:
-            self._accuse(Anomaly("a state flaps", f"{partition} changed {MAX_CHANGES_A_SECOND} times within a second"))
+            self.accuse(Anomaly("a state flaps", f"{partition} changed {MAX_CHANGES_A_SECOND} times within a second"))
         changed_at_s.append(self._now_s)
         for is_wanted, waiting in self._ambushes:
             if not waiting.done() and is_wanted(before, state):

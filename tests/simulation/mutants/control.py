@@ -44,6 +44,7 @@ def _obey_older_controllers(patches: Patches) -> None:
     @patches.instead_of(control, "_fence")
     async def fence(original: Any, services: Any, request: Any) -> None:
         request.controller_epoch = max(request.controller_epoch, services.control_epoch.highest)
+        request.number = 0  # the second fence, which is one of orders of the same controller
         await original(services, request)
 
 
@@ -63,6 +64,14 @@ def older_leader_epoch_accepted(patches: Patches) -> None:
         return False
 
     _obey_older_controllers(patches)
+
+
+@mutant("a connection's late bytes", "a broker carries out an order that comes after later ones of the same controller")
+def late_order_carried_out(patches: Patches) -> None:
+    def is_late(*_: Any) -> bool:
+        return False
+
+    patches.set(control, "_is_late", is_late)
 
 
 @mutant("KIP-380, KAFKA-7235", "a broker obeys orders that were meant for an earlier run of it")

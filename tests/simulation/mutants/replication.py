@@ -212,6 +212,13 @@ def join_before_epoch_start(patches: Patches) -> None:
         return isr_rules.may_join(self.followers[broker_id], self.high_watermark, 0, self._alive_epoch(broker_id))
 
 
+@mutant("an ensemble's stale read", "a topic's settings are read from whichever server of ZooKeeper the session is at")
+def settings_of_a_server_that_is_behind(patches: Patches) -> None:
+    @patches.instead_of(ReplicaManager, "_up_to_date_session")
+    async def up_to_date_session(original: Any, self: ReplicaManager) -> Any:
+        return await self._sessions()
+
+
 class _WithoutVersions:
     """A ZooKeeper session that writes whatever the version is."""
 
