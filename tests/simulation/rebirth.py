@@ -221,7 +221,11 @@ class Rebirth:
             identified = TopicIdPartition(current.topic_id, partition)
             for broker_id in assigned:
                 replica = self._replica(broker_id, current, partition)
-                if replica is not None and replica.min_insync_replicas != current.min_insync_replicas:
+                if (
+                    replica is not None
+                    and replica.is_leader
+                    and replica.min_insync_replicas != current.min_insync_replicas
+                ):
                     self._storm.accuse(
                         Anomaly(
                             "other settings than the topic's",
