@@ -114,6 +114,7 @@ class Rebirth:
         """Topics to which producers send nothing for now."""
         self.slow_until_s: dict[str, float] = {}
         """Topics whose records take that long to be dealt with."""
+        self._last_notes: dict[str, str] = {}
         self._is_complete = False
         self._is_probing = False
         self._probed: dict[str, str] = {}
@@ -482,12 +483,18 @@ class Rebirth:
         except ClientCrashed as error:
             self._storm.workload.unexpected.append(f"admin of {topic}: {error!r} {error.__cause__!r}")
         except (MinibrokerError, ProcessKilled) as error:
-            self._storm.note(f"{kind} {topic}: {error}")
+            self._note_once(topic, f"{kind} {topic}: {error}")
         finally:
             partitions = 0 if wish is None else len(wish.assignments or ()) or wish.partitions
             self.lives.calls.append(AdminCall(kind, topic, began_s, ended_s, is_acknowledged, partitions))
         if is_acknowledged:
-            self._storm.note(f"{kind} {topic}: done")
+            self._note_once(topic, f"{kind} {topic}: done")
+
+    def _note_once(self, whose: str, text: str) -> None:
+        """What is tried again and again would fill the timeline."""
+        if self._last_notes.get(whose) != text:
+            self._last_notes[whose] = text
+            self._storm.note(text)
 
     def _wish(self, topic: str) -> _Wish:
         dice = self._dice
@@ -719,7 +726,7 @@ class Rebirth:
                         except BrokerError as error:
                             if not settings.iterates_on:
                                 raise
-                            self._storm.note(f"{identity} iterates on after {error}")
+                            self._note_once(identity, f"{identity} iterates on after {error.code.name}")
                             await asyncio.sleep(_RETRY_S)
             except (ClientCrashed, CorruptBatch) as error:
                 self._storm.workload.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
