@@ -34,6 +34,13 @@ attempt under the present id keeps both. Order holds within one topic. Rejected:
 that the topic is another one; by the time that metadata says so, too, a batch may have been sent to the new one
 already.
 
+Records for which the partitioner chose get a place by the new topic's count; so a batch holds either such records
+(`is_placed`), or records whose partition the caller chose. Where the count is another one, the topic is *changing*
+until nothing is in flight to the one before: nothing of it is sent, and what is added is held. Then what waits is
+placed anew, oldest batch first, and after it what was held: a key's records stay in order, and are all where the new
+count says. What the caller chose stays, or fails where that partition is no more. Rejected: to place anew at once; a
+batch whose answer is still to come may have to be sent again, and would then come behind later records of its keys.
+
 Time is told in seconds of a monotonic clock.
 """
 
@@ -160,6 +167,7 @@ class Batch:
         "identity",
         "is_closed",
         "is_done",
+        "is_placed",
         "keys",
         "listeners",
         "log_append_time_ms",
@@ -175,7 +183,16 @@ class Batch:
         "values",
     )
 
-    def __init__(self, topic: str, partition: int, order: tuple[int, ...], created_at: float, generation: int) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        order: tuple[int, ...],
+        created_at: float,
+        generation: int,
+        *,
+        is_placed: bool = False,
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.order = order
@@ -183,6 +200,8 @@ class Batch:
         self.created_at = created_at
         self.generation = generation
         """How many flushes had begun when the first record was added."""
+        self.is_placed = is_placed
+        """The partitioner chose the partition, for each record; otherwise the caller did."""
 
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
@@ -376,6 +395,7 @@ class TopicState:
         """At most the producer's; less once brokers found its batches too large."""
         self.topic_id = ""
         self.partition_count: int | None = None
+        """None: not known yet, or the topic is changing."""
         self.available: list[int] = []
         """Partitions that have a leader, ascending; all of them where none has."""
         self.queues: dict[int, PartitionQueue] = {}
@@ -421,6 +441,9 @@ class Accumulator:
         self._topics: dict[str, TopicState] = {}
         self._held: dict[str, None] = {}
         """Topics with held records."""
+        self._changing: dict[str, None] = {}
+        """Topics that were created again with another number of partitions, while something is in flight to the one
+        before. None of their queues is active."""
         self._active: dict[PartitionQueue, None] = {}
         """Queues with batches waiting. Those served move to the end, so that all get their turn."""
         self._unfinished: dict[int, int] = {}
@@ -475,7 +498,7 @@ class Accumulator:
                 raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
             state = self._topics[topic] = TopicState(topic, self._batch_size)
         if state.partition_count is None:
-            batch = self._fitting(state, state.held, size, now)
+            batch = self._fitting(state, state.held, size, now, is_placed=False)
             self._held[topic] = None
             assert batch.partitions is not None
             batch.partitions.append(partition)
@@ -492,6 +515,8 @@ class Accumulator:
         queue = state.queues.get(self._by_key(key, state.partition_count))
         if queue is None or (batch := queue.open) is None or batch.keys is None or batch.headers is not None:
             return None
+        if not batch.is_placed:
+            return None
         room = batch.room - len(value) - len(key) - RECORD_OVERHEAD
         if room < 0:
             return None
@@ -507,6 +532,7 @@ class Accumulator:
         self, state: TopicState, count: int, key: bytes | None, partition: int | None, size: int, now: float
     ) -> Batch:
         """The batch for a record of a topic whose partitions are known."""
+        is_placed = partition is None
         if partition is None:
             if key is None:
                 return self._without_a_key(state, size, now)
@@ -516,16 +542,18 @@ class Accumulator:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"partition {partition} of {state.name}, which has partitions 0 to {count - 1}",
             )
-        return self._fitting(state, self._queue(state, partition), size, now)
+        return self._fitting(state, self._queue(state, partition), size, now, is_placed=is_placed)
 
     def _without_a_key(self, state: TopicState, size: int, now: float) -> Batch:
         strategy = self._without_key
         if strategy is WithoutKey.ROUND_ROBIN:
             state.previous = choose_round_robin(state.available, state.previous)
-            return self._fitting(state, self._queue(state, state.previous), size, now)
+            return self._fitting(state, self._queue(state, state.previous), size, now, is_placed=True)
         sticky = state.sticky
         if sticky is not None:
             batch = self._queue(state, sticky).open
+            if batch is not None and not batch.is_placed:
+                batch = None
             needs_new = batch is None or batch.size + size > state.batch_size
             if needs_new and batch is not None:
                 self._close(state, batch)
@@ -538,7 +566,7 @@ class Accumulator:
                 lengths = [self._queue_length(state, partition) for partition in state.available]
                 sticky = choose_adaptive(state.available, lengths, self._random)
             state.sticky, state.sticky_bytes = sticky, 0
-        batch = self._fitting(state, self._queue(state, sticky), size, now)
+        batch = self._fitting(state, self._queue(state, sticky), size, now, is_placed=True)
         if not self._is_closed:
             self.open_batches[state.name] = batch
         return batch
@@ -555,9 +583,12 @@ class Accumulator:
             queue = state.queues[partition] = PartitionQueue(state.name, partition)
         return queue
 
-    def _fitting(self, state: TopicState, queue: PartitionQueue, size: int, now: float) -> Batch:
+    def _fitting(self, state: TopicState, queue: PartitionQueue, size: int, now: float, *, is_placed: bool) -> Batch:
         """The queue's open batch with room for `size` bytes: as it is, granted more, or a new one."""
         batch = queue.open
+        if batch is not None and batch.is_placed is not is_placed:
+            self._close(state, batch)
+            batch = None
         if batch is not None:
             if batch.room >= size:
                 return batch
@@ -567,7 +598,7 @@ class Accumulator:
                 self._grant(batch, max(missing, min(GRANT, most)))
                 return batch
             self._close(state, batch)
-        batch = Batch(state.name, queue.partition, (queue.next_order,), now, self._generation)
+        batch = Batch(state.name, queue.partition, (queue.next_order,), now, self._generation, is_placed=is_placed)
         least = size + BATCH_OVERHEAD
         self._grant(batch, max(least, min(GRANT, state.batch_size)))
         batch.room -= BATCH_OVERHEAD
@@ -646,11 +677,17 @@ class Accumulator:
     def topics(self) -> list[str]:
         return list(self._topics)
 
+    def changing_topics(self) -> list[str]:
+        """For which `topic_is_known` must be called again as soon as an answer has come."""
+        return list(self._changing)
+
     def topic_is_known(self, topic: str, topic_id: str, partition_count: int, available: Sequence[int]) -> None:
         """The topic has that id, and partitions 0 to `partition_count` - 1, of which `available` have a leader.
 
         Places the records that were held. To be called at every change. The count never shrinks under one id; under
-        another (the topic was created again) it is what it is, and what waits for a partition that is no more fails.
+        another (the topic was created again) it is what it is. If it is another count, all records get the place that
+        they have by it, as soon as nothing is in flight to the topic before; those for whose partition the caller
+        asked, and which is no more, fail.
         """
         state = self._topics.get(topic)
         if state is None:
@@ -658,20 +695,26 @@ class Accumulator:
         if is_void(state.topic_id, topic_id):
             self._begin_anew(state, partition_count)
         state.topic_id = topic_id
+        if topic in self._changing and any(queue.in_flight for queue in state.queues.values()):
+            return
         state.partition_count = max(partition_count, state.partition_count or 0)
         state.available = sorted(available) or list(range(state.partition_count))
         if state.sticky is not None and state.sticky not in state.available:
             state.sticky = None
             self.open_batches.pop(topic, None)
+        if topic in self._changing:
+            del self._changing[topic]
+            self._place_anew(state, state.partition_count)
         self._held.pop(topic, None)
         while state.held.waiting:
             self._place(state, state.held.waiting.popleft())
 
     def _place(self, state: TopicState, held: Batch) -> None:
-        """Add every record of a held batch anew, in order, within the memory that it has already."""
+        """Add every record of a held batch, or of one that was placed, anew, in order, within the memory that it has
+        already."""
         if not held.is_closed:
             self._close(state, held)
-        assert held.partitions is not None
+        partitions = held.partitions or [None] * held.count
         self.used -= held.granted
         held.granted = 0
         hard_limit, self._hard_limit = self._hard_limit, 1 << 62  # records that were accepted are never refused
@@ -688,14 +731,14 @@ class Accumulator:
                             state.name,
                             value,
                             key,
-                            held.partitions[index],
+                            partitions[index],
                             held.timestamps[index],
                             headers,
                         )
                     )
                 except BrokerError as error:  # a partition that does not exist
                     refused = Batch(state.name, UNASSIGNED, held.order, held.created_at, held.generation)
-                    refused.partitions = [held.partitions[index]]
+                    refused.partitions = [partitions[index]]
                     self._append(refused, value, key, held.timestamps[index], headers, 0)
                     refused.count = 1
                     targets.append((refused, 0))
@@ -719,7 +762,7 @@ class Accumulator:
 
     def forget(self, topic: str) -> None:
         """After `fail_held`: nothing is known of the topic, and nothing waits for it."""
-        if self._topics[topic].partition_count is None:
+        if self._topics[topic].partition_count is None and topic not in self._changing:
             del self._topics[topic]
 
     def _begin_anew(self, state: TopicState, partition_count: int) -> None:
@@ -727,7 +770,6 @@ class Accumulator:
 
         What is in flight keeps its number until its answer comes (`judge`), and nothing overtakes it meanwhile.
         """
-        state.partition_count = partition_count
         state.batch_size = self._batch_size
         state.previous = None
         for queue in state.queues.values():
@@ -735,13 +777,41 @@ class Accumulator:
                 batch.forget_attempts()
             self._lose_numbers(queue, queue.identity)
             queue.retry_at = 0.0
-            if queue.partition >= partition_count and queue.waiting:
+        if partition_count == state.partition_count:
+            return  # every record is in its place
+        state.partition_count = state.sticky = None
+        self._changing[state.name] = None
+        for queue in state.queues.values():
+            if queue.open is not None:
+                self._close(state, queue.open)
+            self._active.pop(queue, None)
+
+    def _place_anew(self, state: TopicState, partition_count: int) -> None:
+        """The topic has that many partitions now, and nothing is in flight: give every record its place.
+
+        An attempt that may be in the log of this very topic binds its batch to partition and number.
+        """
+        waiting: list[Batch] = []
+        for queue in state.queues.values():
+            waiting += queue.waiting
+            queue.waiting.clear()
+            queue.retry_at = 0.0
+        # Oldest first (within a queue that is their order), so that no record joins a batch that is younger: it would
+        # expire later, and a flush would not wait for it.
+        waiting.sort(key=lambda batch: (not batch.maybe_appended, batch.generation, batch.created_at))
+        for batch in waiting:
+            queue = self.queue_of(batch)
+            if batch.is_placed and not batch.maybe_appended:
+                self._place(state, batch)
+            elif batch.partition < partition_count:
                 if queue.open is not None:
                     self._close(state, queue.open)
-                del self._active[queue]
-                gone, queue.waiting = queue.waiting, deque()
-                for batch in gone:
-                    self._end(batch, _no_such_partition(queue, partition_count))
+                batch.order = (queue.next_order,)
+                queue.next_order += 1
+                queue.waiting.append(batch)
+                self._active[queue] = None
+            else:
+                self._end(batch, _no_such_partition(batch, partition_count))
 
     # -- taking --
 
@@ -886,7 +956,12 @@ class Accumulator:
     @staticmethod
     def _part(batch: Batch, start: int, end: int) -> Batch:
         part = Batch(
-            batch.topic, batch.partition, (*batch.order, 0 if start == 0 else 1), batch.created_at, batch.generation
+            batch.topic,
+            batch.partition,
+            (*batch.order, 0 if start == 0 else 1),
+            batch.created_at,
+            batch.generation,
+            is_placed=batch.is_placed,
         )
         part.values = batch.values[start:end]
         part.keys = None if batch.keys is None else batch.keys[start:end]
@@ -909,14 +984,9 @@ class Accumulator:
             self._end(batch, error)
 
     def _put_back(self, queue: PartitionQueue, batches: Sequence[Batch]) -> None:
-        partition_count = self._topics[queue.topic].partition_count
-        assert partition_count is not None, "a batch was taken before the topic was known"
-        if queue.partition >= partition_count:
-            for batch in batches:
-                self._end(batch, _no_such_partition(queue, partition_count))
-            return
         queue.put_back(batches)
-        self._active[queue] = None
+        if queue.topic not in self._changing:
+            self._active[queue] = None
 
     def _lose_numbers(self, queue: PartitionQueue, identity: Identity | None) -> None:
         """The next number under `identity` is not the one that the log expects: go on in the next epoch (KIP-360).
@@ -968,16 +1038,16 @@ class Accumulator:
 
     def expire(self, batch: Batch, error: MinibrokerError) -> None:
         """Fail a batch of `expired`. One in flight stays there until its answer says what became of its number."""
-        if batch.partition == UNASSIGNED:
-            self.fail_held(batch.topic, error)
-            return
-        queue = self.queue_of(batch)
+        state = self._topics[batch.topic]
+        queue = state.held if batch.partition == UNASSIGNED else self.queue_of(batch)
         if batch not in queue.in_flight:
             if not batch.is_closed:
-                self._close(self._topics[batch.topic], batch)
+                self._close(state, batch)
             queue.waiting.remove(batch)
             if not queue.waiting:
-                del self._active[queue]
+                self._active.pop(queue, None)
+                if queue is state.held:
+                    del self._held[batch.topic]
             self._lose_numbers(queue, batch.identity)
         self._end(batch, error)
 
@@ -995,6 +1065,7 @@ class Accumulator:
                 queue.in_flight.clear()
                 queue.waiting.clear()
         self._active.clear()
+        self._changing.clear()
 
     # -- flushing and closing --
 
@@ -1024,10 +1095,11 @@ class Accumulator:
         return failures
 
 
-def _no_such_partition(queue: PartitionQueue, partition_count: int) -> BrokerError:
+def _no_such_partition(batch: Batch, partition_count: int) -> BrokerError:
+    where = "it may be in the topic that was deleted" if batch.attempts else "it was not sent to the one before either"
     return BrokerError(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        f"{queue.topic}-{queue.partition}: the topic was deleted and created again while the record waited, and has "
-        f"partitions 0 to {partition_count - 1} now. Send the record again: it may be in the topic that was deleted",
+        f"{batch.topic}-{batch.partition}: the topic was deleted and created again while the record waited, and has "
+        f"partitions 0 to {partition_count - 1} now. Send the record to one of them: {where}",
         is_complete=True,
     )

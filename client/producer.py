@@ -55,7 +55,8 @@ class Producer:
     - `buffer_memory`: records that wait or travel. Above it `drain` waits; above twice as much `send` raises.
     - `delivery_timeout_ms`: from `send` to the acknowledgement, all retries included.
     - `max_block_ms`: how long records wait for a topic that brokers say does not exist. (Kafka's 60 s are 10 s here:
-      our brokers hear of a new topic within milliseconds.)
+      our brokers hear of a new topic within milliseconds.) If the producer knew it before, the topic may come back:
+      then they wait for `delivery_timeout_ms`.
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
     - `partitioner`: see `client.partitioners`.
 
@@ -236,7 +237,12 @@ class Producer:
         elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < _MAX_TIMESTAMP_MS:
             raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
         now = self._cluster.clock.monotonic()
-        batch, index = self._accumulator.add(now, topic, value, key, partition, timestamp_ms, headers)
+        try:
+            batch, index = self._accumulator.add(now, topic, value, key, partition, timestamp_ms, headers)
+        except BrokerError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self._cluster.metadata.request_refresh()  # the partition may be newer than what is known
+            raise
         if index == 0 or batch.room < RECORD_OVERHEAD:
             self._sender.wake()
         if self._accumulator.is_over_limit:

@@ -112,16 +112,15 @@ class Sender:
             self._in_flight[request.node_id].remove(request)
             self._settle(request, answer, now)
         due = self._place_held(now)
-        if self._metadata_is_new:
-            self._metadata_is_new = False
-            for topic in self._accumulator.topics():
-                if topic in self._metadata.picture.topics:
-                    self._tell_partitions(topic)
+        topics = self._accumulator.topics() if self._metadata_is_new else self._accumulator.changing_topics()
+        self._metadata_is_new = False
+        for topic in topics:
+            if topic in self._metadata.picture.topics:
+                self._tell_partitions(topic)
         self._end_pauses(now)
         if now >= self._next_expiry:
             for batch in self._accumulator.expired(now):
-                if not batch.is_done:  # the held batches of a topic expire together
-                    self._accumulator.expire(batch, self._timed_out(batch, now))
+                self._accumulator.expire(batch, self._timed_out(batch, now))
             self._next_expiry = self._accumulator.next_expiry(now)
         while self._send_ready(now):
             pass
@@ -173,7 +172,9 @@ class Sender:
             or self._unreachable(batch)
         )
         where = batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
-        if cause is None and self._metadata.picture.leader(batch.topic, batch.partition) is None:
+        if cause is None and batch.topic in self._accumulator.changing_topics():
+            reason = "the topic was created again, and no broker answered what was sent to the one before"
+        elif cause is None and self._metadata.picture.leader(batch.topic, batch.partition) is None:
             reason = "it has no leader that can be reached: see `minibroker status`"
         elif cause is None:
             reason = "no broker answered in time: see `minibroker status`, or raise delivery_timeout_ms"

@@ -5,7 +5,9 @@ appended, refused before or after the append, connection lost before or after it
 the broker carries out much later. The topic is deleted and created again, with as many partitions or others, and the
 producer hears of it later. In the end everything is delivered, and then must hold: no record is in the log of a topic
 twice, whatever its Delivery said; delivered records are where they were said to be, and in the order of their `send`
-within a topic; every record has had an ending; and the buffer is empty.
+within a topic (of all in a partition, as long as the number of partitions stays; else of each key, and of those for
+which the caller chose the partition); a key is where the number of partitions puts it; only who chose a partition can
+fail because there is none; every record has had an ending; and the buffer is empty.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from client.accumulator import Accumulator, Batch, Identity, Verdict
 from client.errors import BufferFull, DeliveryTimedOut
-from client.partitioners import Partitioner
+from client.partitioners import Partitioner, crc32
 from protocol import topic_ids
 from protocol.errors import BrokerError, ErrorCode
 
@@ -72,11 +74,17 @@ class ProducerMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.topics = [Topic(1, PARTITIONS)]
+        self.told = self.topics[0]
+        """What the producer knows."""
         self.placed: dict[Batch, ModelLog] = {}
         """The logs in which delivered batches are."""
         self.wire: deque[Sent] = deque()
         self.late: list[Sent] = []
         self.records: list[tuple[bytes, Batch, int]] = []
+        self.keys: dict[bytes, bytes] = {}
+        """Of records that the partitioner placed by their key."""
+        self.chosen: dict[bytes, int] = {}
+        """Partitions that were asked for."""
         self.identities = 0
 
     @initialize(seed=st.integers(0, 1_000), batch_size=st.sampled_from([200, 400, 100_000]), known=st.booleans())
@@ -97,14 +105,18 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule()
     def learn(self) -> None:
-        topic = self.topics[-1]
-        self.accumulator.topic_is_known("t", topic.topic_id, len(topic.logs), range(len(topic.logs)))
+        self.told = self.topics[-1]
+        self.tell()
 
-    @rule(partitions=st.integers(1, PARTITIONS))
+    def tell(self) -> None:
+        count = len(self.told.logs)
+        self.accumulator.topic_is_known("t", self.told.topic_id, count, range(count))
+
+    @rule(partitions=st.integers(1, PARTITIONS + 2))
     def create_again(self, partitions: int) -> None:
         self.topics.append(Topic(len(self.topics) + 1, partitions))
 
-    @rule(count=st.integers(1, 8), keyed=st.booleans(), partition=st.none() | st.integers(0, PARTITIONS - 1))
+    @rule(count=st.integers(1, 8), keyed=st.booleans(), partition=st.none() | st.integers(0, PARTITIONS))
     def add(self, count: int, keyed: bool, partition: int | None) -> None:
         for _ in range(count):
             value = str(len(self.records)).encode()
@@ -116,11 +128,17 @@ class ProducerMachine(RuleBasedStateMachine):
             except BrokerError:
                 continue  # a partition that the topic does not have
             self.records.append((value, *handle))
+            if partition is not None:
+                self.chosen[value] = partition
+            elif key is not None:
+                self.keys[value] = key
 
     @rule(flush=st.booleans())
     def send(self, flush: bool) -> None:
         if flush:
             self.accumulator.begin_flush()
+        if self.accumulator.changing_topics():
+            self.tell()
         for queue in self.accumulator.ready(self.now).queues:
             if len(self.wire) >= MAX_IN_FLIGHT:
                 return
@@ -183,8 +201,7 @@ class ProducerMachine(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         for batch in self.accumulator.expired(self.now):
-            if not batch.is_done:
-                self.accumulator.expire(batch, DeliveryTimedOut("late"))
+            self.accumulator.expire(batch, DeliveryTimedOut("late"))
 
     def append(self, sent: Sent) -> tuple[ErrorCode, int]:
         topic = self.topics[-1]
@@ -192,6 +209,11 @@ class ProducerMachine(RuleBasedStateMachine):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
         if sent.topic_id != topic.topic_id:
             return ErrorCode.INCONSISTENT_TOPIC_ID, -1
+        for value in sent.values:
+            assert value is not None
+            if value in self.keys:
+                assert sent.batch.partition == crc32(self.keys[value], len(topic.logs))
+            assert self.chosen.get(value, sent.batch.partition) == sent.batch.partition
         return topic.logs[sent.batch.partition].append(sent.identity, sent.sequence, sent.values)
 
     def settle(self, batch: Batch, code: ErrorCode, offset: int) -> None:
@@ -229,7 +251,8 @@ class ProducerMachine(RuleBasedStateMachine):
         while self.late:
             self.carry_out_late()
         self.no_record_is_in_the_log_twice()
-        positions: dict[ModelLog, list[int]] = {log: [] for log in self.logs()}
+        is_one_count = len({len(topic.logs) for topic in self.topics}) == 1
+        positions: dict[tuple[ModelLog, object], list[int]] = {}
         for value, batch, index in self.records:
             while batch.forwarded is not None:
                 batch, index = batch.forwarded[index]
@@ -238,7 +261,10 @@ class ProducerMachine(RuleBasedStateMachine):
                 offset = batch.base_offset + index
                 log = self.placed[batch]
                 assert log.values[offset] == value
-                positions[log].append(offset)
+                group = None if is_one_count else self.keys.get(value, self.chosen.get(value, value))
+                positions.setdefault((log, group), []).append(offset)
+            elif isinstance(batch.error, BrokerError) and batch.error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                assert value in self.chosen
         for offsets in positions.values():
             assert offsets == sorted(offsets)
         self.accumulator.take_failures()

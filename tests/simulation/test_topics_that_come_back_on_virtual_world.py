@@ -11,6 +11,7 @@ import pytest
 from client.admin import Admin
 from client.consumer import Consumer
 from client.errors import DeliveryTimedOut
+from client.partitioners import crc32
 from client.producer import Producer
 from protocol import znodes
 from protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -219,6 +220,57 @@ def test_a_producer_goes_on_after_its_topic_was_created_again_with_fewer_partiti
 
         await _produce(s, produce, delivery_timeout_ms=20_000)
         assert await s.values(20) == [b"%d" % number for number in range(20)]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 6), (6, 2)])
+def test_each_key_is_in_the_partition_that_the_new_topic_has_for_it(before: int, after: int) -> None:
+    async def scenario(s: Scenario) -> None:
+        await s.create(before)
+
+        async def produce(producer: Producer) -> None:
+            deliveries = []
+            is_over = False
+
+            async def send() -> None:
+                number = 0
+                while not is_over:
+                    deliveries.append(producer.send(TOPIC, b"%d" % number, key=b"key%d" % (number % 20)))
+                    deliveries.append(producer.send(TOPIC, b""))
+                    number += 1
+                    await asyncio.sleep(0.003)
+
+            sending = asyncio.ensure_future(send())
+            await asyncio.sleep(1)
+            await s.delete()
+            await asyncio.sleep(1)
+            await s.create(after)
+            await asyncio.sleep(1.5)
+            is_over = True
+            await sending
+            for delivery in deliveries:
+                await delivery
+            with pytest.raises(BrokerError, match=f"partitions 0 to {after - 1}"):
+                producer.send(TOPIC, b"", partition=after)
+
+        await _produce(s, produce)
+        last: dict[bytes, int] = {}
+
+        async def consume() -> None:
+            async with Consumer(s.cluster.bootstrap, topics=[TOPIC], world=s.cluster.client("consumer")) as consumer:
+                try:
+                    async with asyncio.timeout(2):
+                        async for record in consumer:
+                            if record.key is not None and record.value is not None:
+                                assert record.partition == crc32(record.key, after)
+                                assert int(record.value) > last.get(record.key, -1)
+                                last[record.key] = int(record.value)
+                except TimeoutError:
+                    pass
+
+        await consume()
+        assert len(last) == 20
 
     play(scenario)
 

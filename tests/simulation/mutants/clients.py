@@ -64,13 +64,22 @@ def records_for_another_topic_are_taken(patches: Patches) -> None:
 
 @mutant("stale metadata", "a producer never believes that a topic has fewer partitions than it had")
 def partition_count_never_shrinks(patches: Patches) -> None:
+    highest: dict[tuple[Accumulator, str], int] = {}
+
     @patches.instead_of(Accumulator, "topic_is_known")
-    def topic_is_known(original: Any, self: Accumulator, topic: str, *rest: Any) -> None:
-        state = self._topics.get(topic)
-        before = 0 if state is None else state.partition_count or 0
-        original(self, topic, *rest)
-        state = self._topics[topic]
-        state.partition_count = max(before, state.partition_count or 0)
+    def topic_is_known(original: Any, self: Accumulator, topic: str, topic_id: str, count: int, *rest: Any) -> None:
+        highest[self, topic] = max(count, highest.get((self, topic), 0))
+        original(self, topic, topic_id, highest[self, topic], *rest)
+
+
+@mutant("lost key order", "records that wait while their topic is created again stay where the old count placed them")
+def places_outlive_their_topic(patches: Patches) -> None:
+    @patches.instead_of(Accumulator, "_place_anew")
+    def place_anew(original: Any, self: Accumulator, state: Any, partition_count: int) -> None:
+        for queue in state.queues.values():
+            for batch in queue.waiting:
+                batch.is_placed = False
+        original(self, state, partition_count)
 
 
 @mutant("stale metadata", "a client goes back to a topic that is gone, because a broker which was cut off describes it")

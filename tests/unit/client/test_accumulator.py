@@ -21,7 +21,7 @@ from client.accumulator import (
     judge,
 )
 from client.errors import BufferFull, Closed
-from client.partitioners import Partitioner, WithoutKey
+from client.partitioners import Partitioner, WithoutKey, crc32
 from protocol.compression import Compression
 from protocol.errors import BrokerError, ErrorCode
 from protocol.records import decode_batch
@@ -269,7 +269,8 @@ def test_records_of_an_unknown_topic_are_held_and_placed_in_the_order_of_their_s
     for batch, index in handles:
         assert batch.forwarded is not None
         placed.append(batch.forwarded[index])
-    assert placed[0][0] is placed[3][0]
+    assert placed[0][0].partition == placed[3][0].partition == 1
+    assert placed[0][0].order <= placed[3][0].order
     assert [batch.values[index] for batch, index in placed[:4]] == [b"0", b"1", b"2", b"3"]
     refused = placed[4][0]
     assert isinstance(refused.error, BrokerError)
@@ -602,13 +603,14 @@ def test_records_for_partitions_that_are_no_more_fail_and_say_why() -> None:
     waiting, _ = add(accumulator, b"waiting", partition=2)
     kept, _ = add(accumulator, b"kept", partition=0)
     accumulator.topic_is_known("t", "another id", 1, [0])
-    assert waiting.is_done
-    assert "has partitions 0 to 0 now" in str(waiting.error)
-    assert not travelling.is_done
     accumulator.judge(travelling, ErrorCode.NETWORK_EXCEPTION)
     accumulator.retry(travelling, 0.0)
-    assert isinstance(travelling.error, BrokerError)
-    assert travelling.error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    for batch, reason in (travelling, "it may be in the topic that was deleted"), (waiting, "it was not sent"):
+        assert isinstance(batch.error, BrokerError)
+        assert batch.error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert "has partitions 0 to 0 now" in str(batch.error)
+        assert reason in str(batch.error)
     assert ready(accumulator) == [0]
     deliver(accumulator, accumulator.take(queue_of(accumulator)))
     assert kept.is_done
@@ -625,8 +627,140 @@ def test_the_open_batch_of_a_partition_that_is_no_more_takes_no_records() -> Non
     add(accumulator, b"v")
     assert accumulator.open_batches["t"].partition == 2
     accumulator.topic_is_known("t", "another id", 1, [0])
-    assert "t" not in accumulator.open_batches
+    assert accumulator.open_batches["t"].partition == 0
     assert add(accumulator, b"v")[0].partition == 0
+
+
+def send_all(accumulator: Accumulator) -> dict[int, list[bytes | None]]:
+    """Deliver everything that is ready; the values by partition."""
+    sent: dict[int, list[bytes | None]] = {}
+    while queues := accumulator.ready(0.0).queues:
+        for queue in queues:
+            batch = accumulator.take(queue)
+            sent.setdefault(queue.partition, []).extend(batch.values)
+            deliver(accumulator, batch)
+    return sent
+
+
+def by_key(numbers: Sequence[int], partitions: int) -> dict[int, list[bytes | None]]:
+    places: dict[int, list[bytes | None]] = {}
+    for number in numbers:
+        places.setdefault(crc32(b"%d" % (number % 10), partitions), []).append(b"%d" % number)
+    return places
+
+
+def in_order_of_keys(sent: dict[int, list[bytes | None]], partitions: int) -> bool:
+    for partition, values in sent.items():
+        for key in range(10):
+            numbers = [int(value) for value in values if value is not None and int(value) % 10 == key]
+            if numbers != sorted(numbers) or (numbers and crc32(b"%d" % key, partitions) != partition):
+                return False
+    return True
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 6), (6, 3), (4, 1)])
+def test_what_waits_while_its_topic_is_created_again_goes_where_the_new_count_puts_its_key(
+    before: int, after: int
+) -> None:
+    accumulator = make(partitions=before, batch_size=400)
+    for number in range(100):
+        add(accumulator, b"%d" % number, key=b"%d" % (number % 10), now=number / 100)
+    accumulator.topic_is_known("t", "another id", after, range(after))
+    for number in range(100, 150):
+        add(accumulator, b"%d" % number, key=b"%d" % (number % 10), now=number / 100)
+    flush = accumulator.begin_flush()
+    sent = send_all(accumulator)
+    assert in_order_of_keys(sent, after)
+    assert sum(map(len, sent.values())) == 150
+    assert accumulator.is_flushed(flush)
+    assert accumulator.used == 0
+
+
+def test_nothing_overtakes_what_is_in_flight_to_the_topic_that_was_deleted() -> None:
+    accumulator = make(partitions=3)
+    for number in range(20):
+        add(accumulator, b"%d" % number, key=b"%d" % (number % 10))
+    travelling = [accumulator.take(queue) for queue in accumulator.ready(0.0).queues]
+    for number in range(20, 40):
+        add(accumulator, b"%d" % number, key=b"%d" % (number % 10))
+    accumulator.topic_is_known("t", "another id", 6, range(6))
+    for number in range(40, 60):
+        add(accumulator, b"%d" % number, key=b"%d" % (number % 10))
+        assert accumulator.add_with_key("t", b"", b"0", 5) is None
+    flush = accumulator.begin_flush()
+    for batch in travelling:
+        accumulator.topic_is_known("t", "another id", 6, range(6))
+        assert ready(accumulator) == []
+        assert accumulator.changing_topics() == ["t"]
+        accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION)
+        accumulator.retry(batch, 1.0)
+    accumulator.topic_is_known("t", "another id", 6, range(6))
+    assert accumulator.changing_topics() == []
+    assert not accumulator.is_flushed(flush)
+    assert send_all(accumulator) == by_key(range(60), 6)
+    assert accumulator.is_flushed(flush)
+    assert accumulator.used == 0
+
+
+@pytest.mark.parametrize("without_key", WithoutKey)
+def test_records_without_a_key_do_not_fail_for_partitions_that_are_no_more(without_key: WithoutKey) -> None:
+    accumulator = make(partitions=4, batch_size=200, without_key=without_key)
+    batches = [add(accumulator, b"%d" % number) for number in range(100)]
+    accumulator.topic_is_known("t", "another id", 2, range(2))
+    sent = send_all(accumulator)
+    assert set(sent) <= {0, 1}
+    assert sum(map(len, sent.values())) == 100
+    for batch, index in batches:
+        while batch.forwarded is not None:
+            batch, index = batch.forwarded[index]
+        assert batch.is_done
+        assert batch.error is None
+
+
+def test_a_batch_holds_either_records_that_were_placed_or_records_whose_partition_was_chosen() -> None:
+    accumulator = make()
+    placed, _ = add(accumulator, b"placed")
+    assert accumulator.open_batches["t"] is placed
+    chosen, _ = add(accumulator, b"chosen", key=b"k", partition=0)
+    assert chosen is not placed
+    assert "t" not in accumulator.open_batches
+    assert accumulator.add_with_key("t", b"v", b"k", 5) is None
+    by_its_key, _ = add(accumulator, b"by its key", key=b"k")
+    assert by_its_key is not chosen
+    assert accumulator.add_with_key("t", b"v", b"k", 5) == (by_its_key, 1)
+
+
+def test_what_waits_for_a_topic_that_changes_expires_and_fails_as_ever() -> None:
+    accumulator = make(partitions=2, batch_size=1)
+    add(accumulator, b"in flight", partition=0)
+    travelling = accumulator.take(queue_of(accumulator))
+    waiting, _ = add(accumulator, b"waiting", partition=0)
+    accumulator.topic_is_known("t", "another id", 1, [0])
+    held, _ = add(accumulator, b"held", now=50.0)
+    later, _ = add(accumulator, b"later", now=60.0)
+    assert accumulator.expired(170.0) == [travelling, waiting, held]
+    for batch in accumulator.expired(170.0):
+        accumulator.expire(batch, Closed("late"))
+    assert [batch.is_done for batch in (travelling, waiting, held, later)] == [True, True, True, False]
+    accumulator.fail_all(Closed("closed"))
+    assert len(accumulator.take_failures()) == 4
+    assert accumulator.used == 0
+
+
+def test_an_attempt_that_may_be_in_the_present_topic_binds_its_batch_to_partition_and_number() -> None:
+    accumulator = make(partitions=None)
+    accumulator.topic_is_known("t", "", 2, range(2))
+    add(accumulator, b"v", key=b"4")
+    queue = next(iter(accumulator.ready(0.0).queues))
+    batch = accumulator.take(queue)
+    number = batch.identity, batch.sequence
+    accumulator.topic_is_known("t", "id", 2, range(2))
+    accumulator.topic_is_known("t", "another id", 5, range(5))
+    accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION)
+    accumulator.retry(batch, 0.0)
+    accumulator.topic_is_known("t", "another id", 5, range(5))
+    assert accumulator.take(queue) is batch
+    assert (batch.identity, batch.sequence) == number
 
 
 def test_a_batch_of_the_topic_that_was_deleted_is_split_into_halves_without_numbers() -> None:
