@@ -275,6 +275,24 @@ def test_each_key_is_in_the_partition_that_the_new_topic_has_for_it(before: int,
     play(scenario)
 
 
+def test_a_partition_that_the_producer_has_not_heard_of_is_refused_and_then_known() -> None:
+    async def scenario(s: Scenario) -> None:
+        await s.create(1)
+
+        async def produce(producer: Producer) -> None:
+            await producer.send(TOPIC, b"old")
+            await s.recreate(3)
+            await asyncio.sleep(2)
+            with pytest.raises(BrokerError, match="partitions 0 to 0"):
+                producer.send(TOPIC, b"new", partition=2)
+            await asyncio.sleep(1)
+            assert (await producer.send(TOPIC, b"new", partition=2)).partition == 2
+
+        await _produce(s, produce)
+
+    play(scenario)
+
+
 def test_a_batch_that_must_split_while_its_topic_is_created_again_is_there_once() -> None:
     async def scenario(s: Scenario) -> None:
         def small(admin: Admin) -> Coroutine[Any, Any, None]:
