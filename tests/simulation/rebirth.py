@@ -683,7 +683,7 @@ class Rebirth:
         partition = choice if isinstance(choice, int) else None
         key = choice if isinstance(choice, bytes) else None
         sent_s = self._now_s
-        self.lives.sent[value] = Sent(identity, number, settings.topic, partition, sent_s)
+        self.lives.sent[value] = Sent(identity, number, settings.topic, partition, sent_s, key)
         try:
             metadata = await producer.send(settings.topic, value, partition=partition, key=key)
         except MinibrokerError as error:
