@@ -261,7 +261,10 @@ class ProducerMachine(RuleBasedStateMachine):
                 offset = batch.base_offset + index
                 log = self.placed[batch]
                 assert log.values[offset] == value
-                group = None if is_one_count else self.keys.get(value, self.chosen.get(value, value))
+                group: object = None
+                if not is_one_count:
+                    is_free = value not in self.keys and value not in self.chosen
+                    group = self.keys.get(value), self.chosen.get(value), value if is_free else None
                 positions.setdefault((log, group), []).append(offset)
             elif isinstance(batch.error, BrokerError) and batch.error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 assert value in self.chosen
