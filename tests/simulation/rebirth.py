@@ -51,6 +51,7 @@ END_GRACE_S = 3.0
 _RETRY_S = 0.3
 
 LATE_ISR_WRITE = "an ISR write held up"
+SLOW_CONSUMERS = "consumers in the middle of a batch"
 _POLL_S = 0.001
 _MOMENT_S = 25.0
 """How long an ambush waits for its moment."""
@@ -112,8 +113,8 @@ class Rebirth:
         self.wished_assignment: dict[str, Sequence[Sequence[int]]] = {}
         self.quiet: set[str] = set()
         """Topics to which producers send nothing for now."""
-        self.slow_until_s: dict[str, float] = {}
-        """Topics whose records take that long to be dealt with."""
+        self.slow: set[str] = set()
+        """Topics whose consumers deal with one record, and take no other for now."""
         self._last_notes: dict[str, str] = {}
         self._is_complete = False
         self._is_probing = False
@@ -319,7 +320,7 @@ class Rebirth:
                     topic=topic,
                     chooses=dice.choice(["number", "key", "neither"]),
                     records_per_s=dice.choice([1, 3, 6]),
-                    burst=dice.choice([1, 1, 4, 10]),
+                    burst=dice.choice([1, 4, 4, 10]),
                     linger_ms=dice.choice([0, 0, 5, 100]),
                     batch_size=dice.choice([100, 300, 16_384]),
                     delivery_timeout_ms=dice.choice([4_000, 8_000, 20_000]),
@@ -394,7 +395,7 @@ class Rebirth:
             await asyncio.sleep(dice.choice([0.3, 2.0, 6.0]) * dice.uniform(0.5, 1.5))
             if self._now_s >= end_s:
                 return
-            kinds = [*sorted(AMBUSHES), LATE_ISR_WRITE, LATE_ISR_WRITE]
+            kinds = [*sorted(AMBUSHES), LATE_ISR_WRITE, LATE_ISR_WRITE, SLOW_CONSUMERS, SLOW_CONSUMERS]
             ambushes = list(dict.fromkeys(dice.sample(kinds, dice.choice([0, 1, 1, 2]))))
             admin = self._cluster.client(f"admin-{topic}")
             self.wished_leader.pop(topic, None)
@@ -746,9 +747,10 @@ class Rebirth:
         async for record in consumer:
             polls = polled[identity, TopicPartition(record.topic, record.partition)]
             polls.append(Polled(record.offset, record.value or b"", self._now_s))
-            slow_s = self.slow_until_s.get(settings.topic, 0.0) - self._now_s
-            if slow_s > 0 or random.random() < 0.2:
-                await asyncio.sleep(max(slow_s, random.uniform(0, 0.1)))
+            if random.random() < 0.2:
+                await asyncio.sleep(random.uniform(0, 0.1))
+            while settings.topic in self.slow:
+                await asyncio.sleep(_POLL_S)
 
     # -- ambushes --
 
@@ -1022,11 +1024,16 @@ async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartitio
 async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
     """Whoever reads record by record is in the middle of a batch when the topic becomes another one."""
     dice = rebirth._dice
-    rebirth.slow_until_s[topic] = rebirth._now_s + dice.uniform(2, 8)
-    await asyncio.sleep(dice.uniform(0.3, 1))
-    is_laid.set()
-    if await rebirth._moment(topic, "created") is not None and rebirth._now_s < rebirth.slow_until_s[topic]:
-        rebirth.struck("consumers in the middle of a batch")
+    rebirth.slow.add(topic)
+    try:
+        await asyncio.sleep(dice.uniform(0.3, 1))
+        is_laid.set()
+        if await rebirth._moment(topic, "created") is not None:
+            await asyncio.sleep(dice.uniform(0.2, 3))  # by then they know, perhaps, and have fetched from the new one
+            rebirth.struck(SLOW_CONSUMERS)
+    finally:
+        is_laid.set()
+        rebirth.slow.discard(topic)
 
 
 async def _admin_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
@@ -1110,7 +1117,7 @@ AMBUSHES: dict[str, Ambush] = {
     "a session suspended": _session_suspended,
     "all brokers killed": _all_killed,
     "a producer's connection broken": _producer_cut_off,
-    "consumers in the middle of a batch": _slow_consumers,
+    SLOW_CONSUMERS: _slow_consumers,
     "the administrator's connection broken": _admin_cut_off,
     "a deletion held up": _deletion_held_up,
     "the controller killed": _controller_killed,
