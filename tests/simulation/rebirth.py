@@ -158,7 +158,7 @@ class Rebirth:
             topic,
             znode.topic_id,
             znode.partitions,
-            int(config.get("min.insync.replicas", min(2, factor))),
+            int(config.get("min.insync.replicas", 2 if factor >= 3 else 1)),
             config.get("unclean.leader.election.enable") == "true",
             self._now_s,
         )
