@@ -1103,8 +1103,7 @@ async def _power_cut(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> No
     await asyncio.sleep(dice.choice([0.0, 0.02, 0.5]) * dice.random())
     victim = storm.some_broker()
     if victim is not None and not storm.damaged:
-        storm.damaged.add(victim)
-        storm.take_down(victim, storm.cluster.power_cut, restart_after_s=dice.choice([0.0, 1.0]))
+        storm.cut_power([victim], restart_after_s=dice.choice([0.0, 1.0]))
         rebirth.struck("a power cut", f"of {victim}, when {moment}")
 
 
