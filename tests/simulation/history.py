@@ -95,6 +95,7 @@ class History:
         for partition in partitions:
             self.power_losses[partition].append(at_s)
         self.out_of_range = [told for told in self.out_of_range if told[1] not in partitions]
+        self.truncations.clear()
 
     def era(self, partition: TopicPartition, at_s: float) -> int:
         """How often the partition's end may have been lost before that."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -459,10 +459,13 @@ class Storm:
         self.event("power of all who had everything cut")
         self.note(f"nobody who had everything has kept its power: {', '.join(map(str, exposed))}")
         self.damaged.update(self.cluster.broker_ids)  # whoever is left may have to be cut back
+        self.workload.exposed.update(exposed)
+        self._forgive(exposed)
+
+    def _forgive(self, exposed: Collection[TopicPartition]) -> None:
+        """What was acknowledged and read of these partitions up to now may be lost."""
         for broker_id in self.cluster.broker_ids:
-            for (
-                client
-            ) in self.workload.names:  # what it was told before, and has not heard yet, must not count as later
+            for client in self.workload.names:  # what it was told before, and hears later, must not count as later
                 self.simulation.network.reset(client, host_name(broker_id))
         self._history.power_lost(exposed, self._now_s)
         self._invariants.power_lost(exposed)
@@ -612,6 +615,9 @@ class Storm:
             if self._has_caught_up(broker_id):
                 self.damaged.discard(broker_id)
                 self.note(f"broker {broker_id} has caught up after its power cut")
+        if self.workload.exposed and not self.damaged:
+            self._forgive(sorted(self.workload.exposed))
+            self.workload.exposed.clear()
         is_harmed = bool(self.damaged or self._hurt)
         reborn_ends, lossy_topic_ids = self.rebirth.look(is_harmed=is_harmed)
         ends = {
