@@ -180,7 +180,7 @@ async def _faulty_scenario() -> str:
     faults.sync_delay_s = 0.1
     faults.fail("pwrite", errno.EIO, after=3)
     simulation.host(other).clock_offset_ms = -5_000
-    await asyncio.sleep(5)
+    await cluster.until(lambda: failed)
     for broker_id, process in failed.items():
         assert not process.alive
         await cluster.start_broker(broker_id)
