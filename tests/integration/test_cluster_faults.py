@@ -61,6 +61,8 @@ async def create(cluster: LocalCluster, topic: str, **configs: str) -> None:
     async with Admin(cluster.bootstrap()) as admin:
         settings = {name.replace("_", "."): value for name, value in configs.items()}
         await admin.create_topic(topic, partitions=3, replication_factor=3, configs=settings)
+    # Whichever broker is asked next may hear of it a moment later.
+    await until(cluster, lambda view: sum(partition.topic == topic for partition in view.partitions) == 3)
 
 
 def log_lines(cluster: LocalCluster, broker_id: int, pattern: str) -> list[str]:
