@@ -106,6 +106,7 @@ def test_a_leader_is_confirmed_by_another_broker_that_knows_it_and_none_that_kno
     alone = picture._replace(brokers={0: Address("a", 1)})
     assert is_confirmed(alone, t0, leader, {})
     assert not is_confirmed(alone, t0, Leader(0, 4), {})
+    assert not is_confirmed(alone._replace(bootstrap_count=3), t0, leader, {}), "the others are out of its reach"
 
 
 def test_a_topic_is_denied_by_two_brokers_or_by_the_only_one() -> None:
@@ -117,7 +118,9 @@ def test_a_topic_is_denied_by_two_brokers_or_by_the_only_one() -> None:
     for answers in ({}, {0: gone}, {0: gone, 1: there}, {0: gone, 1: fresh}):
         assert not is_denied(picture, "t", "id", answers)
     assert not is_denied(picture, "t", None, {0: there, 1: there})
-    assert is_denied(picture._replace(brokers={0: Address("a", 1)}), "t", "id", {0: gone})
+    alone = picture._replace(brokers={0: Address("a", 1)})
+    assert is_denied(alone, "t", "id", {0: gone})
+    assert not is_denied(alone._replace(bootstrap_count=3), "t", "id", {0: gone})
 
 
 def test_a_topic_that_was_looked_at_is_forgotten_unless_somebody_else_wants_it() -> None:
