@@ -611,13 +611,6 @@ class Storm:
             self.look()
 
     def look(self) -> None:
-        for broker_id in sorted(self.damaged - self.rotten):
-            if self._has_caught_up(broker_id):
-                self.damaged.discard(broker_id)
-                self.note(f"broker {broker_id} has caught up after its power cut")
-        if self.workload.exposed and not self.damaged:
-            self._forgive(sorted(self.workload.exposed))
-            self.workload.exposed.clear()
         is_harmed = bool(self.damaged or self._hurt)
         reborn_ends, lossy_topic_ids = self.rebirth.look(is_harmed=is_harmed)
         ends = {
@@ -626,6 +619,14 @@ class Storm:
         }
         for anomaly in self._invariants.look(ends | reborn_ends, self.damaged, lossy_topic_ids):
             self.accuse(anomaly)
+        # From the next look on: what it had to cut was cut since the last one.
+        for broker_id in sorted(self.damaged - self.rotten):
+            if self._has_caught_up(broker_id):
+                self.damaged.discard(broker_id)
+                self.note(f"broker {broker_id} has caught up after its power cut")
+        if self.workload.exposed and not self.damaged:
+            self._forgive(sorted(self.workload.exposed))
+            self.workload.exposed.clear()
 
     def _has_caught_up(self, broker_id: int) -> bool:
         """It is in every ISR again *and* holds all that was acknowledged."""
