@@ -74,8 +74,8 @@ class Admin:
     Every call retries what may succeed by itself (a moved controller, a lost connection) until
     `default_api_timeout_ms`, and then raises BrokerError or NetworkError. Where a connection broke before the answer,
     the next attempt finds out what the one before has done: a topic that somebody else created is an error, and one
-    that was created in the meantime is never deleted. (What this call created and somebody else has deleted since is
-    created again. And a creation may be carried out after its call has given up.)
+    that was created in the meantime is never deleted. What this call created and somebody else has deleted since is not
+    created again by the broker that created it. (A creation may be carried out after its call has given up.)
     """
 
     def __init__(
