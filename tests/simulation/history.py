@@ -187,17 +187,20 @@ def _lost_writes(history: History) -> Iterator[Anomaly]:
 
 
 def _holes(history: History) -> Iterator[Anomaly]:
-    """What was lost with the power was the end of the log, so nothing that was acknowledged behind it then is there."""
+    """What was lost with the power was the end of the log, so nothing that was acknowledged behind it then is there.
+
+    Of what was acknowledged since the last such loss, that is. What an earlier one took may come back in the place of
+    what followed: a cut of the log that was only in memory when the power failed is undone by it, as is all else."""
     for partition, losses in history.power_losses.items():
         if partition.topic not in history.durable_topics:
             continue
         final = history.final.get(partition, {})
         records = [(history.era(partition, r.at_s), r) for r in history.acknowledged[partition] if r.offset >= 0]
-        for latest in range(len(losses)):
-            lost = (r.offset for era, r in records if era == latest and final.get(r.offset) != r.value)
-            gone = min(lost, default=math.inf)
-            for era, record in records:
-                if era <= latest and record.offset > gone and final.get(record.offset) == record.value:
+        for era in range(len(losses)):
+            of_era = [record for number, record in records if number == era]
+            gone = min((r.offset for r in of_era if final.get(r.offset) != r.value), default=math.inf)
+            for record in of_era:
+                if record.offset > gone and final.get(record.offset) == record.value:
                     yield Anomaly(
                         "hole",
                         f"{_show(record.value)} is at {record.offset} of {partition}, what was at {gone} is gone",

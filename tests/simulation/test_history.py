@@ -156,6 +156,15 @@ def test_what_came_after_one_loss_of_power_may_outlive_the_next() -> None:
     assert check(history) == []
 
 
+def test_what_one_loss_of_power_took_may_come_back_with_the_next_when_the_cut_of_the_log_was_not_flushed() -> None:
+    history = a_history(b"a", b"b", b"c")
+    history.power_lost([DURABLE], 3.0)
+    history.sent[b"d"] = Sent("p", 3, DURABLE)
+    history.acknowledged[DURABLE].append(Acknowledged(b"d", 1, 4.0))
+    history.power_lost([DURABLE], 5.0)
+    assert check(history) == []
+
+
 def test_an_offset_has_one_value_between_two_power_cuts() -> None:
     history = a_history(b"a", b"b")
     history.power_lost([DURABLE], 3.0)
