@@ -83,9 +83,11 @@ class Invariants:
                     told_partition = TopicIdPartition(told_id, topic_partition)
                     yield from self._leader_epoch(told_partition, process, "metadata", told.leader_epoch)
                 yield from self._leadership(partition, process)
-                # What a power cut brings back had been cut, and is cut again: below the high watermark on file, too.
-                yield from self._high_watermark(partition, process, may_go_back=broker_id in damaged)
-                if broker_id not in damaged and partition.log.topic_id not in lossy_topic_ids:
+                # What a power cut brings back had been cut, and is cut again: below the high watermark on file, too. So
+                # is what an unclean election has lost.
+                may_lose = broker_id in damaged or partition.log.topic_id in lossy_topic_ids
+                yield from self._high_watermark(partition, process, may_go_back=may_lose)
+                if not may_lose:
                     with faults.set_aside():
                         yield from list(self._logs(partition, process))
         for identified, end in acknowledged_ends.items():

@@ -73,6 +73,8 @@ and all else is well."""
 _BROKERS = [2, 3, 3, 3, 3, 3, 3, 4]
 _POWER_OF_SEVERAL_PROBABILITY = 1 / 8
 _LONG_LINK_PROBABILITY = 1 / 8
+_LONG_LINK_OF_TWO_PROBABILITY = 1 / 2
+"""With no third broker to lead, the two depose each other."""
 _LONG_LINK_S = (60, 150)
 _LONGEST_FAULT_S = 45.0
 _LOOK_EVERY_S = 0.1
@@ -213,7 +215,9 @@ class Storm:
         self._start_clients()
         await self.rebirth.begin()
         end_s = self._now_s + seconds
-        if self.dice.random() < _LONG_LINK_PROBABILITY and not await self._bear_a_broken_link(
+        of_two = len(self.cluster.broker_ids) == 2
+        probability = _LONG_LINK_OF_TWO_PROBABILITY if of_two else _LONG_LINK_PROBABILITY
+        if self.dice.random() < probability and not await self._bear_a_broken_link(
             min(self.dice.uniform(*_LONG_LINK_S), seconds / 2)
         ):
             end_s = self._now_s

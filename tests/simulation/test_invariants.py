@@ -121,6 +121,15 @@ def test_a_high_watermark_that_goes_back_is_seen() -> None:
     assert _kinds_after(harm) == ["high watermark went back"]
 
 
+def test_a_high_watermark_goes_back_where_an_unclean_election_may_lose_what_was_acknowledged() -> None:
+    async def harm(cluster: VirtualCluster, invariants: Invariants) -> list[str]:
+        replica = _replica(cluster, 1)
+        replica.high_watermark -= 1
+        return [anomaly.kind for anomaly in invariants.look({}, (), {replica.log.topic_id})]
+
+    assert _kinds_after(harm) == []
+
+
 def test_a_second_process_that_leads_in_an_epoch_is_seen() -> None:
     async def harm(cluster: VirtualCluster, invariants: Invariants) -> None:
         leader = cluster.state(PARTITION).leader
