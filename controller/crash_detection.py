@@ -235,7 +235,8 @@ class CrashDetector:
                 failing_since_s = now_s
             self._troubles[broker.id] = _Trouble(broker.epoch, failing_since_s, now_s, has_stood)
             if (refusals >= REFUSALS_NEEDED and in_a_row == 0) or now_s - failing_since_s >= patience_s:
-                if await self._was_cut_off():
+                # Another broker's watch may have found so meanwhile, and cleared what was seen of all.
+                if await self._was_cut_off() or broker.id not in self._troubles:
                     _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
                     failing_since_s, refusals = None, 0
                     continue

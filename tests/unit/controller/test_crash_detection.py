@@ -61,8 +61,8 @@ class FakeBroker:
         self.peers.clear()
 
 
-def broker(port: int, epoch: int = 1) -> Broker:
-    return Broker(1, epoch, (Endpoint(CONTROL_LISTENER, "127.0.0.1", port),))
+def broker(port: int, epoch: int = 1, broker_id: int = 1) -> Broker:
+    return Broker(broker_id, epoch, (Endpoint(CONTROL_LISTENER, "127.0.0.1", port),))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -260,6 +260,34 @@ def test_who_is_cut_off_from_zookeeper_suspects_nobody_and_looks_again_when_it_i
             assert not suspected
             await fake.die()
             await until(lambda: bool(suspected))
+
+    run(test)
+
+
+def test_a_broker_is_looked_for_again_where_another_ones_watch_found_out_that_zookeeper_was_slow() -> None:
+    async def test() -> None:
+        asks = 0
+        answers = asyncio.Event()
+        second_is_looked_for, first_is_suspected = 3, 6
+
+        async def in_touch() -> None:
+            nonlocal asks
+            asks += 1
+            if asks in (second_is_looked_for, first_is_suspected):
+                await answers.wait()
+
+        fakes = [FakeBroker(), FakeBroker()]
+        first, second = [await fake.listen() for fake in fakes]
+        async with watching(detection_ms=600_000, in_touch=in_touch) as (detector, suspected):
+            detector.follow([broker(first), broker(second, broker_id=2)])
+            await until(lambda: all(fake.peers for fake in fakes))
+            await fakes[1].die()
+            await until(lambda: asks == second_is_looked_for)
+            await asyncio.sleep(2 * PROMPT_S)  # no answer for longer than a prompt one takes
+            await fakes[0].die()
+            await until(lambda: asks == first_is_suspected)
+            answers.set()
+            await until(lambda: len(suspected) == 2)
 
     run(test)
 
