@@ -5,10 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
+from random import Random
 
 import pytest
 
+from client.admin import Admin
+from protocol import znodes
+from tests.simulation.cluster import VirtualCluster
+from tests.simulation.loop import run
 from tests.simulation.storm import Report, simulate
+from tests.simulation.users import Users
+from tests.simulation.world import Simulation
 
 SHORT_MINUTES = 0.75
 
@@ -49,3 +57,29 @@ def test_a_storm_runs_the_same_way_in_every_process_with_the_same_seed() -> None
 
 def test_a_storm_that_was_too_mild_says_so() -> None:
     assert len(Report(seed=1).below_floors()) == 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_link_that_an_administrator_has_broken_comes_back_even_if_he_is_killed(seed: int) -> None:
+    accused: list[object] = []
+
+    async def main() -> None:
+        cluster = VirtualCluster(Simulation(), brokers=2)
+        users = Users(cluster, Counter(), event=lambda _: None, accuse=accused.append)
+        await cluster.start()
+        world = cluster.client("administrator")
+
+        async def delete() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", partitions=1, replication_factor=2)
+                users._hold_up_deletions(Random(seed))
+                await admin.delete_topic("orders")
+
+        await world.process.run(delete())
+        zookeeper = cluster.simulation.zookeeper
+        assert zookeeper.names(znodes.DELETE_TOPICS) == ["orders"]
+        world.process.kill()
+        await cluster.until(lambda: not zookeeper.names(znodes.DELETE_TOPICS), within_s=30)
+
+    run(main(), seed=seed)
+    assert not accused

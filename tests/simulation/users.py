@@ -18,6 +18,7 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -491,7 +492,8 @@ class Users:
             link = host_name(controller), host_name(other)
             network = self._cluster.simulation.network
             network.block(*link)
-            asyncio.get_running_loop().call_later(random.uniform(0.3, 2), network.unblock, *link)
+            # In nobody's context: the link must come back even if the administrator is killed meanwhile.
+            asyncio.get_running_loop().call_later(random.uniform(0.3, 2), network.unblock, *link, context=Context())
 
     def _seen(self, topic: str) -> TopicSeen:
         zookeeper = self._cluster.simulation.zookeeper
