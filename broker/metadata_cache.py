@@ -43,6 +43,9 @@ class MetadataCache:
         self._brokers: dict[int, UpdateMetadataBroker] = {}
         self._topics: dict[str, CachedTopic] = {}
         self._told_in_broker_epoch = NO_EPOCH
+        self._has_been_told_all = False
+        """In this broker epoch. Topics come in many requests: until the last of them, one that is unknown here may be
+        there all the same, and two brokers that deny it would be believed."""
 
     def update(self, request: UpdateMetadataRequest) -> list[str]:
         """Take over a request that was found to be of the present controller. Returns the topics it spoke of.
@@ -53,6 +56,8 @@ class MetadataCache:
         if request.broker_epoch != self._told_in_broker_epoch:
             self._told_in_broker_epoch = request.broker_epoch
             self._topics.clear()
+            self._has_been_told_all = False
+        self._has_been_told_all = self._has_been_told_all or request.names_the_last
         self.controller_id = request.controller_id
         self.controller_epoch = request.controller_epoch
         self._brokers = {broker.id: broker for broker in request.live_brokers}
@@ -112,9 +117,7 @@ class MetadataCache:
     def _describe_topic(self, name: str) -> MetadataTopic:
         cached = self._topics.get(name)
         if cached is None:
-            illegal = topic_name_problem(name) is not None
-            code = ErrorCode.INVALID_TOPIC_EXCEPTION if illegal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return MetadataTopic(code, name, "", False, [])
+            return MetadataTopic(self._why_unknown(name), name, "", False, [])
         if len(cached.partitions) < cached.num_partitions:
             return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, cached.topic_id, False, [])
         partitions = []
@@ -134,3 +137,8 @@ class MetadataCache:
                 )
             )
         return MetadataTopic(ErrorCode.NONE, name, cached.topic_id, False, partitions)
+
+    def _why_unknown(self, name: str) -> ErrorCode:
+        if topic_name_problem(name) is not None:
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if self._has_been_told_all else ErrorCode.LEADER_NOT_AVAILABLE

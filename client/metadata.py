@@ -77,8 +77,9 @@ class Picture(NamedTuple):
     topics: dict[str, TopicInfo] = {}  # noqa: RUF012
     errors: dict[str, ErrorCode] = {}  # noqa: RUF012
     """What was wrong with a topic when it was asked for last. An older description of it stays in `topics`."""
-    bootstrap_count: int = 1
-    """How many addresses the user has given: of several, one that lists itself alone may be cut off from the others."""
+    most_brokers: int = 1
+    """How many there have been at most, or addresses that the user has given: of several, one that lists itself alone
+    may be cut off from the others."""
 
     def leader(self, topic: str, partition: int) -> Leader | None:
         """Who leads and can be reached, as far as is known."""
@@ -95,7 +96,7 @@ def merged(picture: Picture, response: m.MetadataResponse) -> Picture:
     Of another cluster (one that was set up anew at the same addresses, say) nothing is known before.
     """
     if picture.cluster_id and response.cluster_id and picture.cluster_id != response.cluster_id:
-        picture = Picture(bootstrap_count=picture.bootstrap_count)
+        picture = Picture(most_brokers=picture.most_brokers)
     topics = dict(picture.topics)
     errors = dict(picture.errors)
     for topic in response.topics:
@@ -111,9 +112,8 @@ def merged(picture: Picture, response: m.MetadataResponse) -> Picture:
             topics[topic.name] = _merged_topic(known, topic)
     brokers = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
     cluster_id = response.cluster_id or picture.cluster_id
-    return Picture(
-        cluster_id, response.controller_id, brokers or picture.brokers, topics, errors, picture.bootstrap_count
-    )
+    most_brokers = max(picture.most_brokers, len(brokers))
+    return Picture(cluster_id, response.controller_id, brokers or picture.brokers, topics, errors, most_brokers)
 
 
 def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:
@@ -155,13 +155,13 @@ def is_confirmed(
     """Whether `leader` can be believed where it denies what was known before: nobody knows of a later leader, and some
     other broker knows it as the leader, too. One that was deposed while it was cut off from the others does not know
     that it was, and who can reach it alone would believe it (KIP-320). The only broker that there is has no witness;
-    that it is the only one is believed unless the user has named several.
+    that it is the only one is believed unless there have been others, or the user has named several.
 
     `answers`: what brokers say, by who says so. The picture has been merged with them.
     """
     if picture.leader(*partition) != leader:
         return False
-    if picture.brokers.keys() == {leader.node_id} and picture.bootstrap_count == 1:
+    if picture.brokers.keys() == {leader.node_id} and picture.most_brokers == 1:
         return True
     topic_id = picture.topics[partition.topic].topic_id
     return any(
@@ -177,12 +177,27 @@ def is_confirmed(
 
 def is_denied(picture: Picture, topic: str, topic_id: str | None, answers: Mapping[int, m.MetadataResponse]) -> bool:
     """Whether it can be believed that there is no such topic (with that id): two brokers say so, or the only one that
-    there is, and none says otherwise. One that knows of no broker has just started, and says nothing yet."""
-    informed = [answer for answer in answers.values() if answer.brokers]
-    named = [entry for answer in informed for entry in answer.topics if entry.name == topic and entry.partitions]
-    is_named = any(topic_id is None or entry.topic_id == topic_id for entry in named)
-    witnesses = 1 if len(picture.brokers) == 1 and picture.bootstrap_count == 1 else 2
-    return not is_named and len(informed) >= witnesses
+    there is, and none says otherwise."""
+    said = [
+        _denies(entry, topic_id)
+        for answer in answers.values()
+        if answer.brokers
+        for entry in answer.topics
+        if entry.name == topic
+    ]
+    return False not in said and said.count(True) >= (1 if picture.most_brokers == 1 else 2)
+
+
+def _denies(entry: m.MetadataTopic, topic_id: str | None) -> bool | None:
+    """None: this broker says nothing yet. It has just started, and was not told of all topics or partitions; or it is
+    behind, and knows an earlier topic of that name."""
+    if entry.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+        return True
+    if not entry.topic_id:
+        return None
+    if topic_id is None or entry.topic_id == topic_id:
+        return False
+    return None if is_older(entry.topic_id, topic_id) else True
 
 
 class Metadata:
@@ -218,7 +233,7 @@ class Metadata:
         """How often in a row nobody answered."""
         self._failed_at: dict[Address, float] = {}
         """Brokers that did not answer last time, and when that was."""
-        self.picture = Picture(bootstrap_count=len(self._bootstrap))
+        self.picture = Picture(most_brokers=len(self._bootstrap))
         self.last_error: NetworkError | None = None
         """Why the last refresh failed; None where it succeeded."""
         self.listeners: list[Callable[[], None]] = []

@@ -122,6 +122,8 @@ class MetadataUpdate(NamedTuple):
     broker_ids: tuple[int, ...]
     partitions: tuple[TopicPartition, ...]
     deleted_topics: tuple[DeletedTopic, ...] = ()
+    names_the_last: bool = False
+    """With it these brokers have been told of every topic that there is."""
 
     def __str__(self) -> str:
         what = [str(p) for p in self.partitions] + [f"{d.topic} (deleted)" for d in self.deleted_topics]
@@ -232,11 +234,15 @@ class PlanBuilder:
         broker_ids: Iterable[int],
         partitions: Iterable[TopicPartition],
         deleted_topics: Iterable[DeletedTopic] = (),
+        *,
+        names_the_last: bool = False,
     ) -> None:
         """Send UpdateMetadata to those brokers; to none if there are none."""
         broker_ids = tuple(sorted(broker_ids))
         if broker_ids:
-            self._metadata_updates.append(MetadataUpdate(broker_ids, in_order(partitions), tuple(deleted_topics)))
+            self._metadata_updates.append(
+                MetadataUpdate(broker_ids, in_order(partitions), tuple(deleted_topics), names_the_last)
+            )
 
     def stop(self, replica: PartitionReplica, *, delete: bool) -> None:
         self._stop_replicas.append(StopReplica(replica, delete))

@@ -109,8 +109,9 @@ def update_metadata(state: ClusterState, update: MetadataUpdate) -> list[Callabl
         bodies.append(deleted)
 
     def made_out(topics: list[m.UpdateMetadataTopic]) -> Callable[[Broker], m.UpdateMetadataRequest]:
+        names_the_last = update.names_the_last and topics is bodies[-1]
         return lambda broker: m.UpdateMetadataRequest(
-            state.controller_id, state.controller_epoch, broker.epoch, topics, live
+            state.controller_id, state.controller_epoch, broker.epoch, topics, live, names_the_last=names_the_last
         )
 
     return [made_out(body) for body in bodies]

@@ -293,6 +293,7 @@ class Tenure:
         await self._execute(brokers.load(self.state, snapshot, refused))
         every = tuple(self.state.assignments)
         await self._settle(every, tell=self.state.live_broker_ids(), announce=every)
+        await self._execute(brokers.all_told(self.state))
         await self._identify(self.state.topic_ids)
 
     async def _probe(self, registered: Mapping[int, Broker]) -> Collection[int]:

@@ -378,6 +378,8 @@ class UpdateMetadataRequest(Message):
     live_brokers: Annotated[list[UpdateMetadataBroker], Meta(max_length=MAX_BROKERS)]
     number: Int64 = 0
     """As in LeaderAndIsrRequest."""
+    names_the_last: bool = False
+    """With this one the broker has been told of every topic that there is."""
 
 
 class UpdateMetadataResponse(Message):

@@ -178,6 +178,7 @@ def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
         (broker.id for broker in brokers),
         (p for p in state.assignments if not state.is_queued_for_deletion(p.topic)),
         (DeletedTopic(topic, state.topic_ids[topic]) for topic in state.topics_to_delete),
+        names_the_last=True,
     )
     return builder.build()
 
@@ -212,6 +213,13 @@ def replicas_answered(
                 builder.move_replica(replica, ReplicaState.ONLINE)
         elif errors[partition] not in (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR):
             builder.note(f"broker {broker_id} could not take on {partition}: {errors[partition].name}")
+    return builder.build()
+
+
+def all_told(state: ClusterState) -> Plan:
+    """After `load`, and after every topic was announced in parts: each live broker knows now what there is."""
+    builder = PlanBuilder()
+    builder.announce(state.live_brokers, (), names_the_last=True)
     return builder.build()
 
 

@@ -214,13 +214,12 @@ class Storm:
         self._keepers = {b: asyncio.create_task(self._keep(b), name=f"keeper of {b}") for b in self.cluster.broker_ids}
         self._start_clients()
         await self.rebirth.begin()
-        end_s = self._now_s + seconds
         of_two = len(self.cluster.broker_ids) == 2
         probability = _LONG_LINK_OF_TWO_PROBABILITY if of_two else _LONG_LINK_PROBABILITY
-        if self.dice.random() < probability and not await self._bear_a_broken_link(
-            min(self.dice.uniform(*_LONG_LINK_S), seconds / 2)
-        ):
-            end_s = self._now_s
+        end_s = self._now_s + seconds
+        if self.dice.random() < probability:
+            is_well = await self._bear_a_broken_link(min(self.dice.uniform(*_LONG_LINK_S), seconds / 2))
+            end_s = self._now_s + (seconds if is_well else 0)
         while self._now_s < end_s:
             await self._bout(min(self._now_s + self.dice.uniform(15, 45), end_s))
             if self.dice.random() < 0.5:

@@ -16,6 +16,7 @@ from client.consumer import Consumer
 from client.errors import InvalidSetting
 from client.producer import Producer
 from client.records import Record
+from controller import tenure
 from protocol import znodes
 from protocol.errors import BrokerError, ErrorCode
 from protocol.model import TopicPartition
@@ -404,6 +405,55 @@ def test_a_task_that_reaches_a_deposed_leader_alone_leaves_out_nothing(
         assert not reading.done()
         scene.reunite()
         assert await reading == list(range(start, 20))
+
+    play(scenario)
+
+
+@pytest.fixture
+def _topics_are_told_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As thousands of partitions are: in parts, with time between them."""
+    monkeypatch.setattr(tenure, "PARTITIONS_AT_ONCE", 1)
+    monkeypatch.setattr(tenure, "_BREATH_S", 10.0)
+
+
+async def _all_have_restarted_and_were_told_of_some_topics(scene: Scene) -> None:
+    cluster = scene.cluster
+    for broker_id in cluster.broker_ids:
+        cluster.kill_broker(broker_id)
+    await asyncio.gather(*map(cluster.start_broker, cluster.broker_ids))
+    await cluster.until(
+        lambda: all(len(cluster.broker(b)._metadata.describe([]).brokers) == 3 for b in cluster.broker_ids)
+    )
+    assert all(cluster.broker(b)._metadata.topic_id("t") is None for b in cluster.broker_ids)
+
+
+@pytest.mark.usefixtures("_topics_are_told_slowly")
+@pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "leaves out what is lost"])
+def test_a_task_that_asks_brokers_that_were_told_of_some_topics_so_far_leaves_out_nothing(fails: bool) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.create(partitions=3, name="earlier")
+        await scene.send(0, 20)
+        wanted = OffsetRange("t", scene.topic_id(), 0, 0, 20, 0)
+        settings = ReadSettings(scene.cluster.bootstrap, "task", False, fails)
+        await _all_have_restarted_and_were_told_of_some_topics(scene)
+        world = scene.cluster.client("fresh")
+        assert await world.process.run(_read(RangeFetcher(settings, wanted, 120.0, world))) == list(range(20))
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("_topics_are_told_slowly")
+def test_an_administrator_waits_for_brokers_that_were_told_of_some_topics_so_far() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.create(partitions=3, name="earlier")
+        await _all_have_restarted_and_were_told_of_some_topics(scene)
+        world = scene.cluster.client("fresh")
+
+        async def describe() -> list[str]:
+            async with Admin(scene.cluster.bootstrap, world=world) as admin:
+                return list(await admin.describe_topics(["t"]))
+
+        assert await world.process.run(describe()) == ["t"]
 
     play(scenario)
 

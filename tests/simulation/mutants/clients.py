@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from broker.handlers import list_offsets
+from broker.metadata_cache import MetadataCache
 from broker.replication.manager import ReplicaManager
 from client import accumulator, metadata
 from client.accumulator import Accumulator, Verdict
@@ -153,6 +154,14 @@ def topic_is_gone_because_one_says_so(patches: Patches) -> None:
     @patches.instead_of(metadata, "is_denied")
     def is_denied(original: Any, *rest: Any) -> bool:
         return True
+
+
+@mutant("KIP-320", "a broker that was told of some topics since it registered denies all others")
+def half_told_broker_denies(patches: Patches) -> None:
+    @patches.instead_of(MetadataCache, "_why_unknown")
+    def why_unknown(original: Any, self: MetadataCache, name: str) -> ErrorCode:
+        self._has_been_told_all = True
+        return original(self, name)  # type: ignore[no-any-return]
 
 
 @mutant("KIP-516", "what a partition of an earlier topic of the same name holds is told to who asks for its offsets")

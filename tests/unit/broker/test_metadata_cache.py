@@ -29,7 +29,11 @@ def topic(
 
 
 def update(
-    cache: MetadataCache, *topics: UpdateMetadataTopic, live: tuple[int, ...] = (1, 2, 3), broker_epoch: int = 1
+    cache: MetadataCache,
+    *topics: UpdateMetadataTopic,
+    live: tuple[int, ...] = (1, 2, 3),
+    broker_epoch: int = 1,
+    names_the_last: bool = False,
 ) -> list[str]:
     brokers = [
         UpdateMetadataBroker(
@@ -43,7 +47,7 @@ def update(
         )
         for b in live
     ]
-    return cache.update(UpdateMetadataRequest(7, 1, broker_epoch, list(topics), brokers))
+    return cache.update(UpdateMetadataRequest(7, 1, broker_epoch, list(topics), brokers, names_the_last=names_the_last))
 
 
 def test_nothing_is_known_before_the_first_update() -> None:
@@ -132,6 +136,23 @@ def test_a_deleted_topic_is_forgotten_and_a_new_one_of_its_name_begins_anew() ->
     assert [p.partition_index for p in cache.describe(["orders"]).topics[0].partitions] == [0]
 
 
+def test_no_topic_is_denied_before_the_broker_was_told_of_all_of_them_in_its_present_epoch() -> None:
+    cache = MetadataCache()
+
+    def code() -> int:
+        return cache.describe(["payments"]).topics[0].error_code
+
+    assert code() == ErrorCode.LEADER_NOT_AVAILABLE
+    update(cache, topic(partition()))
+    assert code() == ErrorCode.LEADER_NOT_AVAILABLE
+    update(cache, topic(partition(), name="users"), names_the_last=True)
+    assert code() == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    update(cache)
+    assert code() == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    update(cache, topic(partition()), broker_epoch=2)
+    assert code() == ErrorCode.LEADER_NOT_AVAILABLE, "registered again, and is told of all topics anew"
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [
@@ -143,7 +164,7 @@ def test_a_deleted_topic_is_forgotten_and_a_new_one_of_its_name_begins_anew() ->
 )
 def test_a_topic_that_is_not_there_has_its_error(name: str, code: ErrorCode) -> None:
     cache = MetadataCache()
-    update(cache, topic(partition()))
+    update(cache, topic(partition()), names_the_last=True)
     answer = cache.describe([name, "orders", name])
     assert [(t.name, t.error_code) for t in answer.topics] == [(name, code), ("orders", ErrorCode.NONE)]
 

@@ -103,10 +103,10 @@ def test_a_leader_is_confirmed_by_another_broker_that_knows_it_and_none_that_kno
     for answers in ({}, {0: current}, {1: older}, {1: another}, {1: response()}):
         assert not is_confirmed(picture, t0, leader, answers)
     assert not is_confirmed(merged(picture, newer), t0, leader, {1: current, 2: newer})
-    alone = picture._replace(brokers={0: Address("a", 1)})
+    alone = picture._replace(brokers={0: Address("a", 1)}, most_brokers=1)
     assert is_confirmed(alone, t0, leader, {})
     assert not is_confirmed(alone, t0, Leader(0, 4), {})
-    assert not is_confirmed(alone._replace(bootstrap_count=3), t0, leader, {}), "the others are out of its reach"
+    assert not is_confirmed(alone._replace(most_brokers=3), t0, leader, {}), "the others are out of its reach"
 
 
 def test_a_topic_is_denied_by_two_brokers_or_by_the_only_one() -> None:
@@ -118,9 +118,38 @@ def test_a_topic_is_denied_by_two_brokers_or_by_the_only_one() -> None:
     for answers in ({}, {0: gone}, {0: gone, 1: there}, {0: gone, 1: fresh}):
         assert not is_denied(picture, "t", "id", answers)
     assert not is_denied(picture, "t", None, {0: there, 1: there})
-    alone = picture._replace(brokers={0: Address("a", 1)})
+    alone = picture._replace(brokers={0: Address("a", 1)}, most_brokers=1)
     assert is_denied(alone, "t", "id", {0: gone})
-    assert not is_denied(alone._replace(bootstrap_count=3), "t", "id", {0: gone})
+    assert not is_denied(alone._replace(most_brokers=3), "t", "id", {0: gone})
+
+
+def test_a_broker_that_was_not_told_of_all_topics_yet_denies_none() -> None:
+    gone = response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    picture = merged(Picture(), response(partition(0, 0, 5)))
+    half_told = response(topic_id="", code=ErrorCode.LEADER_NOT_AVAILABLE)
+    assert not is_denied(picture, "t", "id", {0: half_told, 1: half_told})
+    assert not is_denied(picture, "t", "id", {0: half_told, 1: gone})
+    some_partitions = response(code=ErrorCode.LEADER_NOT_AVAILABLE)
+    assert not is_denied(picture, "t", "id", {0: some_partitions, 1: gone, 2: gone}), "it knows of the topic"
+
+
+def test_a_broker_that_knows_an_earlier_topic_of_the_name_does_not_deny_the_later_one() -> None:
+    old, new = topic_ids.make(1, 7, b"chance"), topic_ids.make(2, 1, b"chance")
+    behind, ahead = response(partition(0, 0, 5), topic_id=old), response(partition(0, 0, 0), topic_id=new)
+    picture = merged(Picture(), ahead)
+    assert not is_denied(picture, "t", new, {0: behind, 1: behind})
+    assert is_denied(picture, "t", old, {0: ahead, 1: ahead})
+
+
+def test_a_broker_that_lists_itself_alone_is_not_the_only_one_where_there_were_others() -> None:
+    leader = Leader(0, 5)
+    both, alone = response(partition(0, 0, 5)), response(partition(0, 0, 5))
+    alone.brokers = alone.brokers[:1]
+    picture = merged(merged(Picture(), both), alone)
+    assert list(picture.brokers) == [0]
+    assert not is_confirmed(picture, TopicPartition("t", 0), leader, {0: alone})
+    gone = response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert not is_denied(picture, "t", "id", {0: gone})
 
 
 def test_a_topic_that_was_looked_at_is_forgotten_unless_somebody_else_wants_it() -> None:

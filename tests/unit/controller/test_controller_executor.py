@@ -325,9 +325,10 @@ def test_requests_about_many_partitions_fit_the_frames_that_brokers_take() -> No
     sent = list(requests.leader_and_isr(state, broker(1), partitions, frozenset()))
     assert [part for _, parts in sent for part in parts] == partitions
     assert len(sent) > 1
-    update = p.MetadataUpdate((1, 2, 3), tuple(partitions))
+    update = p.MetadataUpdate((1, 2, 3), tuple(partitions), names_the_last=True)
     metadata = [made_out(broker(2)) for made_out in requests.update_metadata(state, update)]
     assert sum(len(topic.partition_states) for request in metadata for topic in request.topic_states) == len(names)
+    assert [request.names_the_last for request in metadata] == [False] * (len(metadata) - 1) + [True]
     frames = [encode_request(LEADER_AND_ISR, 1, "test", request) for request, _ in sent]
     frames += [encode_request(UPDATE_METADATA, 1, "test", request) for request in metadata]
     assert max(len(frame) for frame in frames) <= MAX_SMALL_REQUEST_BYTES

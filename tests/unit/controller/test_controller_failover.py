@@ -61,8 +61,9 @@ def test_brokers_learn_where_the_leaders_are_and_in_which_order() -> None:
         office = await cluster.start([1, 2])
         await office.create("orders", (1, 2))
         await cluster.has(ORDERS_0, 1, [1, 2])
-        first, leader_and_isr, metadata = cluster.brokers[2].told
-        assert first.api == "UpdateMetadata"
+        first, all_told, leader_and_isr, metadata = cluster.brokers[2].told
+        assert (first.api, all_told.api) == ("UpdateMetadata", "UpdateMetadata")
+        assert (first.body.names_the_last, all_told.body.names_the_last) == (False, True)
         assert [broker.id for broker in first.body.live_brokers] == [1, 2]
         assert (leader_and_isr.api, metadata.api) == ("LeaderAndIsr", "UpdateMetadata")
         request = leader_and_isr.body
