@@ -1,6 +1,6 @@
 """The composition root of a broker process: config -> World -> start, serve, stop.
 
-    python -m broker [--properties FILE] [--override NAME=VALUE]...
+    python -m minibroker.broker [--properties FILE] [--override NAME=VALUE]...
 
 Prints one line `ready broker.id=N port=P` to stdout once it serves; logs to stderr. SIGTERM and SIGINT stop it cleanly
 (exit code 0). What keeps it from starting or serving is one line `error: ...` on stderr (exit code 1).
@@ -22,34 +22,42 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from broker.config import BrokerConfig, InvalidConfig, broker_config, read_properties, topic_config_problem
-from broker.handlers.dispatch import dispatcher
-from broker.handlers.services import ControlEpoch, Services
-from broker.metadata_cache import MetadataCache
-from broker.metrics import BrokerMetrics, LoopLag, exposition
-from broker.metrics_listener import MetricsListener
-from broker.network.server import Request, SocketServer
-from broker.network.settings import NetworkSettings
-from broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
-from broker.replication.manager import ReplicaManager
-from broker.storage.log import LogConfig
-from broker.storage.manager import LogManager
-from broker.supervisor import Supervisor
-from broker.timeline_file import TimelineFile
-from broker.transactions.producer_ids import ProducerIds
-from controller.controller import Controller, ControllerSettings
-from controller.crash_detection import CrashDetector
-from controller.leadership import Leadership
-from controller.registration import Registration
-from controller.zookeeper import KazooZooKeeper
-from protocol import znodes
-from protocol.apis import Plane
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from protocol.model import DEFAULT_LISTENER, NO_EPOCH
-from protocol.model import Broker as RegisteredBroker
-from protocol.real_world import RealWorld
-from protocol.world import ConnectionLoss, NoNode, SessionExpired, SessionState, World, ZooKeeperError, ZooKeeperSession
-from protocol.znodes import MalformedZnode
+from minibroker.broker.config import BrokerConfig, InvalidConfig, broker_config, read_properties, topic_config_problem
+from minibroker.broker.handlers.dispatch import dispatcher
+from minibroker.broker.handlers.services import ControlEpoch, Services
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition
+from minibroker.broker.metrics_listener import MetricsListener
+from minibroker.broker.network.server import Request, SocketServer
+from minibroker.broker.network.settings import NetworkSettings
+from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.supervisor import Supervisor
+from minibroker.broker.timeline_file import TimelineFile
+from minibroker.broker.transactions.producer_ids import ProducerIds
+from minibroker.controller.controller import Controller, ControllerSettings
+from minibroker.controller.crash_detection import CrashDetector
+from minibroker.controller.leadership import Leadership
+from minibroker.controller.registration import Registration
+from minibroker.controller.zookeeper import KazooZooKeeper
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import Plane
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH
+from minibroker.protocol.model import Broker as RegisteredBroker
+from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.world import (
+    ConnectionLoss,
+    NoNode,
+    SessionExpired,
+    SessionState,
+    World,
+    ZooKeeperError,
+    ZooKeeperSession,
+)
+from minibroker.protocol.znodes import MalformedZnode
 
 logger = logging.getLogger("minibroker.broker")
 
@@ -423,7 +431,7 @@ def _network_settings(config: BrokerConfig) -> NetworkSettings:
 
 def _parse(arguments: Sequence[str]) -> BrokerConfig:
     """Raises InvalidConfig."""
-    parser = argparse.ArgumentParser(prog="python -m broker", description="Run one broker.")
+    parser = argparse.ArgumentParser(prog="python -m minibroker.broker", description="Run one broker.")
     parser.add_argument("--properties", metavar="FILE", help="settings, one NAME=VALUE a line")
     parser.add_argument("--override", metavar="NAME=VALUE", action="append", default=[], help="a setting that wins")
     parsed = parser.parse_args(arguments)

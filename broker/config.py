@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import MinibrokerError
-from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Endpoint
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Endpoint
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from protocol.errors import ErrorCode
-from protocol.messages import (
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
     MetadataBroker,
     MetadataPartition,
     MetadataResponse,
@@ -17,7 +17,7 @@ from protocol.messages import (
     UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
-from protocol.model import (
+from minibroker.protocol.model import (
     DEFAULT_LISTENER,
     NO_CONTROLLER,
     NO_EPOCH,

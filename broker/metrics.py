@@ -36,13 +36,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from broker.network.metrics import ApiMetrics
-from broker.network.server import SocketServer
-from broker.purgatory.purgatory import Purgatory
-from broker.replication.manager import ReplicaManager
-from broker.storage.log import Log
-from broker.storage.manager import LogManager
-from protocol.apis import Plane
+from minibroker.broker.network.metrics import ApiMetrics
+from minibroker.broker.network.server import SocketServer
+from minibroker.broker.purgatory.purgatory import Purgatory
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.manager import LogManager
+from minibroker.protocol.apis import Plane
 
 PART_SAMPLES = 100
 """Formatted in one go: half a millisecond."""

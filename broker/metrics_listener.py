@@ -24,8 +24,8 @@ from typing import cast
 
 import h11
 
-from protocol.errors import NetworkError
-from protocol.world import Incoming, Listener, Network
+from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.world import Incoming, Listener, Network
 
 logger = logging.getLogger("minibroker.metrics")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from protocol.world import Disk, File
+from minibroker.protocol.world import Disk, File
 
 MAX_BYTES = 8 * 1024 * 1024
 

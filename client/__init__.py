@@ -5,7 +5,7 @@ consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- offs
 all of them cluster.py = connections.py + metadata.py + tasks.py.
 """
 
-from client.admin import (
+from minibroker.client.admin import (
     Admin,
     BrokerDescription,
     ClusterDescription,
@@ -13,9 +13,9 @@ from client.admin import (
     PartitionDescription,
     TopicDescription,
 )
-from client.consumer import Consumer
-from client.delivery import Delivery, RecordMetadata
-from client.errors import (
+from minibroker.client.consumer import Consumer
+from minibroker.client.delivery import Delivery, RecordMetadata
+from minibroker.client.errors import (
     ApiTimedOut,
     BufferFull,
     ClientCrashed,
@@ -28,12 +28,12 @@ from client.errors import (
     LogTruncated,
     TopicErrors,
 )
-from client.offsets import OffsetAndTimestamp
-from client.partitioners import Partitioner, WithoutKey, crc32, murmur2
-from client.producer import Producer
-from client.records import ConsumerBatch, Record
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
-from protocol.model import TopicPartition
+from minibroker.client.offsets import OffsetAndTimestamp
+from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
+from minibroker.client.producer import Producer
+from minibroker.client.records import ConsumerBatch, Record
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
+from minibroker.protocol.model import TopicPartition
 
 __all__ = [
     "Admin",

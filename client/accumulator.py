@@ -52,12 +52,12 @@ from enum import Enum
 from random import Random
 from typing import NamedTuple
 
-from client.errors import BufferFull, FailedRecord
-from client.partitioners import Partitioner, WithoutKey, choose_adaptive, choose_round_robin, choose_sticky
-from protocol.compression import Compression
-from protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
-from protocol.model import topic_name_problem
-from protocol.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Header, encode_batch
+from minibroker.client.errors import BufferFull, FailedRecord
+from minibroker.client.partitioners import Partitioner, WithoutKey, choose_adaptive, choose_round_robin, choose_sticky
+from minibroker.protocol.compression import Compression
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import topic_name_problem
+from minibroker.protocol.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Header, encode_batch
 
 RECORD_OVERHEAD = 20
 """At most this many bytes are added to key and value: two lengths (5 bytes each) and a timestamp (9)."""

@@ -9,17 +9,17 @@ from random import Random
 from types import TracebackType
 from typing import NamedTuple, Protocol, TypeVar
 
-from client.cluster import Cluster
-from client.connections import Purpose, exponential_backoff_s
-from client.errors import ClientCrashed, Closed, InvalidSetting, TopicErrors
-from client.settings import check_integer, check_ms
-from protocol import messages as m
-from protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
-from protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
-from protocol.model import NO_CONTROLLER, NO_LEADER, topic_name_problem
-from protocol.rpc import Connection
-from protocol.topic_ids import NO_TOPIC, NONCE_BYTES
-from protocol.world import World
+from minibroker.client.cluster import Cluster
+from minibroker.client.connections import Purpose, exponential_backoff_s
+from minibroker.client.errors import ClientCrashed, Closed, InvalidSetting, TopicErrors
+from minibroker.client.settings import check_integer, check_ms
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, topic_name_problem
+from minibroker.protocol.rpc import Connection
+from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES
+from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)

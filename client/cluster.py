@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from client.connections import OVERDUE_S, Connections, Purpose
-from client.errors import InvalidSetting
-from client.metadata import Metadata
-from client.settings import Address, check_ms, parse_bootstrap
-from client.tasks import BackgroundTasks
-from protocol import messages as m
-from protocol.apis import Api
-from protocol.real_world import RealWorld
-from protocol.rpc import Connection
-from protocol.world import World
+from minibroker.client.connections import OVERDUE_S, Connections, Purpose
+from minibroker.client.errors import InvalidSetting
+from minibroker.client.metadata import Metadata
+from minibroker.client.settings import Address, check_ms, parse_bootstrap
+from minibroker.client.tasks import BackgroundTasks
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import Api
+from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.rpc import Connection
+from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from random import Random
 
-from client.settings import Address
-from client.tasks import BackgroundTasks
-from protocol.errors import NetworkError
-from protocol.rpc import Connection, open_connection
-from protocol.world import World
+from minibroker.client.settings import Address
+from minibroker.client.tasks import BackgroundTasks
+from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.rpc import Connection, open_connection
+from minibroker.protocol.world import World
 
 CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""

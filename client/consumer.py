@@ -9,17 +9,17 @@ from operator import length_hint
 from types import TracebackType
 from typing import Literal
 
-from client.cluster import Cluster
-from client.errors import ApiTimedOut, ClientCrashed, Closed, CorruptBatch, InvalidSetting
-from client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, FetchedBatch, Fetcher, PartitionState
-from client.offsets import OffsetAndTimestamp, list_offsets
-from client.records import ConsumerBatch, Record
-from client.settings import check_choice, check_integer, check_ms
-from protocol import messages as m
-from protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
-from protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
-from protocol.records import CorruptRecord, decode_batch
-from protocol.world import World
+from minibroker.client.cluster import Cluster
+from minibroker.client.errors import ApiTimedOut, ClientCrashed, Closed, CorruptBatch, InvalidSetting
+from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, FetchedBatch, Fetcher, PartitionState
+from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.settings import check_choice, check_integer, check_ms
+from minibroker.protocol import messages as m
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
+from minibroker.protocol.records import CorruptRecord, decode_batch
+from minibroker.protocol.world import World
 
 
 class Consumer:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from client.accumulator import Batch
+from minibroker.client.accumulator import Batch
 
 
 class RecordMetadata(NamedTuple):

@@ -1,4 +1,5 @@
-"""What the client library raises beside a broker's own answers (`protocol.errors.BrokerError`, `NetworkError`).
+"""What the client library raises beside a broker's own answers (`minibroker.protocol.errors.BrokerError`,
+`NetworkError`).
 
 All of it derives from MinibrokerError, so `except MinibrokerError` is complete. Every text names the value, the
 rule and what to do.
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protocol.errors import MinibrokerError
+from minibroker.protocol.errors import MinibrokerError
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):

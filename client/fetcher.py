@@ -23,18 +23,26 @@ from functools import partial
 from math import ceil
 from typing import NamedTuple
 
-from client.cluster import Cluster
-from client.connections import OVERDUE_S, Purpose
-from client.errors import CorruptBatch, LogTruncated
-from client.metadata import Leader
-from client.offsets import CONSUMER, READ_UNCOMMITTED, Found, find_offsets
-from client.tasks import Pulse, Waker
-from protocol import messages as m
-from protocol.apis import FETCH
-from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
-from protocol.model import NO_EPOCH, TopicPartition
-from protocol.records import BatchHeader, CorruptRecord, iterate_batches
-from protocol.rpc import Connection
+from minibroker.client.cluster import Cluster
+from minibroker.client.connections import OVERDUE_S, Purpose
+from minibroker.client.errors import CorruptBatch, LogTruncated
+from minibroker.client.metadata import Leader
+from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, find_offsets
+from minibroker.client.tasks import Pulse, Waker
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import FETCH
+from minibroker.protocol.errors import (
+    ERRORS,
+    BrokerError,
+    ErrorCode,
+    InvalidMessage,
+    MinibrokerError,
+    NetworkError,
+    error_of,
+)
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.records import BatchHeader, CorruptRecord, iterate_batches
+from minibroker.protocol.rpc import Connection
 
 PARTITIONS_PER_REQUEST = 100
 MAX_PIECES = 8

@@ -3,7 +3,7 @@
 Merging an answer into the picture is pure (`merged`). Answers come from brokers that hear of a change at different
 times, so a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id says
 that it is another topic of the same name; nor a topic by an older one of its name, which a broker that is cut off from
-the controller goes on describing (see `protocol.topic_ids`).
+the controller goes on describing (see `minibroker.protocol.topic_ids`).
 
 Whoever is stuck calls `request_refresh` and is told when something may have changed. The first refresh goes out at
 once: after a leader's death everything waits for it. As long as somebody is stuck still, the pauses between
@@ -23,15 +23,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from client.connections import Connections, Purpose, exponential_backoff_s
-from client.settings import Address
-from client.tasks import Pulse, Waker
-from protocol import messages as m
-from protocol.apis import METADATA, Api
-from protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
-from protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition
-from protocol.topic_ids import is_older
-from protocol.world import World
+from minibroker.client.connections import Connections, Purpose, exponential_backoff_s
+from minibroker.client.settings import Address
+from minibroker.client.tasks import Pulse, Waker
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import METADATA, Api
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
+from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition
+from minibroker.protocol.topic_ids import is_older
+from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)

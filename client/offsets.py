@@ -6,13 +6,21 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from client.cluster import Cluster
-from client.connections import Purpose
-from client.metadata import Leader, Picture
-from protocol import messages as m
-from protocol.apis import LIST_OFFSETS
-from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
-from protocol.model import NO_EPOCH, TopicPartition
+from minibroker.client.cluster import Cluster
+from minibroker.client.connections import Purpose
+from minibroker.client.metadata import Leader, Picture
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import LIST_OFFSETS
+from minibroker.protocol.errors import (
+    ERRORS,
+    BrokerError,
+    ErrorCode,
+    InvalidMessage,
+    MinibrokerError,
+    NetworkError,
+    error_of,
+)
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
 
 CONSUMER = -1
 READ_UNCOMMITTED = 0

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal
 
-from client.accumulator import RECORD_OVERHEAD, Accumulator
-from client.cluster import Cluster
-from client.delivery import Delivery
-from client.errors import ClientCrashed, Closed, DeliveryFailed, InvalidSetting
-from client.partitioners import Partitioner, WithoutKey
-from client.sender import Sender
-from client.settings import check_choice, check_integer, check_ms
-from client.tasks import Pulse
-from protocol.compression import Compression
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from protocol.world import World
+from minibroker.client.accumulator import RECORD_OVERHEAD, Accumulator
+from minibroker.client.cluster import Cluster
+from minibroker.client.delivery import Delivery
+from minibroker.client.errors import ClientCrashed, Closed, DeliveryFailed, InvalidSetting
+from minibroker.client.partitioners import Partitioner, WithoutKey
+from minibroker.client.sender import Sender
+from minibroker.client.settings import check_choice, check_integer, check_ms
+from minibroker.client.tasks import Pulse
+from minibroker.protocol.compression import Compression
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.world import World
 
 PAUSE_EVERY_MS = 2
 """`drain` lets the event loop run that often, so that a loop around `send` does not hold up its own sending."""
@@ -58,7 +58,7 @@ class Producer:
       our brokers hear of a new topic within milliseconds.) If the producer knew it before, the topic may come back:
       then they wait for `delivery_timeout_ms`.
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
-    - `partitioner`: see `client.partitioners`.
+    - `partitioner`: see `minibroker.client.partitioners`.
 
     Constructor: raises InvalidSetting. For one event loop, and not thread-safe.
     """

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import MinibrokerError
-from protocol.records import Header
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.records import Header
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

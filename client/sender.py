@@ -18,18 +18,26 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from client.accumulator import Accumulator, Batch, Identity, PartitionQueue, Verdict
-from client.cluster import Cluster
-from client.connections import OVERDUE_S, Purpose, exponential_backoff_s
-from client.errors import DeliveryTimedOut
-from client.metadata import Leader
-from client.tasks import Waker
-from protocol import messages as m
-from protocol.apis import INIT_PRODUCER_ID, PRODUCE
-from protocol.compression import Compression
-from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
-from protocol.model import TopicPartition
-from protocol.rpc import Connection
+from minibroker.client.accumulator import Accumulator, Batch, Identity, PartitionQueue, Verdict
+from minibroker.client.cluster import Cluster
+from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.errors import DeliveryTimedOut
+from minibroker.client.metadata import Leader
+from minibroker.client.tasks import Waker
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import INIT_PRODUCER_ID, PRODUCE
+from minibroker.protocol.compression import Compression
+from minibroker.protocol.errors import (
+    ERRORS,
+    BrokerError,
+    ErrorCode,
+    InvalidMessage,
+    MinibrokerError,
+    NetworkError,
+    error_of,
+)
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.rpc import Connection
 
 ANSWER_GRACE_S = 1.0
 """How long after the time that a broker was given for a request its answer may come, before the connection is

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from client.errors import InvalidSetting
+from minibroker.client.errors import InvalidSetting
 
 MAX_MS = 2**31 - 1
 

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from protocol.errors import MinibrokerError
-from protocol.world import (
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.world import (
     Clock,
     ConnectionLoss,
     NoNode,

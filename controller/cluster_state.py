@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, assert_never
 
-from controller.states.partition import PartitionState
-from controller.states.replica import PartitionReplica, ReplicaState
-from protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
-from protocol.znodes import TopicZnode
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
+from minibroker.protocol.znodes import TopicZnode
 
 NOT_WRITTEN = -1
 """The `partition_epoch` of a state whose znode does not exist yet."""

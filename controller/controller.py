@@ -11,15 +11,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from controller.cluster_state import ClusterState
-from controller.decisions.topics import ConfigCheck
-from controller.events import BrokerSuspected, CreateTopicsRequest, DeleteTopicsRequest
-from controller.tenure import ControllerSettings, Hooks, Probe, Tenure
-from controller.timeline import EventTimes, Sink, Timeline
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
-from protocol.model import Broker
-from protocol.world import SessionState, World, ZooKeeperSession
+from minibroker.controller.cluster_state import ClusterState
+from minibroker.controller.decisions.topics import ConfigCheck
+from minibroker.controller.events import BrokerSuspected, CreateTopicsRequest, DeleteTopicsRequest
+from minibroker.controller.tenure import ControllerSettings, Hooks, Probe, Tenure
+from minibroker.controller.timeline import EventTimes, Sink, Timeline
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
+from minibroker.protocol.model import Broker
+from minibroker.protocol.world import SessionState, World, ZooKeeperSession
 
 __all__ = ["Controller", "ControllerSettings", "Probe"]
 

@@ -42,10 +42,10 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from controller.background import start_in_background, stop_in_background
-from controller.requests import control_endpoint
-from protocol.model import Broker, Endpoint
-from protocol.world import Clock, Network
+from minibroker.controller.background import start_in_background, stop_in_background
+from minibroker.controller.requests import control_endpoint
+from minibroker.protocol.model import Broker, Endpoint
+from minibroker.protocol.world import Clock, Network
 
 _log = logging.getLogger("minibroker.controller")
 

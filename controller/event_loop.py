@@ -15,8 +15,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from controller.access import ControllerMoved, ZooKeeperAccess
-from controller.events import (
+from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.events import (
     AdminRequest,
     BrokerChange,
     DeleteTopics,
@@ -26,9 +26,9 @@ from controller.events import (
     SessionReconnected,
     TopicChange,
 )
-from controller.timeline import Timeline
-from protocol.errors import BrokerError, ErrorCode
-from protocol.world import Clock, SessionExpired
+from minibroker.controller.timeline import Timeline
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.world import Clock, SessionExpired
 
 _LOOK_AGAIN = (BrokerChange, TopicChange, DeleteTopics, IsrChange, ResumeDeletions, SessionReconnected)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from controller.cluster_state import LogEndReported
-from protocol.errors import ErrorCode
-from protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
-from protocol.model import TopicPartition
+from minibroker.controller.cluster_state import LogEndReported
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
+from minibroker.protocol.model import TopicPartition
 
 
 @dataclass(frozen=True)

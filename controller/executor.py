@@ -29,12 +29,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller import requests
-from controller.access import ControllerMoved, ZooKeeperAccess
-from controller.cluster_state import BrokerAdded, BrokerRemoved, ClusterState
-from controller.gather import decode_own_state
-from controller.outbox import Outbox, Outgoing
-from controller.plan import (
+from minibroker.controller import requests
+from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.cluster_state import BrokerAdded, BrokerRemoved, ClusterState
+from minibroker.controller.gather import decode_own_state
+from minibroker.controller.outbox import Outbox, Outgoing
+from minibroker.controller.plan import (
     CreateTopic,
     EnsureNode,
     MetadataUpdate,
@@ -47,15 +47,15 @@ from controller.plan import (
     Write,
     WriteState,
 )
-from controller.states import partition as partition_states
-from controller.states import replica as replica_states
-from controller.states.machine import IllegalMove, check
-from controller.states.partition import PartitionState
-from controller.timeline import Timeline
-from protocol import znodes
-from protocol.apis import LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
-from protocol.model import LeaderAndIsr, TopicPartition
-from protocol.world import (
+from minibroker.controller.states import partition as partition_states
+from minibroker.controller.states import replica as replica_states
+from minibroker.controller.states.machine import IllegalMove, check
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.timeline import Timeline
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
+from minibroker.protocol.model import LeaderAndIsr, TopicPartition
+from minibroker.protocol.world import (
     BadVersion,
     Check,
     ConnectionLoss,

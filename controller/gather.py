@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from controller.access import ControllerMoved, ZooKeeperAccess
-from controller.cluster_state import TopicSettings
-from protocol import znodes
-from protocol.model import Broker, LeaderAndIsr, TopicPartition
-from protocol.world import NodeExists, NoNode, Stat, Watcher
-from protocol.znodes import MalformedZnode, TopicZnode
+from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.cluster_state import TopicSettings
+from minibroker.protocol import znodes
+from minibroker.protocol.model import Broker, LeaderAndIsr, TopicPartition
+from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher
+from minibroker.protocol.znodes import MalformedZnode, TopicZnode
 
 _Get = Callable[[], Awaitable[tuple[bytes, Stat]]]
 _List = Callable[[], Awaitable[list[str]]]

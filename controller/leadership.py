@@ -30,10 +30,10 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import NamedTuple
 
-from controller.background import start_in_background, stop_in_background
-from protocol.errors import MinibrokerError
-from protocol.model import INITIAL_CONTROLLER_EPOCH, NO_CONTROLLER
-from protocol.world import (
+from minibroker.controller.background import start_in_background, stop_in_background
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import INITIAL_CONTROLLER_EPOCH, NO_CONTROLLER
+from minibroker.protocol.world import (
     Check,
     ConnectionLoss,
     Create,
@@ -49,7 +49,7 @@ from protocol.world import (
     ZooKeeperError,
     ZooKeeperSession,
 )
-from protocol.znodes import (
+from minibroker.protocol.znodes import (
     CONTROLLER,
     CONTROLLER_EPOCH,
     MalformedZnode,

@@ -23,17 +23,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.background import stop_in_background
-from controller.cluster_state import LogEnd, LogEndReported
-from controller.events import Deposed, Event, LeaderAndIsrAnswered, StopReplicaAnswered, TopicDeletionsHeard
-from controller.requests import control_endpoint
-from controller.states.replica import PartitionReplica
-from protocol import messages as m
-from protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
-from protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
-from protocol.model import Broker, Endpoint, TopicPartition
-from protocol.rpc import Connection, open_connection
-from protocol.world import Network
+from minibroker.controller.background import stop_in_background
+from minibroker.controller.cluster_state import LogEnd, LogEndReported
+from minibroker.controller.events import Deposed, Event, LeaderAndIsrAnswered, StopReplicaAnswered, TopicDeletionsHeard
+from minibroker.controller.requests import control_endpoint
+from minibroker.controller.states.replica import PartitionReplica
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
+from minibroker.protocol.model import Broker, Endpoint, TopicPartition
+from minibroker.protocol.rpc import Connection, open_connection
+from minibroker.protocol.world import Network
 
 RETRY_PAUSE_S = 0.1
 """Between two attempts to reach a broker, as in Kafka's RequestSendThread."""

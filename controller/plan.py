@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from controller.cluster_state import NOT_WRITTEN, Change, in_order
-from controller.events import Event
-from controller.states.partition import PartitionState
-from controller.states.replica import PartitionReplica, ReplicaState
-from protocol.model import LeaderAndIsr, TopicPartition
-from protocol.znodes import TopicZnode
+from minibroker.controller.cluster_state import NOT_WRITTEN, Change, in_order
+from minibroker.controller.events import Event
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.protocol.model import LeaderAndIsr, TopicPartition
+from minibroker.protocol.znodes import TopicZnode
 
 
 class PartitionMove(NamedTuple):

@@ -27,10 +27,10 @@ from contextlib import suppress
 from enum import Enum
 from typing import cast
 
-from controller.background import start_in_background, stop_in_background
-from protocol.errors import MinibrokerError
-from protocol.model import NO_EPOCH, Broker, Endpoint
-from protocol.world import (
+from minibroker.controller.background import start_in_background, stop_in_background
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import NO_EPOCH, Broker, Endpoint
+from minibroker.protocol.world import (
     Check,
     ConnectionLoss,
     Create,
@@ -47,7 +47,7 @@ from protocol.world import (
     ZooKeeperError,
     ZooKeeperSession,
 )
-from protocol.znodes import (
+from minibroker.protocol.znodes import (
     BROKER_IDS,
     CLUSTER_ID,
     CONTROLLER_EPOCH,

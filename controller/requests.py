@@ -1,19 +1,27 @@
 """What brokers are told: the cluster state as LeaderAndIsr, UpdateMetadata and StopReplica messages. Pure.
 
-A control request must fit a frame of 1 MiB (`protocol.framing`), so what concerns many partitions becomes several
-requests, cut by an estimate of their size that errs on the large side.
+A control request must fit a frame of 1 MiB (`minibroker.protocol.framing`), so what concerns many partitions becomes
+several requests, cut by an estimate of their size that errs on the large side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from controller.cluster_state import ClusterState
-from controller.plan import MetadataUpdate, StopReplica
-from controller.states.partition import PartitionState
-from protocol import messages as m
-from protocol.framing import MAX_SMALL_REQUEST_BYTES
-from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_EPOCH, NO_LEADER, Broker, Endpoint, TopicPartition
+from minibroker.controller.cluster_state import ClusterState
+from minibroker.controller.plan import MetadataUpdate, StopReplica
+from minibroker.controller.states.partition import PartitionState
+from minibroker.protocol import messages as m
+from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
+from minibroker.protocol.model import (
+    CONTROL_LISTENER,
+    DEFAULT_LISTENER,
+    NO_EPOCH,
+    NO_LEADER,
+    Broker,
+    Endpoint,
+    TopicPartition,
+)
 
 MAX_BODY_BYTES = MAX_SMALL_REQUEST_BYTES * 3 // 4
 """Of partitions; the rest is for the list of brokers."""

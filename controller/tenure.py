@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from controller import events
-from controller.access import ControllerMoved, ZooKeeperAccess
-from controller.cluster_state import (
+from minibroker.controller import events
+from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.cluster_state import (
     BrokerAdded,
     BrokerRemoved,
     ClusterState,
@@ -28,18 +28,18 @@ from controller.cluster_state import (
     TopicSettings,
     in_order,
 )
-from controller.decisions import brokers, deletion, isr_changes, topics
-from controller.event_loop import EventLoop
-from controller.executor import Executor, Outcome
-from controller.gather import Gather, Watchers
-from controller.outbox import Outbox
-from controller.plan import Plan
-from controller.timeline import Timeline
-from protocol import topic_ids
-from protocol.messages import CreatableTopicResult, DeletableTopicResult
-from protocol.model import Broker, TopicPartition, topic_name_problem
-from protocol.world import SessionExpired, SessionState, World, ZooKeeperSession
-from protocol.znodes import TopicZnode, topic_config_path, topic_id_path, topic_path
+from minibroker.controller.decisions import brokers, deletion, isr_changes, topics
+from minibroker.controller.event_loop import EventLoop
+from minibroker.controller.executor import Executor, Outcome
+from minibroker.controller.gather import Gather, Watchers
+from minibroker.controller.outbox import Outbox
+from minibroker.controller.plan import Plan
+from minibroker.controller.timeline import Timeline
+from minibroker.protocol import topic_ids
+from minibroker.protocol.messages import CreatableTopicResult, DeletableTopicResult
+from minibroker.protocol.model import Broker, TopicPartition, topic_name_problem
+from minibroker.protocol.world import SessionExpired, SessionState, World, ZooKeeperSession
+from minibroker.protocol.znodes import TopicZnode, topic_config_path, topic_id_path, topic_path
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from controller.events import Event
-from protocol.world import Clock
+from minibroker.controller.events import Event
+from minibroker.protocol.world import Clock
 
 Entry = dict[str, Any]
 Sink = Callable[[Entry], None]

@@ -43,7 +43,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import EventType, KazooState
 from kazoo.retry import KazooRetry
 
-from protocol.world import (
+from minibroker.protocol.world import (
     BadVersion,
     Check,
     ConnectionLoss,
@@ -91,7 +91,7 @@ _WATCH_KINDS = {
 
 
 class KazooZooKeeper:
-    """The ZooKeeper of `protocol.world`, for real."""
+    """The ZooKeeper of `minibroker.protocol.world`, for real."""
 
     def __init__(self) -> None:
         # kazoo logs a warning per failed attempt to connect; what matters of it is logged here, once.
@@ -100,7 +100,7 @@ class KazooZooKeeper:
             self._kazoo_log.setLevel(logging.ERROR)
 
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> KazooSession:
-        """See `protocol.world.ZooKeeper`. Raises ValueError where `servers` is malformed."""
+        """See `minibroker.protocol.world.ZooKeeper`. Raises ValueError where `servers` is malformed."""
         session = KazooSession(servers, session_timeout_ms, self._kazoo_log)
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
@@ -117,7 +117,7 @@ class KazooZooKeeper:
 
 
 class KazooSession:
-    """See `protocol.world.ZooKeeperSession`.
+    """See `minibroker.protocol.world.ZooKeeperSession`.
 
     While SUSPENDED, calls wait until the connection is back (then they are sent) or the session is known to be over;
     calls that were out when the connection broke end with ConnectionLoss.

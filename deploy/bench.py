@@ -6,12 +6,21 @@ from typing import Annotated
 
 import typer
 
-from client.cli.bench.report import print_figures
-from client.cli.output import DEFAULT_DATA, DataOption, Format, FormatOption, bootstrap_servers, note, print_json, run
-from client.cli.topics import open_admin
-from deploy.errors import LaunchError
-from deploy.failover import Outcome, Victims, play_rounds
-from deploy.local_cluster import LocalCluster
+from minibroker.client.cli.bench.report import print_figures
+from minibroker.client.cli.output import (
+    DEFAULT_DATA,
+    DataOption,
+    Format,
+    FormatOption,
+    bootstrap_servers,
+    note,
+    print_json,
+    run,
+)
+from minibroker.client.cli.topics import open_admin
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.failover import Outcome, Victims, play_rounds
+from minibroker.deploy.local_cluster import LocalCluster
 
 _TABLE = ("acknowledged", "lost", "duplicated", "out_of_order", "gap_median_ms", "gap_p95_ms", "gap_max_ms")
 

@@ -1,7 +1,8 @@
 """A broker as a local process: how it is started, and how it says that it serves or why it does not.
 
-`python -m broker` prints one line `ready broker.id=N port=P` once it serves, and one line `error: ...` before it ends
-where it cannot. Both are read from its log, behind the place where this run began, so that any process can wait.
+`python -m minibroker.broker` prints one line `ready broker.id=N port=P` once it serves, and one line `error: ...`
+before it ends where it cannot. Both are read from its log, behind the place where this run began, so that any process
+can wait.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy.errors import LaunchError, LaunchTimedOut
-from deploy.ports import LOOPBACK
-from deploy.processes import Process, is_alive, spawn_python, wait_until
+from minibroker.deploy.errors import LaunchError, LaunchTimedOut
+from minibroker.deploy.ports import LOOPBACK
+from minibroker.deploy.processes import Process, is_alive, spawn_python, wait_until
 
 READY_TIMEOUT_S = 30.0
 
@@ -49,7 +50,7 @@ def start(
         **settings,
     }
     overrides = [text for name, value in properties.items() for text in ("--override", f"{name}={value}")]
-    return StartingBroker(broker_id, spawn_python("broker", overrides, log), log, log_offset)
+    return StartingBroker(broker_id, spawn_python("minibroker.broker", overrides, log), log, log_offset)
 
 
 def wait_until_ready(brokers: Sequence[StartingBroker], timeout_s: float = READY_TIMEOUT_S) -> None:

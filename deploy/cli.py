@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from client.cli.output import (
+from minibroker.client.cli.output import (
     DEFAULT_DATA,
     UNHEALTHY,
     BootstrapOption,
@@ -28,17 +28,17 @@ from client.cli.output import (
     print_lines,
     run,
 )
-from client.settings import parse_bootstrap
-from deploy import demo as demo_story
-from deploy import status_screen
-from deploy.bench import failover
-from deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets
-from deploy.errors import LaunchError
-from deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
-from deploy.status import Status, status_of_view
-from deploy.supervision import watch
-from deploy.who import MalformedWho, Who, parse_who
-from protocol.errors import MinibrokerError
+from minibroker.client.settings import parse_bootstrap
+from minibroker.deploy import demo as demo_story
+from minibroker.deploy import status_screen
+from minibroker.deploy.bench import failover
+from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
+from minibroker.deploy.status import Status, status_of_view
+from minibroker.deploy.supervision import watch
+from minibroker.deploy.who import MalformedWho, Who, parse_who
+from minibroker.protocol.errors import MinibrokerError
 
 _FOLLOW_INTERVAL_S = 0.1
 

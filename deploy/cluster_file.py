@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.errors import LaunchError
-from deploy.ports import LOOPBACK
-from deploy.processes import Process
-from protocol.real_world import RealDisk
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.ports import LOOPBACK
+from minibroker.deploy.processes import Process
+from minibroker.protocol.real_world import RealDisk
 
 FILE_NAME = "cluster.json"
 LOCK_NAME = "cluster.lock"

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from protocol.apis import LIST_OFFSETS, METADATA, Api
-from protocol.errors import ErrorCode, MinibrokerError
-from protocol.messages import (
+from minibroker.protocol.apis import LIST_OFFSETS, METADATA, Api
+from minibroker.protocol.errors import ErrorCode, MinibrokerError
+from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -23,9 +23,9 @@ from protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
-from protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, TopicPartition
-from protocol.real_world import RealNetwork
-from protocol.rpc import open_connection
+from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, TopicPartition
+from minibroker.protocol.real_world import RealNetwork
+from minibroker.protocol.rpc import open_connection
 
 ASK_TIMEOUT_S = 2.0
 ASK_END_OFFSETS_TIMEOUT_S = 0.5

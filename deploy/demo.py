@@ -2,7 +2,7 @@
 
 The input is real: the lines of Python's own standard library, which are on every machine that runs this. They are sent
 at acks=all for as long as the story lasts, so that each kill hits a cluster at work; in the end all are read back and
-judged (`deploy.trial`).
+judged (`minibroker.deploy.trial`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from client.admin import Admin
-from deploy.cluster_view import ClusterView
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
-from deploy.trial import PATIENCE_S, Trial, Verdict, longest_gap, patience
-from deploy.who import BrokerId
-from protocol.model import TopicPartition
+from minibroker.client.admin import Admin
+from minibroker.deploy.cluster_view import ClusterView
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from minibroker.deploy.trial import PATIENCE_S, Trial, Verdict, longest_gap, patience
+from minibroker.deploy.who import BrokerId
+from minibroker.protocol.model import TopicPartition
 
 BROKERS = 3
 PARTITIONS = 3

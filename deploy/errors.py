@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import MinibrokerError
+from minibroker.protocol.errors import MinibrokerError
 
 
 class LaunchError(MinibrokerError):

@@ -1,4 +1,4 @@
-"""The health check of a broker's container: `python -m deploy.healthcheck [PORT]`.
+"""The health check of a broker's container: `python -m minibroker.deploy.healthcheck [PORT]`.
 
 Exit code 0 where the broker on this host serves, is in touch with a controller and knows who is in the cluster; else 1,
 with the reason on stdout. It runs every few seconds in every container, so it does without an event loop.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import socket
 import sys
 
-from protocol.apis import METADATA, decode_response, decode_response_envelope, encode_request
-from protocol.errors import MinibrokerError
-from protocol.messages import MetadataRequest
-from protocol.model import NO_CONTROLLER
+from minibroker.protocol.apis import METADATA, decode_response, decode_response_envelope, encode_request
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.messages import MetadataRequest
+from minibroker.protocol.model import NO_CONTROLLER
 
 DEFAULT_PORT = 9092
 TIMEOUT_S = 1.5

@@ -18,13 +18,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from deploy import broker_process, cluster_file, zookeeper
-from deploy.broker_process import StartingBroker
-from deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from deploy.cluster_view import ClusterView, ask_cluster
-from deploy.errors import LaunchError, LaunchTimedOut
-from deploy.ports import LOOPBACK, free_ports, is_free, lowest_source_port
-from deploy.processes import (
+from minibroker.deploy import broker_process, cluster_file, zookeeper
+from minibroker.deploy.broker_process import StartingBroker
+from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.cluster_view import ClusterView, ask_cluster
+from minibroker.deploy.errors import LaunchError, LaunchTimedOut
+from minibroker.deploy.ports import LOOPBACK, free_ports, is_free, lowest_source_port
+from minibroker.deploy.processes import (
     Process,
     ProcessState,
     is_alive,
@@ -34,9 +34,9 @@ from deploy.processes import (
     wait_until,
     wait_until_gone,
 )
-from deploy.status import Status, status_of_processes
-from deploy.who import AllBrokers, BrokerId, Controller, LeaderOf, Who, ZooKeeperServer
-from protocol.model import NO_LEADER
+from minibroker.deploy.status import Status, status_of_processes
+from minibroker.deploy.who import AllBrokers, BrokerId, Controller, LeaderOf, Who, ZooKeeperServer
+from minibroker.protocol.model import NO_LEADER
 
 DEFAULT_BROKERS = 3
 DEFAULT_BASE_PORT = 9092

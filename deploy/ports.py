@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import SystemRandom
 
-from deploy.errors import LaunchError
+from minibroker.deploy.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
 

@@ -67,7 +67,7 @@ def spawn(command: list[str], log: Path) -> Process:
 def spawn_python(module: str, arguments: Sequence[str], log: Path) -> Process:
     """`spawn` for a module under this interpreter, unbuffered.
 
-    With -P, since a `broker.py` in the user's working directory is not the broker that is meant.
+    With -P, since a `minibroker/` or a `kazoo.py` in the user's working directory is not the one that is meant.
     """
     return spawn([sys.executable, "-P", "-u", "-m", module, *arguments], log)
 

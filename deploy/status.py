@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from deploy.cluster_file import ClusterFile
-from deploy.cluster_view import ClusterView
-from deploy.processes import ProcessState
+from minibroker.deploy.cluster_file import ClusterFile
+from minibroker.deploy.cluster_view import ClusterView
+from minibroker.deploy.processes import ProcessState
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from client.cli.output import Format, print_json, table_lines
-from deploy.status import Status
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
+from minibroker.client.cli.output import Format, print_json, table_lines
+from minibroker.deploy.status import Status
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 
 INTERVAL_S = 1.0
 

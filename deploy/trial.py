@@ -19,12 +19,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from client.consumer import Consumer
-from client.delivery import Delivery
-from client.producer import Producer
-from deploy.errors import LaunchTimedOut
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
+from minibroker.client.consumer import Consumer
+from minibroker.client.delivery import Delivery
+from minibroker.client.producer import Producer
+from minibroker.deploy.errors import LaunchTimedOut
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 
 PATIENCE_S = 60.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition, topic_name_problem
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 
 class BrokerId(NamedTuple):

@@ -12,10 +12,10 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from client.java import find_java
-from deploy.errors import LaunchError, LaunchTimedOut
-from deploy.ports import LOOPBACK
-from deploy.processes import Process, is_alive, spawn, wait_until
+from minibroker.client.java import find_java
+from minibroker.deploy.errors import LaunchError, LaunchTimedOut
+from minibroker.deploy.ports import LOOPBACK
+from minibroker.deploy.processes import Process, is_alive, spawn, wait_until
 
 DEFAULT_PORT = 2181
 START_TIMEOUT_S = 20.0

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from protocol import messages as m
-from protocol.errors import BrokerError, ErrorCode, InvalidMessage, error_of
+from minibroker.protocol import messages as m
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, error_of
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.topic_ids import NONCE_BYTES
+from minibroker.protocol.topic_ids import NONCE_BYTES
 
 Int8 = Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]
 Int16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
@@ -268,7 +268,7 @@ class LeaderAndIsrPartition(Message):
     isr_epochs: BrokerEpochs = []
     eligible: Replicas = []
     eligible_epochs: BrokerEpochs = []
-    """These three as in `protocol.model.LeaderAndIsr`."""
+    """These three as in `minibroker.protocol.model.LeaderAndIsr`."""
 
 
 class LeaderAndIsrTopic(Message):

@@ -14,8 +14,8 @@ from random import Random, SystemRandom
 from threading import Thread
 from typing import NoReturn, TypeVar
 
-from protocol.messages import Buffer
-from protocol.world import Incoming, ZooKeeper
+from minibroker.protocol.messages import Buffer
+from minibroker.protocol.world import Incoming, ZooKeeper
 
 T = TypeVar("T")
 P = TypeVar("P", bound=asyncio.BaseProtocol)

@@ -31,7 +31,7 @@ from typing import Annotated, NamedTuple, TypeVar
 import msgspec
 from crc32c import crc32c
 
-from protocol.compression import Compression, DecompressionFailed, compress, decompress
+from minibroker.protocol.compression import Compression, DecompressionFailed, compress, decompress
 
 Buffer = bytes | bytearray | memoryview
 Header = tuple[str, bytes | None]

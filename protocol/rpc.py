@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from protocol import messages as m
-from protocol.apis import Api, decode_response, decode_response_envelope, encode_request
-from protocol.errors import BrokerError, InvalidMessage, NetworkError
-from protocol.framing import FrameReader, FrameTooLarge, response_limit
-from protocol.world import Network
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import Api, decode_response, decode_response_envelope, encode_request
+from minibroker.protocol.errors import BrokerError, InvalidMessage, NetworkError
+from minibroker.protocol.framing import FrameReader, FrameTooLarge, response_limit
+from minibroker.protocol.world import Network
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)

@@ -4,8 +4,8 @@ The problem: a cluster can only be tested under a thousand crashes, torn writes 
 of those come from a place that the test controls, and only be debugged if the same seed brings them again.
 
 The choice: brokers, controllers and clients get a `World` and reach nothing else: no `time.time()`, no
-`open()`, no `random`. `protocol.real_world` implements it with the operating system; the simulator with virtual
-time, in memory. Waiting (tasks, events, `asyncio.timeout`, `loop.call_later`) stays asyncio's own, because the
+`open()`, no `random`. `minibroker.protocol.real_world` implements it with the operating system; the simulator with
+virtual time, in memory. Waiting (tasks, events, `asyncio.timeout`, `loop.call_later`) stays asyncio's own, because the
 simulator brings an event loop of its own whose time is virtual; wrapping all of that again would buy nothing.
 
 Rejected: monkeypatching (what was forgotten goes unnoticed); a file-system or network fake below the sockets
@@ -18,7 +18,7 @@ from enum import Enum
 from random import Random
 from typing import NamedTuple, Protocol, TypeVar
 
-from protocol.messages import Buffer
+from minibroker.protocol.messages import Buffer
 
 T = TypeVar("T")
 P = TypeVar("P", bound=asyncio.BaseProtocol)

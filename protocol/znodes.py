@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from protocol.errors import MinibrokerError
-from protocol.model import (
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import (
     DEFAULT_LISTENER,
     Broker,
     Endpoint,

@@ -11,9 +11,9 @@ import json
 import os
 from pathlib import Path
 
-from protocol.errors import MinibrokerError
-from spark_jobs.initial_offsets import FILE_NAME
-from spark_jobs.offsets import Offsets, from_json
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.initial_offsets import FILE_NAME
+from minibroker.spark_jobs.offsets import Offsets, from_json
 
 
 class Checkpoint:

@@ -11,10 +11,17 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from client.cli.output import DEFAULT_DATA, BootstrapOption, DataOption, UsageError, bootstrap_servers, run_app
-from client.cli.topics import checked_topic
-from spark_jobs import jobs
-from spark_jobs.session import check_packages
+from minibroker.client.cli.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    UsageError,
+    bootstrap_servers,
+    run_app,
+)
+from minibroker.client.cli.topics import checked_topic
+from minibroker.spark_jobs import jobs
+from minibroker.spark_jobs.session import check_packages
 
 app = typer.Typer(help="Spark jobs that read topics (pip install 'minibroker[spark]').", no_args_is_help=True)
 
@@ -119,7 +126,7 @@ def ingest(
     if compact_after == 1:
         raise UsageError("--compact-after 1 would write every batch again: give 0, or 2 and more")
     source = _source(topics, bootstrap, data, starting, max_offsets_per_trigger)
-    from spark_jobs.ingest import run_ingest
+    from minibroker.spark_jobs.ingest import run_ingest
 
     with jobs.job_session("ingest", master, _settings(conf)) as spark:
         stop = jobs.stop_on_signals()
@@ -161,8 +168,8 @@ def kappa(
     interval = _interval(trigger)
     source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger)
     settings = _settings(conf)
-    from spark_jobs.kappa import run_kappa
-    from spark_jobs.views import view_named
+    from minibroker.spark_jobs.kappa import run_kappa
+    from minibroker.spark_jobs.views import view_named
 
     view_named(view)
     with jobs.job_session(f"kappa {view}", master, settings) as spark:
@@ -197,8 +204,8 @@ def lambda_(
     interval, late, every = _interval(trigger), _interval(lateness), _seconds(batch_every)
     source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger)
     settings = _settings(conf)
-    from spark_jobs.lambda_ import run_lambda
-    from spark_jobs.views import view_named
+    from minibroker.spark_jobs.lambda_ import run_lambda
+    from minibroker.spark_jobs.views import view_named
 
     view_named(view)
     with jobs.job_session(f"lambda {view}", master, settings) as spark:

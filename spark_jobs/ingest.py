@@ -3,8 +3,8 @@
     spark = spark_session("reader")
     read_ingested(spark, "out").where("topic = 'orders'").count()
 
-Each batch of a streaming query becomes a manifest of a table (`spark_jobs.table_writer` says how and why), divided by
-topic and by the day of the records' timestamps (UTC). Rows are as the source has them, with headers.
+Each batch of a streaming query becomes a manifest of a table (`minibroker.spark_jobs.table_writer` says how and why),
+divided by topic and by the day of the records' timestamps (UTC). Rows are as the source has them, with headers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.model import TopicPartition
-from spark_jobs.checkpoint import Checkpoint
-from spark_jobs.jobs import Source, bar, run_query, triggers_told
-from spark_jobs.manifests import Table
-from spark_jobs.offsets import by_partition
-from spark_jobs.table_reader import read_files
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.checkpoint import Checkpoint
+from minibroker.spark_jobs.jobs import Source, bar, run_query, triggers_told
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.offsets import by_partition
+from minibroker.spark_jobs.table_reader import read_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,8 +56,8 @@ def run_ingest(
     `fan_in` batches of small files are compacted into one; 0: never. Raises MinibrokerError: another process writes to
     the output, output and checkpoint do not belong together, records are gone, the query fails.
     """
-    from spark_jobs.initial_offsets import keep_initial_offsets
-    from spark_jobs.table_writer import TableWriter
+    from minibroker.spark_jobs.initial_offsets import keep_initial_offsets
+    from minibroker.spark_jobs.table_writer import TableWriter
 
     with TableWriter(output, checkpoint, CONTENT) as writer:
         options = source.stream_options
@@ -92,8 +92,8 @@ def run_ingest(
 
 
 def _backlog(options: dict[str, str], start: Mapping[TopicPartition, int]) -> int:
-    from spark_jobs.options import LATEST, parse_read_options
-    from spark_jobs.reading import LogClient
+    from minibroker.spark_jobs.options import LATEST, parse_read_options
+    from minibroker.spark_jobs.reading import LogClient
 
     parsed = parse_read_options(options, is_streaming=True)
     with LogClient(parsed.bootstrap, f"{parsed.client_id}-progress") as client:
@@ -127,7 +127,7 @@ def _rewrite(spark: SparkSession, data: Path, files: Sequence[str], directory: P
 def _records_schema() -> StructType:
     from pyspark.sql.types import DateType
 
-    from spark_jobs.source import read_schema
+    from minibroker.spark_jobs.source import read_schema
 
     return read_schema(True).add("date", DateType())
 
@@ -143,6 +143,6 @@ def read_ingested(spark: SparkSession, path: str | Path) -> DataFrame:
 
 
 if __name__ == "__main__":
-    from spark_jobs.cli import main
+    from minibroker.spark_jobs.cli import main
 
     main(["ingest", *sys.argv[1:]])

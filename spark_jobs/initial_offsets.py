@@ -15,12 +15,12 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from client.errors import InvalidSetting
-from protocol.errors import MinibrokerError
-from protocol.real_world import RealDisk
-from spark_jobs.offsets import TopicOffsets, from_json, to_json
-from spark_jobs.options import parse_read_options
-from spark_jobs.reading import LogClient, starting_offsets
+from minibroker.client.errors import InvalidSetting
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.real_world import RealDisk
+from minibroker.spark_jobs.offsets import TopicOffsets, from_json, to_json
+from minibroker.spark_jobs.options import parse_read_options
+from minibroker.spark_jobs.reading import LogClient, starting_offsets
 
 FILE_NAME = "minibroker-initial.json"
 
@@ -29,7 +29,7 @@ def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> 
     """The option to add to a stream's, so that it begins where it would have begun at the first call of this.
 
     Resolves where to begin, unless `<checkpoint>/minibroker-initial.json` says so already. The checkpoint must be a
-    directory of the driver's machine. Raises InvalidSetting, and as `spark_jobs.reading.resolve`.
+    directory of the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.reading.resolve`.
     """
     path = _local(checkpoint) / FILE_NAME
     parsed = parse_read_options(options, is_streaming=True)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from protocol.errors import MinibrokerError
-from spark_jobs.session import check_packages, spark_session
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.session import check_packages, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from spark_jobs.progress import TriggerProgress
+    from minibroker.spark_jobs.progress import TriggerProgress
 
 DEFAULT_MASTER = "local[*,4]"
 """All cores, and four attempts at each task: with local[*] alone a Python worker that dies ends the job."""
@@ -159,7 +159,7 @@ def tell(text: str) -> None:
 @contextmanager
 def triggers_told(session: SparkSession) -> Iterator[None]:
     """A line on stderr for each trigger of every query that reads something: rows, rows a second, lag."""
-    from spark_jobs.progress import LagListener
+    from minibroker.spark_jobs.progress import LagListener
 
     def report(trigger: TriggerProgress) -> None:
         if trigger.rows:

@@ -2,7 +2,7 @@
 
 To change what a view is, start the new version beside the old one. It reads the topics from the beginning, with a
 checkpoint and a directory of its own, while the old one serves; once it has caught up it is served instead, and the old
-one ends (`spark_jobs.serving`).
+one ends (`minibroker.spark_jobs.serving`).
 
 There is no watermark, so a stream's state is as large as its view and grows with it. With one, Spark forgets windows
 and leaves out lines that come later than that; which lines do depends on how records fell into batches, and a replay,
@@ -19,11 +19,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client.errors import InvalidSetting
-from protocol.errors import MinibrokerError
-from spark_jobs.jobs import Source, triggers_told
-from spark_jobs.serving import Serving
-from spark_jobs.view_stream import ViewStream
+from minibroker.client.errors import InvalidSetting
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.jobs import Source, triggers_told
+from minibroker.spark_jobs.serving import Serving
+from minibroker.spark_jobs.view_stream import ViewStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +64,6 @@ def run_kappa(
 
 
 if __name__ == "__main__":
-    from spark_jobs.cli import main
+    from minibroker.spark_jobs.cli import main
 
     main(["kappa", *sys.argv[1:]])

@@ -18,17 +18,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.errors import MinibrokerError
-from protocol.real_world import RealWorld
-from spark_jobs.jobs import Source, run_batch, tell, triggers_told
-from spark_jobs.manifests import Table
-from spark_jobs.offsets import Offsets, from_json, to_json
-from spark_jobs.options import parse_read_options
-from spark_jobs.reading import LogClient, latest_offsets, starting_offsets
-from spark_jobs.serving import Current, Serving
-from spark_jobs.table_writer import KEEP_REPLACED_MS, TableWriter
-from spark_jobs.view_stream import ViewStream
-from spark_jobs.views import view_named, write_changes
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.real_world import RealWorld
+from minibroker.spark_jobs.jobs import Source, run_batch, tell, triggers_told
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
+from minibroker.spark_jobs.options import parse_read_options
+from minibroker.spark_jobs.reading import LogClient, latest_offsets, starting_offsets
+from minibroker.spark_jobs.serving import Current, Serving
+from minibroker.spark_jobs.table_writer import KEEP_REPLACED_MS, TableWriter
+from minibroker.spark_jobs.view_stream import ViewStream
+from minibroker.spark_jobs.views import view_named, write_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,6 +181,6 @@ def run_lambda(
 
 
 if __name__ == "__main__":
-    from spark_jobs.cli import main
+    from minibroker.spark_jobs.cli import main
 
     main(["lambda", *sys.argv[1:]])

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from protocol.errors import MinibrokerError
+from minibroker.protocol.errors import MinibrokerError
 
 TABLE_FILE = "table.json"
 MANIFESTS = "manifests"

@@ -19,8 +19,8 @@ import heapq
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from protocol.errors import MinibrokerError
-from protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
 
 
 class DataLost(MinibrokerError):

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from client.errors import InvalidSetting
-from client.settings import parse_bootstrap
-from protocol.messages import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-from protocol.model import TopicPartition, topic_name_problem
+from minibroker.client.errors import InvalidSetting
+from minibroker.client.settings import parse_bootstrap
+from minibroker.protocol.messages import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 EARLIEST = EARLIEST_TIMESTAMP
 LATEST = LATEST_TIMESTAMP

@@ -19,9 +19,9 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
-from spark_jobs.offsets import by_partition, from_json
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.offsets import by_partition, from_json
 
 
 @dataclass(frozen=True)

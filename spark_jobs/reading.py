@@ -5,13 +5,14 @@ runs while it is called and sleeps while Spark is busy with what it got. It need
 before a batch is handed out, the broker answers it in the meantime, and the operating system keeps the answer. A
 thread would fight for the interpreter with the decoding that it is meant to overlap with.
 
-Not `client.Consumer`: it knows where to go on when a topic is created again (at the beginning), which is wrong here;
-and it hands out neither topic ids nor kinds of timestamps. What it is made of (`Cluster`, `find_offsets`) is used.
+Not `minibroker.client.Consumer`: it knows where to go on when a topic is created again (at the beginning), which is
+wrong here; and it hands out neither topic ids nor kinds of timestamps. What it is made of (`Cluster`, `find_offsets`)
+is used.
 
 What is read becomes columns in three steps, none of which looks at a single record: a batch is decoded into lists
-(`protocol.records`), lists are joined until there are MIN_ROWS rows, each joined list becomes one Arrow array. Small
-batches are joined because an array costs some 20 us however short it is: with ten records each that was 40 times as
-much as the rest.
+(`minibroker.protocol.records`), lists are joined until there are MIN_ROWS rows, each joined list becomes one Arrow
+array. Small batches are joined because an array costs some 20 us however short it is: with ten records each that was 40
+times as much as the rest.
 """
 
 from __future__ import annotations
@@ -25,20 +26,28 @@ from typing import Any, NamedTuple
 import pyarrow
 import pyarrow.compute
 
-from client.cluster import Cluster
-from client.connections import Purpose
-from client.errors import CorruptBatch
-from client.fetcher import DOUBTS_OF_BROKERS
-from client.metadata import Leader, is_confirmed, is_denied
-from client.offsets import CONSUMER, READ_UNCOMMITTED, Found, Known, OffsetAndTimestamp, find_offsets
-from protocol import messages as m
-from protocol.apis import FETCH, METADATA
-from protocol.compression import Compression
-from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
-from protocol.model import NO_EPOCH, TopicPartition
-from protocol.records import BatchSlice, CorruptRecord, DecodedBatch, decode_batch, iterate_batches
-from protocol.world import World
-from spark_jobs.offsets import (
+from minibroker.client.cluster import Cluster
+from minibroker.client.connections import Purpose
+from minibroker.client.errors import CorruptBatch
+from minibroker.client.fetcher import DOUBTS_OF_BROKERS
+from minibroker.client.metadata import Leader, is_confirmed, is_denied
+from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, Known, OffsetAndTimestamp, find_offsets
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import FETCH, METADATA
+from minibroker.protocol.compression import Compression
+from minibroker.protocol.errors import (
+    ERRORS,
+    BrokerError,
+    ErrorCode,
+    InvalidMessage,
+    MinibrokerError,
+    NetworkError,
+    error_of,
+)
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.records import BatchSlice, CorruptRecord, DecodedBatch, decode_batch, iterate_batches
+from minibroker.protocol.world import World
+from minibroker.spark_jobs.offsets import (
     OffsetRange,
     Offsets,
     TopicOffsets,
@@ -47,7 +56,7 @@ from spark_jobs.offsets import (
     grouped,
     loss_error,
 )
-from spark_jobs.options import EARLIEST, LATEST, Bound, ReadOptions, Subscription
+from minibroker.spark_jobs.options import EARLIEST, LATEST, Bound, ReadOptions, Subscription
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +92,7 @@ class LookUps:
 
     What is known from before (a topic, an offset) is not given up because one broker says so: it may have been cut off
     from the others for long, and who can reach it alone would lose records that all others have. Another broker must
-    say so too, and is waited for (`client.metadata.is_denied`, `is_confirmed`).
+    say so too, and is waited for (`minibroker.client.metadata.is_denied`, `is_confirmed`).
     """
 
     def __init__(self, cluster: Cluster, patience_s: float) -> None:
@@ -654,7 +663,7 @@ class RangeFetcher:
         return None
 
     async def _leads(self) -> bool:
-        """Who was asked last can be believed that records are gone (see `client.metadata.is_confirmed`)."""
+        """Who was asked last can be believed that records are gone (see `minibroker.client.metadata.is_confirmed`)."""
         leader = self._leader
         return leader is not None and bool(await self._cluster.metadata.confirmed({self._partition: leader}))
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import MinibrokerError
-from protocol.real_world import RealWorld
-from spark_jobs.manifests import Table
-from spark_jobs.offsets import Offsets, from_json, to_json
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.real_world import RealWorld
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
 
 FILE_NAME = "CURRENT"
 LOCK_FILE = "lock"

@@ -19,8 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client.java import find_java
-from protocol.errors import MinibrokerError
+from minibroker.client.java import find_java
+from minibroker.protocol.errors import MinibrokerError
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -52,7 +52,7 @@ def spark_session(
     configuration = spark_configuration(app_name, master=master, settings=settings, defaults=defaults)
     from pyspark.sql import SparkSession
 
-    from spark_jobs.source import MinibrokerDataSource
+    from minibroker.spark_jobs.source import MinibrokerDataSource
 
     session = SparkSession.builder.config(conf=configuration).getOrCreate()
     session.dataSource.register(MinibrokerDataSource)

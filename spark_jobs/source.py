@@ -1,14 +1,14 @@
 """`spark.read.format("minibroker")`, readStream, write and writeStream: a Spark data source in Python.
 
-    from spark_jobs.source import MinibrokerDataSource
+    from minibroker.spark_jobs.source import MinibrokerDataSource
 
     spark.dataSource.register(MinibrokerDataSource)
     spark.readStream.format("minibroker").option("bootstrap.servers", "localhost:9092").option("subscribe", "orders")
 
-Rows and options are those of Spark's Kafka connector (`spark_jobs.options`). Records are read by the executors, one
-task for each partition unless `minPartitions` or `maxRecordsPerPartition` divides them, as Arrow batches made from
-record columns (`spark_jobs.reading`). What a task reads is decided on the driver, by offsets alone
-(`spark_jobs.offsets`), so a task that is repeated reads the same.
+Rows and options are those of Spark's Kafka connector (`minibroker.spark_jobs.options`). Records are read by the
+executors, one task for each partition unless `minPartitions` or `maxRecordsPerPartition` divides them, as Arrow batches
+made from record columns (`minibroker.spark_jobs.reading`). What a task reads is decided on the driver, by offsets alone
+(`minibroker.spark_jobs.offsets`), so a task that is repeated reads the same.
 
 Where Spark's Python API has traps, this is how they are avoided:
 
@@ -16,8 +16,8 @@ Where Spark's Python API has traps, this is how they are avoided:
   the offset and timestamp options.
 - A stream's first offset is not in Spark's checkpoint until its first batch is committed, and is asked for again by
   every restart before that: "latest" would mean something later each time, and skip records. With the option
-  `initialOffsetsFile` it is resolved once and kept in that file; `spark_jobs.initial_offsets` does so before the
-  query starts. Give it to every query that begins at "latest" and must not miss anything.
+  `initialOffsetsFile` it is resolved once and kept in that file; `minibroker.spark_jobs.initial_offsets` does so before
+  the query starts. Give it to every query that begins at "latest" and must not miss anything.
 - An exception in `latestOffset` ends the query, so failovers are waited for there.
 
 Writing is at least once: each task has an idempotent producer, which retries without duplicates, and reports its end
@@ -62,11 +62,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from client.errors import InvalidSetting
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
-from spark_jobs.initial_offsets import load_or_store
-from spark_jobs.offsets import (
+from minibroker.client.errors import InvalidSetting
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.initial_offsets import load_or_store
+from minibroker.spark_jobs.offsets import (
     JsonOffsets,
     OffsetRange,
     Offsets,
@@ -86,14 +86,14 @@ from spark_jobs.offsets import (
     up_to,
     with_kept_epochs,
 )
-from spark_jobs.options import (
+from minibroker.spark_jobs.options import (
     ReadOptions,
     WriteOptions,
     parse_include_headers,
     parse_read_options,
     parse_write_options,
 )
-from spark_jobs.reading import (
+from minibroker.spark_jobs.reading import (
     LogClient,
     ReadSettings,
     earliest_offsets,
@@ -102,7 +102,7 @@ from spark_jobs.reading import (
     resolve,
     starting_offsets,
 )
-from spark_jobs.writing import Written, check_write_schema, write_batches
+from minibroker.spark_jobs.writing import Written, check_write_schema, write_batches
 
 logger = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet
 
-from protocol.errors import MinibrokerError
-from protocol.real_world import RealWorld
-from spark_jobs.checkpoint import Checkpoint
-from spark_jobs.manifests import (
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.real_world import RealWorld
+from minibroker.spark_jobs.checkpoint import Checkpoint
+from minibroker.spark_jobs.manifests import (
     MANIFESTS,
     TABLE_FILE,
     DataFile,
@@ -41,7 +41,7 @@ from spark_jobs.manifests import (
     effective,
     next_compaction,
 )
-from spark_jobs.offsets import Offsets, from_json, to_json
+from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
 
 LOCK_FILE = "lock"
 STAGING = "_staging"

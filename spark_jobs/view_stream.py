@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.errors import MinibrokerError
-from spark_jobs.checkpoint import Checkpoint
-from spark_jobs.initial_offsets import keep_initial_offsets
-from spark_jobs.jobs import is_running, run_query, stop_query, tell
-from spark_jobs.manifests import Table
-from spark_jobs.offsets import Offsets
-from spark_jobs.serving import Replaced, Serving
-from spark_jobs.table_writer import TableWriter, WriteParquet
-from spark_jobs.views import merged, read_table, rewrite_newest, view_named, write_changes
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.checkpoint import Checkpoint
+from minibroker.spark_jobs.initial_offsets import keep_initial_offsets
+from minibroker.spark_jobs.jobs import is_running, run_query, stop_query, tell
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.offsets import Offsets
+from minibroker.spark_jobs.serving import Replaced, Serving
+from minibroker.spark_jobs.table_writer import TableWriter, WriteParquet
+from minibroker.spark_jobs.views import merged, read_table, rewrite_newest, view_named, write_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

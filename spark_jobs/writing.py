@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow
 from pyspark.sql.datasource import WriterCommitMessage
 
-from client.errors import InvalidSetting
-from client.producer import Producer
-from protocol.errors import MinibrokerError
-from spark_jobs.options import WriteOptions
+from minibroker.client.errors import InvalidSetting
+from minibroker.client.producer import Producer
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.options import WriteOptions
 
 COLUMNS = {
     "key": ("binary", "string"),

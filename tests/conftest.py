@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from deploy import zookeeper as zookeeper_launcher
-from deploy.local_cluster import LocalCluster
-from deploy.ports import LOOPBACK, free_ports
-from deploy.processes import send_signal, wait_until_gone
+from minibroker.deploy import zookeeper as zookeeper_launcher
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.deploy.processes import send_signal, wait_until_gone
 
 # How fast a machine is, and what else runs on it, must not decide whether a property holds.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,8 +12,8 @@ import posixpath
 from collections.abc import Sequence
 from random import Random
 
-from protocol.messages import Buffer
-from protocol.world import Disk
+from minibroker.protocol.messages import Buffer
+from minibroker.protocol.world import Disk
 
 SECTOR = 64
 """Small, as the batches of tests are."""

@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.config import BrokerConfig, broker_config
-from broker.metadata_cache import MetadataCache
-from broker.replication.delayed import ProduceStatus
-from broker.replication.manager import FetchAnswer, ReplicaManager
-from broker.replication.partition import Partition, Settings
-from broker.storage.log import Log
-from broker.storage.manager import LogManager
-from broker.supervisor import Supervisor
-from protocol import znodes
-from protocol.messages import (
+from minibroker.broker.config import BrokerConfig, broker_config
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.replication.delayed import ProduceStatus
+from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager
+from minibroker.broker.replication.partition import Partition, Settings
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.supervisor import Supervisor
+from minibroker.protocol import znodes
+from minibroker.protocol.messages import (
     FetchPartition,
     FetchPartitionResponse,
     FetchRequest,
@@ -37,9 +37,9 @@ from protocol.messages import (
     UpdateMetadataEndpoint,
     UpdateMetadataRequest,
 )
-from protocol.model import DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
-from protocol.real_world import RealDisk
-from protocol.world import ZooKeeperSession
+from minibroker.protocol.model import DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.world import ZooKeeperSession
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 from tests.storage_support import Clock, open_log

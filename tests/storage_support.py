@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from broker.storage.log import Log, LogConfig, LogDirectory
-from broker.storage.recovery import recover
-from protocol.messages import Buffer
-from protocol.model import TopicPartition
-from protocol.real_world import NoZooKeeper, RealDisk, RealNetwork
-from protocol.records import BatchHeader, encode_batch, iterate_batches
-from protocol.world import Disk, File, Lock, World, ZooKeeper
+from minibroker.broker.storage.log import Log, LogConfig, LogDirectory
+from minibroker.broker.storage.recovery import recover
+from minibroker.protocol.messages import Buffer
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.real_world import NoZooKeeper, RealDisk, RealNetwork
+from minibroker.protocol.records import BatchHeader, encode_batch, iterate_batches
+from minibroker.protocol.world import Disk, File, Lock, World, ZooKeeper
 
 T = TypeVar("T")
 

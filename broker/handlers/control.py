@@ -6,10 +6,10 @@ which this broker does not know of yet (its registration succeeded, the answer i
 and is refused with another error, on which the controller sends it again.
 """
 
-from broker.handlers.services import Services
-from broker.network.request_channel import Request
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import (
+from minibroker.broker.handlers.services import Services
+from minibroker.broker.network.request_channel import Request
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
     StopReplicaRequest,

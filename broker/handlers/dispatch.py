@@ -2,16 +2,16 @@
 
 from collections.abc import Awaitable, Callable
 
-from broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
-from broker.handlers.fetch import handle_fetch
-from broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
-from broker.handlers.metadata import handle_api_versions, handle_metadata
-from broker.handlers.produce import handle_produce
-from broker.handlers.producer_ids import handle_init_producer_id
-from broker.handlers.services import Services
-from broker.handlers.topics import handle_create_topics, handle_delete_topics
-from broker.network.request_channel import Request
-from protocol import apis
+from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
+from minibroker.broker.handlers.fetch import handle_fetch
+from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
+from minibroker.broker.handlers.metadata import handle_api_versions, handle_metadata
+from minibroker.broker.handlers.produce import handle_produce
+from minibroker.broker.handlers.producer_ids import handle_init_producer_id
+from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.topics import handle_create_topics, handle_delete_topics
+from minibroker.broker.network.request_channel import Request
+from minibroker.protocol import apis
 
 Handler = Callable[[Services, Request], Awaitable[None]]
 

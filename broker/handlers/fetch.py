@@ -1,10 +1,10 @@
 """Fetch: for consumers up to the high watermark, for followers up to the end."""
 
-from broker.handlers.services import Services
-from broker.network.request_channel import Request
-from broker.replication.manager import FetchAnswer
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
+from minibroker.broker.handlers.services import Services
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.replication.manager import FetchAnswer
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
 """Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and copied in one go, which

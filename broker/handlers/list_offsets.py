@@ -6,10 +6,10 @@ slices, between which the event loop is left to others.
 
 import asyncio
 
-from broker.handlers.services import Services
-from broker.network.request_channel import Request
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import (
+from minibroker.broker.handlers.services import Services
+from minibroker.broker.network.request_channel import Request
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
@@ -22,7 +22,7 @@ from protocol.messages import (
     OffsetForLeaderPartitionResponse,
     OffsetForLeaderTopicResponse,
 )
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 
 SLICE_S = 0.002
 BREATH_S = 0.001

@@ -1,10 +1,10 @@
 """Metadata and ApiVersions: what a client asks first."""
 
-from broker.handlers.services import Services
-from broker.network.request_channel import Request
-from protocol.apis import APIS
-from protocol.errors import ErrorCode
-from protocol.messages import ApiVersion, ApiVersionsResponse, MetadataRequest
+from minibroker.broker.handlers.services import Services
+from minibroker.broker.network.request_channel import Request
+from minibroker.protocol.apis import APIS
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import ApiVersion, ApiVersionsResponse, MetadataRequest
 
 
 async def handle_metadata(services: Services, request: Request) -> None:

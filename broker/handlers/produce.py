@@ -1,16 +1,16 @@
 """Produce: append as leader, answer when the acks asked for are there. Labels P1..P7: ARCHITECTURE.md."""
 
-from broker.handlers.services import Services
-from broker.network.request_channel import Request
-from broker.replication.delayed import ProduceStatus
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import (
+from minibroker.broker.handlers.services import Services
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.replication.delayed import ProduceStatus
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
     ProducePartitionResponse,
     ProduceRequest,
     ProduceResponse,
     ProduceTopicResponse,
 )
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 
 LEGAL_ACKS = (-1, 0, 1)
 

@@ -1,9 +1,9 @@
 """InitProducerId: an identity for an idempotent producer."""
 
-from broker.handlers.services import Services, answer_later
-from broker.network.request_channel import Request
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.network.request_channel import Request
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
 
 TIMEOUT_MS = 5_000
 """For a new block of ids. The client asks again, perhaps another broker."""

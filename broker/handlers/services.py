@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from broker.metadata_cache import MetadataCache
-from broker.network.request_channel import Request
-from broker.purgatory.purgatory import DelayedOperation, Purgatory
-from broker.replication.manager import ReplicaManager
-from broker.transactions.producer_ids import ProducerIds
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.transactions.producer_ids import ProducerIds
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
 
 logger = logging.getLogger("minibroker.handlers")
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from itertools import zip_longest
 
-from broker.handlers.services import Services, answer_later
-from broker.network.request_channel import Request
-from broker.purgatory.purgatory import DelayedOperation
-from protocol.errors import ErrorCode
-from protocol.messages import (
+from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.purgatory.purgatory import DelayedOperation
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
     CreatableTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from broker.network.metrics import NetworkMetrics
-from broker.network.processor import Processor
-from broker.network.quotas import ConnectionQuotas
-from protocol.world import Incoming, Listener
+from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.processor import Processor
+from minibroker.broker.network.quotas import ConnectionQuotas
+from minibroker.protocol.world import Incoming, Listener
 
 logger = logging.getLogger("minibroker.network")
 

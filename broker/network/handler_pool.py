@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from broker.network.metrics import NetworkMetrics
-from broker.network.request_channel import Request, RequestChannel
-from protocol.errors import BrokerError, ErrorCode
+from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.request_channel import Request, RequestChannel
+from minibroker.protocol.errors import BrokerError, ErrorCode
 
 logger = logging.getLogger("minibroker.network")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.apis import APIS
+from minibroker.protocol.apis import APIS
 
 
 class ApiMetrics:

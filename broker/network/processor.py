@@ -39,14 +39,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from broker.network.metrics import ApiMetrics, NetworkMetrics
-from broker.network.request_channel import Request, RequestChannel
-from broker.network.settings import NetworkSettings
-from protocol import apis
-from protocol.errors import ErrorCode, InvalidMessage
-from protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
-from protocol.messages import RequestEnvelope
-from protocol.world import Incoming
+from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics
+from minibroker.broker.network.request_channel import Request, RequestChannel
+from minibroker.broker.network.settings import NetworkSettings
+from minibroker.protocol import apis
+from minibroker.protocol.errors import ErrorCode, InvalidMessage
+from minibroker.protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
+from minibroker.protocol.messages import RequestEnvelope
+from minibroker.protocol.world import Incoming
 
 logger = logging.getLogger("minibroker.network")
 

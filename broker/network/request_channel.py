@@ -30,9 +30,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from protocol import messages as m
-from protocol.apis import Api, encode_error, encode_response
-from protocol.errors import ErrorCode
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import Api, encode_error, encode_response
+from minibroker.protocol.errors import ErrorCode
 
 SLICE_S = 0.002
 

@@ -13,16 +13,16 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from broker.network.acceptor import Acceptor
-from broker.network.handler_pool import RequestHandler, RequestHandlerPool
-from broker.network.metrics import NetworkMetrics
-from broker.network.processor import Processor
-from broker.network.quotas import ConnectionQuotas
-from broker.network.request_channel import Request, RequestChannel
-from broker.network.settings import NetworkSettings
-from protocol.apis import Plane
-from protocol.errors import NetworkError
-from protocol.world import World
+from minibroker.broker.network.acceptor import Acceptor
+from minibroker.broker.network.handler_pool import RequestHandler, RequestHandlerPool
+from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.processor import Processor
+from minibroker.broker.network.quotas import ConnectionQuotas
+from minibroker.broker.network.request_channel import Request, RequestChannel
+from minibroker.broker.network.settings import NetworkSettings
+from minibroker.protocol.apis import Plane
+from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.world import World
 
 __all__ = ["NetworkSettings", "Request", "RequestHandler", "SocketServer"]
 

@@ -53,7 +53,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from broker.purgatory.timing_wheel import TimerEntry, TimingWheel
+from minibroker.broker.purgatory.timing_wheel import TimerEntry, TimingWheel
 
 # After so many expiries, or moves within the wheel, the loop gets a turn and sleeps for a millisecond: ten
 # thousand fetches that were parked together expire together, and a slice of work should stay below 2 ms.

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.purgatory.purgatory import DelayedOperation
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import FetchPartition, FetchPartitionResponse, ProducePartitionResponse
-from protocol.model import TopicPartition
+from minibroker.broker.purgatory.purgatory import DelayedOperation
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import FetchPartition, FetchPartitionResponse, ProducePartitionResponse
+from minibroker.protocol.model import TopicPartition
 
 if TYPE_CHECKING:
-    from broker.replication.manager import ReplicaManager
+    from minibroker.broker.replication.manager import ReplicaManager
 
 
 class ProduceStatus(msgspec.Struct):

@@ -30,14 +30,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker.replication.partition import Partition
-from broker.storage.log import LogInvariantViolated
-from protocol.apis import FETCH
-from protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
-from protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
-from protocol.model import TopicPartition
-from protocol.rpc import Connection, open_connection
-from protocol.world import World
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage.log import LogInvariantViolated
+from minibroker.protocol.apis import FETCH
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
+from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.rpc import Connection, open_connection
+from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.replication")
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from protocol.model import NO_EPOCH, LeaderAndIsr, Member, eligible_after, leader_and_isr
+from minibroker.protocol.model import NO_EPOCH, LeaderAndIsr, Member, eligible_after, leader_and_isr
 
 
 class Follower(msgspec.Struct):

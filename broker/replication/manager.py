@@ -16,19 +16,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker.config import BrokerConfig, InvalidConfig, TopicConfig, topic_config
-from broker.metadata_cache import MetadataCache
-from broker.purgatory.purgatory import Purgatory, Timer
-from broker.replication.delayed import DelayedFetch, DelayedProduce, ProduceStatus
-from broker.replication.fetcher import Fetcher, FetcherSettings
-from broker.replication.partition import CONSUMER, Partition, Settings, Traffic
-from broker.storage.checkpoints import Staged
-from broker.storage.log import LogConfig
-from broker.storage.manager import LogManager
-from broker.supervisor import Supervisor
-from protocol import znodes
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import (
+from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, topic_config
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.purgatory.purgatory import Purgatory, Timer
+from minibroker.broker.replication.delayed import DelayedFetch, DelayedProduce, ProduceStatus
+from minibroker.broker.replication.fetcher import Fetcher, FetcherSettings
+from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
+from minibroker.broker.storage.checkpoints import Staged
+from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.supervisor import Supervisor
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
     Buffer,
     FetchPartition,
     FetchPartitionResponse,
@@ -40,8 +40,8 @@ from protocol.messages import (
     StopReplicaRequest,
     UpdateMetadataPartition,
 )
-from protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
-from protocol.world import (
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.world import (
     BadVersion,
     Check,
     ConnectionLoss,
@@ -55,7 +55,7 @@ from protocol.world import (
     ZooKeeperError,
     ZooKeeperSession,
 )
-from protocol.znodes import MalformedZnode
+from minibroker.protocol.znodes import MalformedZnode
 
 logger = logging.getLogger("minibroker.replication")
 

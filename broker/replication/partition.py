@@ -10,11 +10,11 @@ from enum import Enum
 
 import msgspec
 
-from broker.replication import isr as isr_rules
-from broker.replication.isr import Follower
-from broker.storage.log import AppendInfo, Log
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import (
+from minibroker.broker.replication import isr as isr_rules
+from minibroker.broker.replication.isr import Follower
+from minibroker.broker.storage.log import AppendInfo, Log
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     Buffer,
@@ -23,8 +23,15 @@ from protocol.messages import (
     FetchPartitionResponse,
     LeaderAndIsrPartition,
 )
-from protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition, min_insync_replicas, replicas_to_commit
-from protocol.world import Clock
+from minibroker.protocol.model import (
+    NO_EPOCH,
+    NO_LEADER,
+    LeaderAndIsr,
+    TopicPartition,
+    min_insync_replicas,
+    replicas_to_commit,
+)
+from minibroker.protocol.world import Clock
 
 CONSUMER = -1
 """The replica id of a fetch that no replica makes."""

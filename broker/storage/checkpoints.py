@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
-from protocol.world import Disk
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Disk
 
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"

@@ -28,9 +28,9 @@ import threading
 
 import msgspec
 
-from broker.storage.checkpoints import MalformedFile
-from protocol.world import Disk
-from protocol.znodes import SINCE_THIS_REGISTRATION
+from minibroker.broker.storage.checkpoints import MalformedFile
+from minibroker.protocol.world import Disk
+from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 
 logger = logging.getLogger("minibroker.storage")
 

@@ -23,7 +23,7 @@ from bisect import bisect_right
 from itertools import chain
 from typing import NamedTuple
 
-from protocol.world import Disk
+from minibroker.protocol.world import Disk
 
 
 class Layout(NamedTuple):

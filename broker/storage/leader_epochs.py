@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from operator import itemgetter
 
-from broker.storage.checkpoints import EpochEntry
-from protocol.model import NO_EPOCH
+from minibroker.broker.storage.checkpoints import EpochEntry
+from minibroker.protocol.model import NO_EPOCH
 
 UNKNOWN = (NO_EPOCH, -1)
 """What `end_offset_for` answers where it cannot tell (UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET)."""

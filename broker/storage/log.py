@@ -40,7 +40,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from broker.storage.checkpoints import (
+from minibroker.broker.storage.checkpoints import (
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
     LOG_START_OFFSET_FILE,
@@ -48,13 +48,13 @@ from broker.storage.checkpoints import (
     OffsetCheckpoint,
     encode_epochs,
 )
-from broker.storage.index import MAX_RELATIVE_OFFSET
-from broker.storage.producer_state import Producer, ProducerState, encode_snapshot
-from broker.storage.recovery import Recovered, drop_snapshots_above, load_producers, remove_if_there, replay
-from broker.storage.segment import SNAPSHOT_SUFFIX, Appended, IndexWrite, Segment, file_name
-from protocol.errors import BrokerError, ErrorCode
-from protocol.model import TopicPartition
-from protocol.records import (
+from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.producer_state import Producer, ProducerState, encode_snapshot
+from minibroker.broker.storage.recovery import Recovered, drop_snapshots_above, load_producers, remove_if_there, replay
+from minibroker.broker.storage.segment import SNAPSHOT_SUFFIX, Appended, IndexWrite, Segment, file_name
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import (
     BatchHeader,
     Buffer,
     CorruptRecord,
@@ -64,7 +64,7 @@ from protocol.records import (
     validate_batch,
     validate_produced,
 )
-from protocol.world import File, World
+from minibroker.protocol.world import File, World
 
 logger = logging.getLogger("minibroker.storage")
 

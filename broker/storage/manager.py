@@ -25,7 +25,7 @@ from posixpath import dirname
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from broker.storage.checkpoints import (
+from minibroker.broker.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     HIGH_WATERMARK_FILE,
     LOCK_FILE,
@@ -44,13 +44,13 @@ from broker.storage.checkpoints import (
     encode_meta_properties,
     encode_topic_id,
 )
-from broker.storage.continuity import CONTINUITY_FILE, DataContinuity
-from broker.storage.log import Log, LogConfig, LogDirectory
-from broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from protocol.model import TopicPartition, topic_name_problem
-from protocol.records import CorruptRecord
-from protocol.world import Lock, World
+from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity
+from minibroker.broker.storage.log import Log, LogConfig, LogDirectory
+from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition, topic_name_problem
+from minibroker.protocol.records import CorruptRecord
+from minibroker.protocol.world import Lock, World
 
 logger = logging.getLogger("minibroker.storage")
 

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from protocol.errors import BrokerError, ErrorCode
-from protocol.records import NO_SEQUENCE, BatchHeader
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.records import NO_SEQUENCE, BatchHeader
 
 RETAINED_BATCHES = 5
 """As many as a producer may have in flight (Kafka's NUM_BATCHES_TO_RETAIN)."""

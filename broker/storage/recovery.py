@@ -26,13 +26,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from broker.storage.checkpoints import LEADER_EPOCH_FILE, MalformedFile, decode_epochs
-from broker.storage.index import OFFSET_INDEX, TIME_INDEX
-from broker.storage.leader_epochs import LeaderEpochCache
-from broker.storage.producer_state import InvalidSnapshot, ProducerState, decode_snapshot
-from broker.storage.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Appended, Segment, file_name
-from protocol.errors import MinibrokerError
-from protocol.records import (
+from minibroker.broker.storage.checkpoints import LEADER_EPOCH_FILE, MalformedFile, decode_epochs
+from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX
+from minibroker.broker.storage.leader_epochs import LeaderEpochCache
+from minibroker.broker.storage.producer_state import InvalidSnapshot, ProducerState, decode_snapshot
+from minibroker.broker.storage.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Appended, Segment, file_name
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.records import (
     HEADER_SIZE,
     MAX_BODY_BYTES,
     NO_LEADER_EPOCH,
@@ -42,7 +42,7 @@ from protocol.records import (
     parse_header,
     validate_batch,
 )
-from protocol.world import Disk
+from minibroker.protocol.world import Disk
 
 _SCAN_BYTES = 1024 * 1024
 _LARGEST_BATCH_BYTES = 2 * MAX_BODY_BYTES

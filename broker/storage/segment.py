@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
-from protocol.records import HEADER_SIZE, BatchHeader, Buffer, CorruptRecord, check_header, parse_header
-from protocol.world import Disk
+from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
+from minibroker.protocol.records import HEADER_SIZE, BatchHeader, Buffer, CorruptRecord, check_header, parse_header
+from minibroker.protocol.world import Disk
 
 LOG_SUFFIX = ".log"
 SNAPSHOT_SUFFIX = ".snapshot"

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from protocol import znodes
-from protocol.world import BadVersion, ConnectionLoss, NodeExists, NoNode, SessionExpired, ZooKeeperSession
-from protocol.znodes import ProducerIdBlock
+from minibroker.protocol import znodes
+from minibroker.protocol.world import BadVersion, ConnectionLoss, NodeExists, NoNode, SessionExpired, ZooKeeperSession
+from minibroker.protocol.znodes import ProducerIdBlock
 
 BLOCK_SIZE = 1_000
 RETRY_S = 0.1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from client.cli import topics
-from client.cli.bench import consume as bench_consume
-from client.cli.bench import latency as bench_latency
-from client.cli.bench import produce as bench_produce
-from client.cli.consume import consume
-from client.cli.produce import produce
+from minibroker.client.cli import topics
+from minibroker.client.cli.bench import consume as bench_consume
+from minibroker.client.cli.bench import latency as bench_latency
+from minibroker.client.cli.bench import produce as bench_produce
+from minibroker.client.cli.consume import consume
+from minibroker.client.cli.produce import produce
 
 
 def mount(app: typer.Typer, bench: typer.Typer) -> None:

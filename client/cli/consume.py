@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from client.cli.output import (
+from minibroker.client.cli.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,
@@ -20,14 +20,14 @@ from client.cli.output import (
     note,
     run,
 )
-from client.cli.record_format import Formatter, formatter
-from client.cli.start_position import AtOffset, AtTime, Edge, StartPosition, parse_start_position
-from client.cli.topics import TopicArgument, checked_topic, described
-from client.consumer import Consumer
-from client.errors import ApiTimedOut
-from client.records import ConsumerBatch
-from protocol.errors import BrokerError, ErrorCode
-from protocol.model import TopicPartition
+from minibroker.client.cli.record_format import Formatter, formatter
+from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, StartPosition, parse_start_position
+from minibroker.client.cli.topics import TopicArgument, checked_topic, described
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import ApiTimedOut
+from minibroker.client.records import ConsumerBatch
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
 
 _IDLE_S = 0.2
 """Without records for so long, look whether the end was reached without any: behind the last there may be batches

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import AsyncIterator
 
-from protocol.errors import MinibrokerError
+from minibroker.protocol.errors import MinibrokerError
 
 _CHUNK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 16 * 1024 * 1024

@@ -17,9 +17,9 @@ import msgspec
 import typer
 import uvloop
 
-from client.errors import DeliveryFailed, InvalidSetting, TopicErrors
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from protocol.rpc import RequestTimedOut
+from minibroker.client.errors import DeliveryFailed, InvalidSetting, TopicErrors
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.rpc import RequestTimedOut
 
 T = TypeVar("T")
 

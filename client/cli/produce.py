@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from client.cli.lines import read_lines
-from client.cli.output import (
+from minibroker.client.cli.lines import read_lines
+from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -26,10 +26,10 @@ from client.cli.output import (
     print_json,
     run,
 )
-from client.cli.record_format import unescape
-from client.cli.topics import TopicArgument, checked_topic, described
-from client.producer import Producer
-from protocol.errors import BrokerError, MinibrokerError
+from minibroker.client.cli.record_format import unescape
+from minibroker.client.cli.topics import TopicArgument, checked_topic, described
+from minibroker.client.producer import Producer
+from minibroker.protocol.errors import BrokerError, MinibrokerError
 
 
 class Acks(StrEnum):

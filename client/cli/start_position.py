@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from client.cli.output import UsageError
+from minibroker.client.cli.output import UsageError
 
 _MAX_INT64 = 2**63 - 1
 

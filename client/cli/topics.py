@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from client.admin import Admin, TopicDescription
-from client.cli.output import (
+from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.cli.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,
@@ -26,8 +26,8 @@ from client.cli.output import (
     print_table,
     run,
 )
-from protocol.errors import BrokerError, ErrorCode
-from protocol.model import topic_name_problem
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import topic_name_problem
 
 _NEW_TOPIC_PATIENCE_S = 5.0
 """How long the other brokers may take to hear of a topic that the controller has created."""

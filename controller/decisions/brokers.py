@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from controller.cluster_state import (
+from minibroker.controller.cluster_state import (
     BrokerAdded,
     BrokerRemoved,
     ClusterState,
@@ -31,14 +31,14 @@ from controller.cluster_state import (
     TopicSettings,
     in_order,
 )
-from controller.decisions import elections
-from controller.events import ResumeDeletions
-from controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveBroker, RemoveNode, WriteState
-from controller.states.partition import PartitionState
-from controller.states.replica import PartitionReplica, ReplicaState
-from protocol.errors import ErrorCode
-from protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition, replicas_to_commit
-from protocol.znodes import delete_topic_path, partitions_path
+from minibroker.controller.decisions import elections
+from minibroker.controller.events import ResumeDeletions
+from minibroker.controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveBroker, RemoveNode, WriteState
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition, replicas_to_commit
+from minibroker.protocol.znodes import delete_topic_path, partitions_path
 
 
 class BrokerDifference(NamedTuple):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from controller.cluster_state import (
+from minibroker.controller.cluster_state import (
     ClusterState,
     DeletionAnnounced,
     DeletionHeard,
@@ -28,14 +28,14 @@ from controller.cluster_state import (
     TopicRemoved,
     in_order,
 )
-from controller.events import ResumeDeletions
-from controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
-from controller.states.partition import PartitionState
-from controller.states.replica import PartitionReplica, ReplicaState
-from protocol.errors import ErrorCode
-from protocol.messages import DeletableTopicResult
-from protocol.model import TopicPartition
-from protocol.znodes import DELETE_TOPICS, delete_topic_path, topic_config_path
+from minibroker.controller.events import ResumeDeletions
+from minibroker.controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import DeletableTopicResult
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.znodes import DELETE_TOPICS, delete_topic_path, topic_config_path
 
 
 def results(state: ClusterState, topics: Mapping[str, str]) -> list[DeletableTopicResult]:

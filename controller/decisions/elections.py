@@ -28,8 +28,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from controller.cluster_state import NOT_WRITTEN, LogEnd
-from protocol.model import (
+from minibroker.controller.cluster_state import NOT_WRITTEN, LogEnd
+from minibroker.protocol.model import (
     INITIAL_LEADER_EPOCH,
     NO_EPOCH,
     NO_LEADER,

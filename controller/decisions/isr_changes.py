@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controller.cluster_state import ClusterState
-from controller.plan import Plan, PlanBuilder, RemoveNode
-from protocol.model import LeaderAndIsr, TopicPartition
+from minibroker.controller.cluster_state import ClusterState
+from minibroker.controller.plan import Plan, PlanBuilder, RemoveNode
+from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 
 
 def changed(

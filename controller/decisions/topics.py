@@ -6,16 +6,16 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from random import Random
 from typing import NamedTuple
 
-from controller.cluster_state import ClusterState, TopicAdded, TopicRemoved
-from controller.decisions.placement import assign_replicas
-from controller.plan import CreateTopic, DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
-from controller.states.partition import PartitionState
-from controller.states.replica import PartitionReplica, ReplicaState
-from protocol import topic_ids
-from protocol.errors import ErrorCode
-from protocol.messages import CreatableAssignment, CreatableTopic, CreatableTopicResult
-from protocol.model import TopicPartition, topic_name_problem
-from protocol.znodes import TopicZnode, delete_topic_path, encode_config, encode_topic
+from minibroker.controller.cluster_state import ClusterState, TopicAdded, TopicRemoved
+from minibroker.controller.decisions.placement import assign_replicas
+from minibroker.controller.plan import CreateTopic, DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.protocol import topic_ids
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import CreatableAssignment, CreatableTopic, CreatableTopicResult
+from minibroker.protocol.model import TopicPartition, topic_name_problem
+from minibroker.protocol.znodes import TopicZnode, delete_topic_path, encode_config, encode_topic
 
 MAX_PARTITIONS_OF_A_TOPIC = 10_000
 MAX_TOPIC_BYTES = 900_000

@@ -7,7 +7,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 
 
 class PartitionReplica(NamedTuple):

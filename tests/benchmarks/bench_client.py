@@ -30,14 +30,14 @@ if __name__ == "__main__":
 
 import uvloop
 
-from client.consumer import Consumer
-from client.producer import Producer
-from protocol import messages as m
-from protocol.apis import METADATA
-from protocol.model import TopicPartition
-from protocol.real_world import RealNetwork
-from protocol.records import decode_batch, encode_batch
-from protocol.rpc import open_connection
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import METADATA
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.real_world import RealNetwork
+from minibroker.protocol.records import decode_batch, encode_batch
+from minibroker.protocol.rpc import open_connection
 from tests.unit.client.scripted_broker import ScriptedCluster
 
 PARTITIONS = 6

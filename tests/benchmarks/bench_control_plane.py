@@ -25,18 +25,18 @@ from typing import NamedTuple, cast
 import uvloop
 from kazoo.client import KazooClient
 
-from client.admin import Admin
-from client.cli.bench.report import percentile
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
-from protocol import apis, znodes
-from protocol import messages as m
-from protocol.errors import ErrorCode
-from protocol.framing import FrameReader
-from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Broker, TopicPartition
-from protocol.real_world import RealNetwork
-from protocol.records import encode_batch
-from protocol.rpc import Connection, open_connection
+from minibroker.client.admin import Admin
+from minibroker.client.cli.bench.report import percentile
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from minibroker.protocol import apis, znodes
+from minibroker.protocol import messages as m
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.framing import FrameReader
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Broker, TopicPartition
+from minibroker.protocol.real_world import RealNetwork
+from minibroker.protocol.records import encode_batch
+from minibroker.protocol.rpc import Connection, open_connection
 
 CONNECTIONS = 250
 IN_FLIGHT = 4

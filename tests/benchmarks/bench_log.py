@@ -18,9 +18,9 @@ from collections.abc import Callable
 
 from crc32c import crc32c
 
-from broker.storage.log import Log, LogConfig
-from protocol.real_world import RealDisk
-from protocol.records import encode_batch
+from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.records import encode_batch
 from tests.storage_support import NOW, open_log, stamped
 
 

@@ -28,11 +28,11 @@ if __name__ == "__main__":
 
 import uvloop
 
-from broker.network.server import NetworkSettings, Request, SocketServer
-from protocol import apis
-from protocol import messages as m
-from protocol.framing import FrameReader
-from protocol.real_world import RealWorld
+from minibroker.broker.network.server import NetworkSettings, Request, SocketServer
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
+from minibroker.protocol.framing import FrameReader
+from minibroker.protocol.real_world import RealWorld
 
 LENGTH = struct.Struct(">i")
 ANSWER = m.ApiVersionsResponse(0, [m.ApiVersion(api.key, 0, 0) for api in apis.APIS.values()])

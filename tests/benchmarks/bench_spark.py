@@ -33,16 +33,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from client.admin import Admin
-from client.consumer import Consumer
-from client.producer import Producer
-from client.records import ConsumerBatch
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
-from spark_jobs.offsets import OffsetRange
-from spark_jobs.options import parse_read_options
-from spark_jobs.session import spark_session
-from spark_jobs.source import BatchReader, MinibrokerDataSource
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.client.records import ConsumerBatch
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from minibroker.spark_jobs.offsets import OffsetRange
+from minibroker.spark_jobs.options import parse_read_options
+from minibroker.spark_jobs.session import spark_session
+from minibroker.spark_jobs.source import BatchReader, MinibrokerDataSource
 
 RUNS = 3
 POOL = 100_000

@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from client.admin import Admin
-from client.producer import Producer
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
 
 
 async def first_record(bootstrap: str) -> None:

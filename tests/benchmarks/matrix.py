@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 
 import uvloop
 
-from client.admin import Admin
-from client.cli.output import print_table
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
-from deploy.processes import is_alive
-from protocol.errors import MinibrokerError
+from minibroker.client.admin import Admin
+from minibroker.client.cli.output import print_table
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from minibroker.deploy.processes import is_alive
+from minibroker.protocol.errors import MinibrokerError
 from tests.benchmarks import bench_control_plane, bench_timing_wheel, raw_loopback
 
 BROKERS = 3

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from client.admin import Admin
-from client.producer import Producer
-from deploy.trial import Trial, longest_gap
-from protocol.model import TopicPartition
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.deploy.trial import Trial, longest_gap
+from minibroker.protocol.model import TopicPartition
 from tests.compose.containers import BROKERS, PROJECT, SERVICES, Containers, is_whole, run, wait_until
 
 PARTITIONS = 3

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from client.admin import Admin
-from client.producer import Producer
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
 from tests.compose.containers import BROKERS, Containers, run, wait_until
 
 TOPIC = "orders"
@@ -28,7 +28,7 @@ PATIENCE_S = 240.0
 READ = """
 import json
 import pyarrow.parquet
-from spark_jobs.manifests import Table
+from minibroker.spark_jobs.manifests import Table
 
 table = Table("ingested")
 found = [pyarrow.parquet.ParquetFile(path).read(["partition", "offset", "value"]).to_pylist() for path in table.files()]

@@ -31,16 +31,16 @@ import msgspec
 import uvloop
 from hypothesis import strategies as st
 
-from client.admin import Admin
-from client.consumer import Consumer
-from client.producer import Producer
-from deploy.local_cluster import LocalCluster
-from deploy.ports import LOOPBACK, free_ports
-from protocol import apis
-from protocol import messages as m
-from protocol.apis import Api, Plane
-from protocol.errors import BrokerError, ErrorCode, InvalidMessage
-from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, TopicPartition
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import Api, Plane
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, TopicPartition
 from tests.faults.hostile_grammar import (
     OPEN_TOPIC,
     WATCHED_TOPIC,

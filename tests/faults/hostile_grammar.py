@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from protocol import apis
-from protocol import messages as m
-from protocol.apis import Api, Plane
-from protocol.compression import Compression, compress
-from protocol.errors import InvalidMessage
-from protocol.framing import FrameReader, FrameTooLarge, request_limit
-from protocol.records import CorruptRecord, decode_batch, encode_batch, iterate_batches, validate_batch
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import Api, Plane
+from minibroker.protocol.compression import Compression, compress
+from minibroker.protocol.errors import InvalidMessage
+from minibroker.protocol.framing import FrameReader, FrameTooLarge, request_limit
+from minibroker.protocol.records import CorruptRecord, decode_batch, encode_batch, iterate_batches, validate_batch
 
 WATCHED_TOPIC = "watched"
 """Has data that must not change."""

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import uvloop
 
-from deploy.failover import Victims, play_rounds
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
+from minibroker.deploy.failover import Victims, play_rounds
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
 
 BROKERS = 3
 

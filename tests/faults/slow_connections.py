@@ -29,16 +29,16 @@ from typing import NamedTuple
 
 import uvloop
 
-from client.admin import Admin
-from client.producer import Producer
-from deploy.local_cluster import LocalCluster
-from deploy.ports import LOOPBACK
-from protocol import apis
-from protocol import messages as m
-from protocol.apis import Plane
-from protocol.real_world import RealWorld
-from protocol.records import encode_batch
-from protocol.rpc import Connection, open_connection
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import LOOPBACK
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import Plane
+from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.records import encode_batch
+from minibroker.protocol.rpc import Connection, open_connection
 from tests.faults.hostile_frames import Check, bad_lines, report, resident_bytes, start_broker
 
 ACCEPTED_AT_ONCE = 64

@@ -27,19 +27,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from client.admin import Admin
-from client.cli.output import table_lines
-from client.producer import Producer
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
-from deploy.who import AllBrokers, Controller, LeaderOf
-from protocol.model import TopicPartition
-from spark_jobs.ingest import read_ingested
-from spark_jobs.jobs import prepare_session
-from spark_jobs.manifests import Table
-from spark_jobs.options import LATEST
-from spark_jobs.reading import LogClient
-from spark_jobs.session import spark_session
+from minibroker.client.admin import Admin
+from minibroker.client.cli.output import table_lines
+from minibroker.client.producer import Producer
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from minibroker.deploy.who import AllBrokers, Controller, LeaderOf
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.ingest import read_ingested
+from minibroker.spark_jobs.jobs import prepare_session
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.options import LATEST
+from minibroker.spark_jobs.reading import LogClient
+from minibroker.spark_jobs.session import spark_session
 from tests.spark.exactness import differences
 from tests.spark.standalone import SETTINGS, SparkCluster, spark_cluster_in
 

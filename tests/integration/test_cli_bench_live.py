@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
-from deploy.processes import is_alive, wait_until
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from minibroker.deploy.processes import is_alive, wait_until
 from tests.integration.shell import PATIENCE_S, Shell
 
 ROOT = Path(__file__).parents[2]

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports, is_free
-from deploy.processes import is_alive, wait_until
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports, is_free
+from minibroker.deploy.processes import is_alive, wait_until
 from tests.integration.shell import PATIENCE_S, Shell, start
 
 
@@ -256,7 +256,7 @@ def broker(minibroker: Shell, log_dir: Path, broker_id: int, port: int) -> list[
         "log.dirs": str(log_dir),
         "zookeeper.connect": connect,
     }
-    return ["-m", "broker", *(text for pair in settings.items() for text in ("--override", "=".join(pair)))]
+    return ["-m", "minibroker.broker", *(text for pair in settings.items() for text in ("--override", "=".join(pair)))]
 
 
 def refused_broker(arguments: list[str]) -> str:

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from client.admin import Admin
-from client.consumer import Consumer
-from client.delivery import Delivery, RecordMetadata
-from client.producer import Producer
-from deploy.cluster_view import ClusterView
-from deploy.local_cluster import LocalCluster
-from deploy.trial import Trial
-from deploy.who import BrokerId
-from protocol.model import TopicPartition
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.delivery import Delivery, RecordMetadata
+from minibroker.client.producer import Producer
+from minibroker.deploy.cluster_view import ClusterView
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.trial import Trial
+from minibroker.deploy.who import BrokerId
+from minibroker.protocol.model import TopicPartition
 
 DEADLINE_S = 60.0
 SHORT_SESSION = {"zookeeper.session.timeout.ms": "2000"}

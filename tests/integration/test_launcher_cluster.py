@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.errors import LaunchError
-from deploy.local_cluster import LocalCluster
-from deploy.processes import ProcessState, wait_until
-from deploy.who import AllBrokers, BrokerId, Controller, ZooKeeperServer
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.processes import ProcessState, wait_until
+from minibroker.deploy.who import AllBrokers, BrokerId, Controller, ZooKeeperServer
 
 SETTLE_S = 30.0
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import LaunchError
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports, is_free
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports, is_free
 
 
 def test_every_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.errors import LaunchError
-from deploy.zookeeper import check_servers, is_serving
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.zookeeper import check_servers, is_serving
 
 
 def test_the_zookeeper_fixture_serves(zookeeper: str) -> None:

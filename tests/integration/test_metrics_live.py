@@ -15,12 +15,12 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.admin import Admin
-from client.producer import Producer
-from deploy.local_cluster import LocalCluster
-from deploy.ports import LOOPBACK
-from deploy.processes import wait_until
-from deploy.who import BrokerId
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import LOOPBACK
+from minibroker.deploy.processes import wait_until
+from minibroker.deploy.who import BrokerId
 
 PATIENCE_S = 30.0
 RECORDS = 2_000

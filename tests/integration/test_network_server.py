@@ -14,13 +14,13 @@ import msgspec
 import pytest
 import uvloop
 
-from broker.network.server import NetworkSettings, Request, RequestHandler, SocketServer
-from protocol import apis
-from protocol import messages as m
-from protocol.apis import Plane
-from protocol.errors import BrokerError, ErrorCode, NetworkError
-from protocol.real_world import RealWorld
-from protocol.rpc import open_connection
+from minibroker.broker.network.server import NetworkSettings, Request, RequestHandler, SocketServer
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import Plane
+from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.rpc import open_connection
 
 DEADLINE_S = 20
 

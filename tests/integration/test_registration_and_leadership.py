@@ -8,13 +8,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from controller.leadership import Leadership
-from controller.registration import BrokerIdTaken, Registration
-from controller.zookeeper import KazooSession, KazooZooKeeper
-from protocol.model import CONTROL_LISTENER, Endpoint
-from protocol.real_world import RealWorld
-from protocol.world import SessionExpired, SessionState, ZooKeeperSession
-from protocol.znodes import BROKER_IDS, CONTROLLER, CONTROLLER_EPOCH, broker_path, decode_controller, encode_broker
+from minibroker.controller.leadership import Leadership
+from minibroker.controller.registration import BrokerIdTaken, Registration
+from minibroker.controller.zookeeper import KazooSession, KazooZooKeeper
+from minibroker.protocol.model import CONTROL_LISTENER, Endpoint
+from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.world import SessionExpired, SessionState, ZooKeeperSession
+from minibroker.protocol.znodes import (
+    BROKER_IDS,
+    CONTROLLER,
+    CONTROLLER_EPOCH,
+    broker_path,
+    decode_controller,
+    encode_broker,
+)
 from tests.integration.zookeeper_process import zookeeper_process
 from tests.integration.zookeeper_sessions import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS, expire, open_session
 

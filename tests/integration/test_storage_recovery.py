@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.log import Log, LogConfig
-from broker.storage.recovery import DamagedLog, RecoveryReport, recover
-from protocol.real_world import RealDisk
-from protocol.records import CorruptRecord
+from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.recovery import DamagedLog, RecoveryReport, recover
+from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.records import CorruptRecord
 from tests.storage_support import NOW, batch, check_indexes, everything, headers, open_log, stamped
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
@@ -306,7 +306,7 @@ def test_temporary_files_and_indexes_without_a_segment_are_removed(path: Path) -
 APPENDER = """
 import asyncio, sys
 from tests.storage_support import NOW, batch, open_log
-from broker.storage.log import LogConfig
+from minibroker.broker.storage.log import LogConfig
 
 async def run():
     log = open_log(sys.argv[1], LogConfig(segment_bytes=200_000, flush_bytes=300_000)).log

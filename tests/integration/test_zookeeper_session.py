@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 import pytest
 import uvloop
 
-from controller.zookeeper import KazooZooKeeper
-from protocol.world import (
+from minibroker.controller.zookeeper import KazooZooKeeper
+from minibroker.protocol.world import (
     BadVersion,
     Check,
     ConnectionLoss,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deploy import zookeeper as launcher
-from deploy.ports import LOOPBACK, free_ports
-from deploy.processes import Process, send_signal, wait_until_gone
+from minibroker.deploy import zookeeper as launcher
+from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.deploy.processes import Process, send_signal, wait_until_gone
 
 
 class ZooKeeperProcess:

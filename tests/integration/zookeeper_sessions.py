@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 
-from controller.zookeeper import KazooSession, KazooZooKeeper
-from protocol.world import SessionState, WatchEvent
+from minibroker.controller.zookeeper import KazooSession, KazooZooKeeper
+from minibroker.protocol.world import SessionState, WatchEvent
 
 T = TypeVar("T")
 

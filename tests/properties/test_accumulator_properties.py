@@ -19,11 +19,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from client.accumulator import Accumulator, Batch, Identity, Verdict
-from client.errors import BufferFull, DeliveryTimedOut
-from client.partitioners import Partitioner, crc32
-from protocol import topic_ids
-from protocol.errors import BrokerError, ErrorCode
+from minibroker.client.accumulator import Accumulator, Batch, Identity, Verdict
+from minibroker.client.errors import BufferFull, DeliveryTimedOut
+from minibroker.client.partitioners import Partitioner, crc32
+from minibroker.protocol import topic_ids
+from minibroker.protocol.errors import BrokerError, ErrorCode
 
 PARTITIONS = 2
 MAX_IN_FLIGHT = 5

@@ -7,11 +7,11 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.cluster_state import LogEnd
-from controller.decisions import elections
-from controller.decisions.elections import Basis, is_trusted
-from controller.decisions.placement import assign_replicas
-from protocol.model import NO_EPOCH, NO_LEADER, Broker, LeaderAndIsr, Member, leader_and_isr
+from minibroker.controller.cluster_state import LogEnd
+from minibroker.controller.decisions import elections
+from minibroker.controller.decisions.elections import Basis, is_trusted
+from minibroker.controller.decisions.placement import assign_replicas
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, Broker, LeaderAndIsr, Member, leader_and_isr
 
 assignments = st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True)
 epochs = st.integers(1, 6)

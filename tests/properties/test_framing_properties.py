@@ -3,7 +3,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.framing import FrameReader, response_limit
+from minibroker.protocol.framing import FrameReader, response_limit
 
 
 @given(st.lists(st.binary(max_size=300) | st.integers(65_000, 70_000).map(bytes), max_size=6), st.data())

@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.replication.isr import Follower, high_watermark, in_assignment_order, lagging, may_join, record_fetch
+from minibroker.broker.replication.isr import (
+    Follower,
+    high_watermark,
+    in_assignment_order,
+    lagging,
+    may_join,
+    record_fetch,
+)
 
 offsets = st.integers(0, 50)
 followers = st.dictionaries(

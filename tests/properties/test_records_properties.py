@@ -12,8 +12,8 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.compression import Compression, DecompressionFailed, compress, decompress
-from protocol.records import (
+from minibroker.protocol.compression import Compression, DecompressionFailed, compress, decompress
+from minibroker.protocol.records import (
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
     CorruptRecord,

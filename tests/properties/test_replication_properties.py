@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.replication.partition import Partition, Settings
-from broker.storage.log import Log, LogConfig
-from broker.storage.manager import LogManager
-from controller.cluster_state import LogEnd
-from controller.decisions import elections
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import LeaderAndIsrPartition
-from protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
-from protocol.records import decode_batch, encode_batch, iterate_batches
+from minibroker.broker.replication.partition import Partition, Settings
+from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.manager import LogManager
+from minibroker.controller.cluster_state import LogEnd
+from minibroker.controller.decisions import elections
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import LeaderAndIsrPartition
+from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
+from minibroker.protocol.records import decode_batch, encode_batch, iterate_batches
 from tests.power_cut_disk import PowerCutDisk
 from tests.storage_support import StorageWorld
 

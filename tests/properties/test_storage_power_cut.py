@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.storage.log import Log, LogConfig
-from broker.storage.manager import LogManager
-from broker.storage.producer_state import RETAINED_BATCHES
-from protocol.errors import BrokerError
-from protocol.records import BatchHeader
+from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.producer_state import RETAINED_BATCHES
+from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.records import BatchHeader
 from tests.power_cut_disk import PowerCutDisk
 from tests.storage_support import NOW, PARTITION, StorageWorld, batch, check_indexes, everything, headers, stamped
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.history import Anomaly, History, check
 
 LABEL = "label"

@@ -9,9 +9,10 @@
 
     run(scenario(), seed=7)
 
-Every broker has a host `broker-N` of its own, and listens on the same ports there. It runs as `broker.__main__` runs
-it: started, then served until it fails. A broker that fails by itself ends its process, and the run fails with it,
-unless the cluster was given `on_broker_failure`: that is then told of it, when the process has ended.
+Every broker has a host `broker-N` of its own, and listens on the same ports there. It runs as
+`minibroker.broker.__main__` runs it: started, then served until it fails. A broker that fails by itself ends its
+process, and the run fails with it, unless the cluster was given `on_broker_failure`: that is then told of it, when the
+process has ended.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import Context
 
-from broker.__main__ import Broker
-from broker.config import BrokerConfig, broker_config
-from protocol import znodes
-from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
+from minibroker.broker.__main__ import Broker
+from minibroker.broker.config import BrokerConfig, broker_config
+from minibroker.protocol import znodes
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
 from tests.simulation.process import Process
 from tests.simulation.world import Simulation, VirtualWorld
 

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
-from protocol.messages import Buffer
+from minibroker.protocol.messages import Buffer
 from tests.simulation.process import Process
 
 SECTOR_BYTES = 512
@@ -339,7 +339,7 @@ class VirtualDisk:
 
 
 class ProcessDisk:
-    """`protocol.world.Disk` for one process. Severed when it is killed."""
+    """`minibroker.protocol.world.Disk` for one process. Severed when it is killed."""
 
     def __init__(self, disk: VirtualDisk, process: Process) -> None:
         self._disk = disk
@@ -469,7 +469,7 @@ class ProcessDisk:
 
 
 class ProcessFile:
-    """`protocol.world.File`."""
+    """`minibroker.protocol.world.File`."""
 
     def __init__(self, disk: VirtualDisk, process: Process, file: _File, path: str) -> None:
         self._disk = disk
@@ -537,7 +537,7 @@ class ProcessFile:
 
 
 class ProcessLock:
-    """`protocol.world.Lock`: held until `release`, or until the process is killed."""
+    """`minibroker.protocol.world.Lock`: held until `release`, or until the process is killed."""
 
     def __init__(self, file: _File, held: dict[ProcessLock, None], path: str) -> None:
         if file.locked_by is not None:

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from client.admin import Admin
-from protocol import znodes
-from protocol.errors import MinibrokerError
-from protocol.model import NO_LEADER, LeaderAndIsr
+from minibroker.client.admin import Admin
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation import faults_of_starts, faults_of_worlds
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S

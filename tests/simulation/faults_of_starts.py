@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from protocol import znodes
-from protocol.apis import LEADER_AND_ISR
-from protocol.world import ConnectionLoss, Create, Operation, SetData
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import LEADER_AND_ISR
+from minibroker.protocol.world import ConnectionLoss, Create, Operation, SetData
 from tests.simulation.cluster import CONTROL_PORT, host_name
 from tests.simulation.network import Arrival
 from tests.simulation.zookeeper import VirtualSession

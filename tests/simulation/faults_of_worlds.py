@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from protocol.apis import PRODUCE
-from protocol.records import HEADER_SIZE, iterate_batches
+from minibroker.protocol.apis import PRODUCE
+from minibroker.protocol.records import HEADER_SIZE, iterate_batches
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.faults_of_starts import broker_of, next_of, request_key
 from tests.simulation.network import Arrival

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 
 
 class TopicIdPartition(NamedTuple):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, NamedTuple
 
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.history import Anomaly, TopicIdPartition
 
 

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
-from broker.replication.manager import ReplicaManager
-from broker.replication.partition import Partition
-from protocol import znodes
-from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from protocol.records import BatchHeader, CorruptRecord, iterate_batches, validate_batch
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.partition import Partition
+from minibroker.protocol import znodes
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.records import BatchHeader, CorruptRecord, iterate_batches, validate_batch
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.history import Anomaly, TopicIdPartition
 

@@ -46,7 +46,7 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
-from protocol.world import Incoming
+from minibroker.protocol.world import Incoming
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import Process
 
@@ -360,7 +360,7 @@ class VirtualNetwork:
 
 
 class ProcessNetwork:
-    """`protocol.world.Network` for one process. Severed when it is killed."""
+    """`minibroker.protocol.world.Network` for one process. Severed when it is killed."""
 
     def __init__(self, network: VirtualNetwork, process: Process) -> None:
         self._network = network
@@ -459,7 +459,7 @@ class ProcessNetwork:
 
 
 class VirtualListener:
-    """`protocol.world.Listener`."""
+    """`minibroker.protocol.world.Listener`."""
 
     def __init__(self, network: ProcessNetwork, loop: VirtualLoop, process: Process, bound_to: str, port: int) -> None:
         self.port = port
@@ -499,7 +499,7 @@ class VirtualListener:
 
 
 class VirtualIncoming:
-    """`protocol.world.Incoming`."""
+    """`minibroker.protocol.world.Incoming`."""
 
     def __init__(self, transport: VirtualTransport, peer: str) -> None:
         self._transport = transport

@@ -23,16 +23,16 @@ from operator import ne
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from broker.replication.partition import Partition
-from client.admin import Admin
-from client.consumer import Consumer
-from client.errors import ClientCrashed, CorruptBatch
-from client.producer import Producer
-from protocol import znodes
-from protocol.errors import BrokerError, MinibrokerError
-from protocol.model import NO_LEADER, TopicPartition
-from protocol.records import BatchHeader, decode_batch
-from protocol.world import Create, Delete, Operation, SetData, World
+from minibroker.broker.replication.partition import Partition
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import ClientCrashed, CorruptBatch
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.records import BatchHeader, decode_batch
+from minibroker.protocol.world import Create, Delete, Operation, SetData, World
 from tests.simulation.cluster import host_name
 from tests.simulation.history import Anomaly, TopicIdPartition
 from tests.simulation.incarnations import Acknowledged, AdminCall, Incarnation, Lives, Polled, Sent, check

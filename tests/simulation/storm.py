@@ -34,13 +34,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
 
-from client.admin import Admin
-from client.producer import Producer
-from controller import tenure
-from protocol import znodes
-from protocol.errors import MinibrokerError
-from protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
-from protocol.world import Operation, SetData, World
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.controller import tenure
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
+from minibroker.protocol.world import Operation, SetData, World
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM, POWER_OF_SEVERAL, WORSE_ALONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.answers import (
     ANY,
     DONE,

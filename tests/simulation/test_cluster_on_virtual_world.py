@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from client.admin import Admin
-from client.consumer import Consumer
-from client.producer import Producer
-from protocol import znodes
-from protocol.model import TopicPartition
-from protocol.world import World
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import World
 from tests.simulation.cluster import LOG_DIR, VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from broker.replication.manager import ReplicaManager
-from client.admin import Admin
-from client.cluster import Cluster
-from client.consumer import Consumer
-from client.errors import InvalidSetting
-from client.producer import Producer
-from client.records import Record
-from controller import tenure
-from protocol import znodes
-from protocol.errors import BrokerError, ErrorCode
-from protocol.model import TopicPartition
-from spark_jobs.offsets import OffsetRange, Offsets, TopicOffsets, losses
-from spark_jobs.options import Subscription
-from spark_jobs.reading import LookUps, RangeFetcher, ReadSettings
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.client.admin import Admin
+from minibroker.client.cluster import Cluster
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import InvalidSetting
+from minibroker.client.producer import Producer
+from minibroker.client.records import Record
+from minibroker.controller import tenure
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.offsets import OffsetRange, Offsets, TopicOffsets, losses
+from minibroker.spark_jobs.options import Subscription
+from minibroker.spark_jobs.reading import LookUps, RangeFetcher, ReadSettings
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.__main__ import Broker
-from client.admin import Admin
-from client.producer import Producer
-from protocol import znodes
-from protocol.model import NO_LEADER, TopicPartition
-from protocol.world import Create, Operation
+from minibroker.broker.__main__ import Broker
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.world import Create, Operation
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation

@@ -7,10 +7,10 @@ import errno
 
 import pytest
 
-from broker.storage.log import LogConfig
-from broker.storage.manager import DataDirectoryUnusable, LogManager
-from protocol.errors import BrokerError
-from protocol.model import TopicPartition
+from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
+from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 from tests.storage_support import NOW, batch

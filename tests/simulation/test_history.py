@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.history import Acknowledged, History, Polled, Sent, check
 
 DURABLE = TopicPartition("durable", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.history import TopicIdPartition
 from tests.simulation.incarnations import Acknowledged, AdminCall, Incarnation, Lives, Polled, Sent, check
 

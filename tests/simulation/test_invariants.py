@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from broker.replication.partition import Partition
-from client.admin import Admin
-from client.producer import Producer
-from protocol import znodes
-from protocol.model import LeaderAndIsr, TopicPartition
-from protocol.world import World
+from minibroker.broker.replication.partition import Partition
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.model import LeaderAndIsr, TopicPartition
+from minibroker.protocol.world import World
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.history import TopicIdPartition
 from tests.simulation.invariants import Invariants

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import pytest
 
-from client.admin import Admin
-from client.producer import Producer
-from protocol import znodes
-from protocol.errors import BrokerError
-from protocol.model import TopicPartition
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from client.admin import Admin
-from client.consumer import Consumer
-from client.producer import Producer
-from protocol.world import World
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol.world import World
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.mutants import MUTANTS, Patches, planted
@@ -27,7 +27,7 @@ def _attributes() -> dict[tuple[str, str], Any]:
     """Everything that a mutant could replace: what stands in the product's modules, and in the classes there."""
     attributes: dict[tuple[str, str], Any] = {}
     for module_name, module in sorted(sys.modules.items()):
-        if module_name.partition(".")[0] in (*PRODUCT, "tests"):
+        if module_name.partition(".")[0] in (PRODUCT, "tests"):
             for name, value in list(vars(module).items()):
                 attributes[module_name, name] = value
                 if isinstance(value, type):
@@ -61,7 +61,7 @@ def test_a_mutant_is_taken_out_when_what_ran_with_it_fails() -> None:
 
 
 def test_a_function_is_replaced_wherever_it_is_known() -> None:
-    first, second = ModuleType("broker.first_of_test"), ModuleType("broker.second_of_test")
+    first, second = ModuleType("minibroker.first_of_test"), ModuleType("minibroker.second_of_test")
 
     def double(number: int) -> int:
         return 2 * number

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from client.admin import Admin
-from client.consumer import Consumer
-from client.producer import Producer
-from protocol.model import NO_LEADER, TopicPartition
-from protocol.znodes import SINCE_THIS_REGISTRATION
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation

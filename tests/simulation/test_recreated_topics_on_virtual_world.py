@@ -12,12 +12,12 @@ from typing import Literal
 
 import pytest
 
-from broker.replication.partition import Partition
-from client.admin import Admin
-from client.consumer import Consumer
-from client.producer import Producer
-from protocol import znodes
-from protocol.model import TopicPartition
+from minibroker.broker.replication.partition import Partition
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from client.admin import Admin
-from protocol import znodes
+from minibroker.client.admin import Admin
+from minibroker.protocol import znodes
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.storm import Report, simulate

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from client.admin import Admin
-from client.consumer import Consumer
-from client.errors import DeliveryTimedOut
-from client.partitioners import crc32
-from client.producer import Producer
-from protocol import znodes
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from protocol.model import TopicPartition
-from protocol.world import Create
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import DeliveryTimedOut
+from minibroker.client.partitioners import crc32
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Create
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

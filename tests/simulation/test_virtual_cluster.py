@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from client.admin import Admin
-from client.producer import Producer
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.process import Process

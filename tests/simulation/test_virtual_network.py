@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from protocol.apis import METADATA, decode_request, decode_request_envelope, encode_response
-from protocol.errors import NetworkError
-from protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, request_limit
-from protocol.messages import MetadataRequest, MetadataResponse, MetadataTopic
-from protocol.real_world import RealNetwork
-from protocol.rpc import RequestTimedOut, open_connection
-from protocol.world import Incoming, Listener, Network
+from minibroker.protocol.apis import METADATA, decode_request, decode_request_envelope, encode_response
+from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, request_limit
+from minibroker.protocol.messages import MetadataRequest, MetadataResponse, MetadataTopic
+from minibroker.protocol.real_world import RealNetwork
+from minibroker.protocol.rpc import RequestTimedOut, open_connection
+from minibroker.protocol.world import Incoming, Listener, Network
 from tests.simulation.loop import run
 from tests.simulation.network import WINDOW_BYTES, Arrival
 from tests.simulation.process import ProcessKilled
@@ -1119,7 +1119,7 @@ def test_what_a_killed_process_could_not_say_is_never_said_when_its_host_loses_i
 
 
 class Probing(Recorder):
-    """Asks for keepalive probes, as `controller.crash_detection` does."""
+    """Asks for keepalive probes, as `minibroker.controller.crash_detection` does."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

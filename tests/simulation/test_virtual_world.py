@@ -7,11 +7,20 @@ import sys
 
 import pytest
 
-from protocol.apis import METADATA
-from protocol.errors import NetworkError
-from protocol.messages import MetadataRequest
-from protocol.rpc import open_connection
-from protocol.world import ConnectionLoss, Create, NoNode, SessionState, WatchEvent, WatchKind, World, ZooKeeperSession
+from minibroker.protocol.apis import METADATA
+from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.messages import MetadataRequest
+from minibroker.protocol.rpc import open_connection
+from minibroker.protocol.world import (
+    ConnectionLoss,
+    Create,
+    NoNode,
+    SessionState,
+    WatchEvent,
+    WatchKind,
+    World,
+    ZooKeeperSession,
+)
 from tests.simulation.loop import run
 from tests.simulation.process import Process, ProcessKilled, current_process
 from tests.simulation.test_virtual_network import _serve

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from controller.zookeeper import KazooZooKeeper
-from protocol.world import (
+from minibroker.controller.zookeeper import KazooZooKeeper
+from minibroker.protocol.world import (
     BadVersion,
     Check,
     ConnectionLoss,

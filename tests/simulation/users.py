@@ -23,23 +23,23 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from client.admin import Admin
-from client.connections import Purpose
-from client.consumer import Consumer
-from client.delivery import Delivery
-from client.errors import ClientCrashed, CorruptBatch, DeliveryFailed, LogTruncated
-from client.partitioners import Partitioner, WithoutKey, crc32, murmur2
-from client.producer import Producer
-from client.records import Record
-from client.settings import Address
-from protocol import messages as m
-from protocol import znodes
-from protocol.apis import METADATA
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from protocol.model import NO_LEADER, TopicPartition
-from protocol.world import World
-from spark_jobs.offsets import DataLost, OffsetRange
-from spark_jobs.reading import RangeFetcher, ReadSettings
+from minibroker.client.admin import Admin
+from minibroker.client.connections import Purpose
+from minibroker.client.consumer import Consumer
+from minibroker.client.delivery import Delivery
+from minibroker.client.errors import ClientCrashed, CorruptBatch, DeliveryFailed, LogTruncated
+from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
+from minibroker.client.producer import Producer
+from minibroker.client.records import Record
+from minibroker.client.settings import Address
+from minibroker.protocol import messages as m
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import METADATA
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.world import World
+from minibroker.spark_jobs.offsets import DataLost, OffsetRange
+from minibroker.spark_jobs.reading import RangeFetcher, ReadSettings
 from tests.simulation.answers import (
     ANY,
     DONE,

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from client.consumer import Consumer
-from client.delivery import Delivery
-from client.errors import ClientCrashed, CorruptBatch, LogTruncated
-from client.producer import Producer
-from client.records import ConsumerBatch
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from protocol.model import TopicPartition
-from protocol.world import World
+from minibroker.client.consumer import Consumer
+from minibroker.client.delivery import Delivery
+from minibroker.client.errors import ClientCrashed, CorruptBatch, LogTruncated
+from minibroker.client.producer import Producer
+from minibroker.client.records import ConsumerBatch
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import World
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.history import Acknowledged, History, Polled, Sent
 from tests.simulation.process import Process

@@ -9,8 +9,8 @@
     run(scenario(), seed=7)
 
 `Simulation` is what all processes share: the loop's time, the network, the ZooKeeper. A `Host` has a name, an address
-and a disk. A `VirtualWorld` implements `protocol.world.World` for one process, and dies with it. Everything random is
-derived from the run's seed, per process, so that what one of them draws does not change what another gets.
+and a disk. A `VirtualWorld` implements `minibroker.protocol.world.World` for one process, and dies with it. Everything
+random is derived from the run's seed, per process, so that what one of them draws does not change what another gets.
 
 Nothing fails unless it is told to: `process.kill`, `process.pause`, `loop.jump`, `host.power_cut`,
 `host.clock_offset_ms`, `host.disk.faults`, and the methods of `simulation.network` and `simulation.zookeeper` that name
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Generic, TypeVar
 
-from protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent
+from minibroker.protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent
 from tests.simulation.disk import ProcessDisk, VirtualDisk
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.network import ProcessNetwork, VirtualNetwork
@@ -120,7 +120,7 @@ class Host:
 
 
 class VirtualWorld:
-    """`protocol.world.World` for one process."""
+    """`minibroker.protocol.world.World` for one process."""
 
     def __init__(self, process: Process, host: Host) -> None:
         simulation = host.simulation
@@ -134,7 +134,7 @@ class VirtualWorld:
 
 
 class VirtualClock:
-    """`protocol.world.Clock`."""
+    """`minibroker.protocol.world.Clock`."""
 
     def __init__(self, loop: VirtualLoop, host: Host, process: Process) -> None:
         self._loop = loop
@@ -149,7 +149,7 @@ class VirtualClock:
 
 
 class VirtualExecutor:
-    """`protocol.world.Executor`: THREADS functions at a time. Each takes a while, and then runs as a whole.
+    """`minibroker.protocol.world.Executor`: THREADS functions at a time. Each takes a while, and then runs as a whole.
 
     A slow disk makes it wait for one fdatasync before it runs (what it is to sync must not be durable at once), and for
     the rest of them afterwards.
@@ -200,7 +200,7 @@ class _OwnedCallback(Generic[Event]):
 
 
 class ProcessZooKeeper:
-    """`protocol.world.ZooKeeper` for one process. Severed when it is killed: its sessions then time out."""
+    """`minibroker.protocol.world.ZooKeeper` for one process. Severed when it is killed: its sessions then time out."""
 
     def __init__(self, server: VirtualZooKeeper, process: Process) -> None:
         self._server = server
@@ -216,7 +216,8 @@ class ProcessZooKeeper:
 
 
 class ProcessSession:
-    """`protocol.world.ZooKeeperSession` for one process. `virtual` is the session itself, for tests to harm."""
+    """`minibroker.protocol.world.ZooKeeperSession` for one process. `virtual` is the session itself, for tests to
+    harm."""
 
     def __init__(self, session: VirtualSession, process: Process) -> None:
         self.virtual = session

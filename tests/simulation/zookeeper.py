@@ -41,7 +41,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from protocol.world import (
+from minibroker.protocol.world import (
     BadVersion,
     Check,
     ConnectionLoss,
@@ -291,7 +291,7 @@ class _Follower:
 
 
 class VirtualZooKeeper:
-    """The server, and (through `connect`) an implementation of `protocol.world.ZooKeeper`.
+    """The server, and (through `connect`) an implementation of `minibroker.protocol.world.ZooKeeper`.
 
     `before` and `after` are hooks for tests: called with the session and the operations of each write request
     (`create`, `set`, `delete` are shown as the operation they are) just before and just after it is carried
@@ -582,7 +582,7 @@ class _Outcome(NamedTuple):
 
 
 class VirtualSession:
-    """One session: `protocol.world.ZooKeeperSession`, and hooks to harm it.
+    """One session: `minibroker.protocol.world.ZooKeeperSession`, and hooks to harm it.
 
     `suspend` cuts the connection (the server gives the session its timeout from then on), `resume` connects
     again, `expire` ends it at once on the server, `lose_connection` is a `suspend` after which the client tries to

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from deploy.local_cluster import LocalCluster
-from deploy.ports import free_ports
-from spark_jobs.session import spark_session
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from minibroker.spark_jobs.session import spark_session
 from tests.spark.logs import Logs
 
 ROOT = Path(__file__).parents[2]

@@ -10,11 +10,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from client.admin import Admin
-from client.consumer import Consumer
-from client.producer import Producer
-from client.records import Record
-from protocol.errors import BrokerError, ErrorCode
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.client.records import Record
+from minibroker.protocol.errors import BrokerError, ErrorCode
 
 
 class Logs:

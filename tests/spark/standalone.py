@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pyspark
 
-from deploy.ports import LOOPBACK, free_ports
-from spark_jobs.session import prepare_environment
+from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.spark_jobs.session import prepare_environment
 
 PATIENCE_S = 120.0
 CORES_OF_A_WORKER = 1

@@ -9,11 +9,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
 
-from client.offsets import OffsetAndTimestamp
-from protocol.model import TopicPartition
-from spark_jobs.options import EARLIEST, LATEST
-from spark_jobs.reading import LogClient
-from spark_jobs.source import read_schema
+from minibroker.client.offsets import OffsetAndTimestamp
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.options import EARLIEST, LATEST
+from minibroker.spark_jobs.reading import LogClient
+from minibroker.spark_jobs.source import read_schema
 from tests.spark.logs import Logs
 
 

@@ -11,11 +11,11 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import DataFrame
 
-from protocol.errors import MinibrokerError
-from spark_jobs.ingest import CONTENT, Ingested, read_ingested, run_ingest
-from spark_jobs.jobs import Source, prepare_session
-from spark_jobs.manifests import Table
-from spark_jobs.table_writer import TableWriter
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.ingest import CONTENT, Ingested, read_ingested, run_ingest
+from minibroker.spark_jobs.jobs import Source, prepare_session
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.table_writer import TableWriter
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs
 

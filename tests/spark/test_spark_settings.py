@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pyspark
 
-from spark_jobs.jobs import DEFAULT_MASTER
-from spark_jobs.session import prepare_environment
+from minibroker.spark_jobs.jobs import DEFAULT_MASTER
+from minibroker.spark_jobs.session import prepare_environment
 
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import json
-from spark_jobs.session import spark_configuration
+from minibroker.spark_jobs.session import spark_configuration
 
 found = dict(spark_configuration("ours", settings={"spark.b": "job"}, defaults=DEFAULTS).getAll())
 print("FOUND " + json.dumps(found))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
-from deploy.local_cluster import LocalCluster
-from deploy.who import BrokerId, LeaderOf
-from protocol.model import TopicPartition
-from spark_jobs.initial_offsets import keep_initial_offsets
-from spark_jobs.progress import LagListener
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.who import BrokerId, LeaderOf
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.initial_offsets import keep_initial_offsets
+from minibroker.spark_jobs.progress import LagListener
 from tests.spark.logs import Logs
 
 DEADLINE_S = 60.0

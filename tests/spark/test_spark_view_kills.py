@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from spark_jobs.kappa import run_kappa
-from spark_jobs.lambda_ import run_lambda
-from spark_jobs.manifests import Table
-from spark_jobs.serving import Serving
-from spark_jobs.view_stream import read_view
-from spark_jobs.views import VIEWS
+from minibroker.spark_jobs.kappa import run_kappa
+from minibroker.spark_jobs.lambda_ import run_lambda
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.serving import Serving
+from minibroker.spark_jobs.view_stream import read_view
+from minibroker.spark_jobs.views import VIEWS
 from tests.faults.spark_rounds import descendants
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs

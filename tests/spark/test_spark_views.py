@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame
 
-from client.producer import Producer
-from protocol.errors import MinibrokerError
-from spark_jobs.jobs import Source, prepare_session
-from spark_jobs.kappa import run_kappa
-from spark_jobs.lambda_ import Lambda, run_lambda
-from spark_jobs.manifests import Table
-from spark_jobs.offsets import from_json
-from spark_jobs.serving import Serving, reached
-from spark_jobs.view_stream import read_view
-from spark_jobs.views import VIEWS
+from minibroker.client.producer import Producer
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.jobs import Source, prepare_session
+from minibroker.spark_jobs.kappa import run_kappa
+from minibroker.spark_jobs.lambda_ import Lambda, run_lambda
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.offsets import from_json
+from minibroker.spark_jobs.serving import Serving, reached
+from minibroker.spark_jobs.view_stream import read_view
+from minibroker.spark_jobs.views import VIEWS
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs
 

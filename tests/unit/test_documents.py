@@ -8,12 +8,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("protocol", "controller", "broker", "client", "deploy", "spark_jobs")
 MAP = (ROOT / "ARCHITECTURE.md").read_text().partition("## File map")[2]
-MODULES = sorted(
-    str(path.relative_to(ROOT))
-    for package in PACKAGES
-    for path in (ROOT / package).rglob("*.py")
-    if path.name != "__init__.py"
-)
+MODULES = [
+    "minibroker/__init__.py",
+    "minibroker/__main__.py",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py"
+    ),
+]
 
 
 @pytest.mark.parametrize("module", MODULES)

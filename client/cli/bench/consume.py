@@ -13,9 +13,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from client.cli.bench.report import print_figures
-from client.cli.bench.values import ContentCheck, ContentVerdict
-from client.cli.output import (
+from minibroker.client.cli.bench.report import print_figures
+from minibroker.client.cli.bench.values import ContentCheck, ContentVerdict
+from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -25,10 +25,10 @@ from client.cli.output import (
     note,
     run,
 )
-from client.cli.topics import checked_topic, described
-from client.consumer import Consumer
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
+from minibroker.client.cli.topics import checked_topic, described
+from minibroker.client.consumer import Consumer
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 
 
 class By(StrEnum):

@@ -22,11 +22,11 @@ from typing import Annotated
 
 import typer
 
-from client.cli.bench.produce import SizeOption
-from client.cli.bench.report import percentile
-from client.cli.bench.topic import PartitionsOption, ReplicationFactorOption, ensure_topic
-from client.cli.bench.values import Values
-from client.cli.output import (
+from minibroker.client.cli.bench.produce import SizeOption
+from minibroker.client.cli.bench.report import percentile
+from minibroker.client.cli.bench.topic import PartitionsOption, ReplicationFactorOption, ensure_topic
+from minibroker.client.cli.bench.values import Values
+from minibroker.client.cli.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,
@@ -38,13 +38,13 @@ from client.cli.output import (
     print_table,
     run,
 )
-from client.cli.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
-from client.cli.topics import checked_topic
-from client.consumer import Consumer
-from client.delivery import Delivery
-from client.producer import Producer
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
+from minibroker.client.cli.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
+from minibroker.client.cli.topics import checked_topic
+from minibroker.client.consumer import Consumer
+from minibroker.client.delivery import Delivery
+from minibroker.client.producer import Producer
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 
 _TICK_S = 0.001
 _SENT_AT_ONCE = 1_000

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from client.cli.bench.report import print_figures
-from client.cli.bench.topic import PartitionsOption, ReplicationFactorOption, ensure_topic
-from client.cli.bench.values import HEADER_BYTES, Values
-from client.cli.output import (
+from minibroker.client.cli.bench.report import print_figures
+from minibroker.client.cli.bench.topic import PartitionsOption, ReplicationFactorOption, ensure_topic
+from minibroker.client.cli.bench.values import HEADER_BYTES, Values
+from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -22,8 +22,8 @@ from client.cli.output import (
     note,
     run,
 )
-from client.cli.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
-from client.cli.topics import checked_topic
+from minibroker.client.cli.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
+from minibroker.client.cli.topics import checked_topic
 
 SizeOption = Annotated[int, typer.Option(min=HEADER_BYTES, max=900_000, help="Bytes of a value.")]
 

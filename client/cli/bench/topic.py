@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from client.admin import Admin, TopicDescription
-from client.cli.output import API_TIMEOUT_MS
-from client.cli.topics import open_admin
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.cli.output import API_TIMEOUT_MS
+from minibroker.client.cli.topics import open_admin
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 
 DEFAULT_PARTITIONS = 3
 _POLL_S = 0.1

@@ -6,19 +6,19 @@ from typing import Any
 
 from msgspec import structs
 
-from broker.handlers import list_offsets
-from broker.metadata_cache import MetadataCache
-from broker.replication.manager import ReplicaManager
-from client import accumulator, metadata
-from client.accumulator import Accumulator, Verdict
-from client.admin import _Creation
-from client.consumer import Consumer
-from client.fetcher import Fetcher
-from controller.cluster_state import ClusterState
-from controller.decisions import deletion
-from protocol import topic_ids
-from protocol.errors import ERRORS, ErrorCode
-from protocol.messages import LATEST_TIMESTAMP
+from minibroker.broker.handlers import list_offsets
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.client import accumulator, metadata
+from minibroker.client.accumulator import Accumulator, Verdict
+from minibroker.client.admin import _Creation
+from minibroker.client.consumer import Consumer
+from minibroker.client.fetcher import Fetcher
+from minibroker.controller.cluster_state import ClusterState
+from minibroker.controller.decisions import deletion
+from minibroker.protocol import topic_ids
+from minibroker.protocol.errors import ERRORS, ErrorCode
+from minibroker.protocol.messages import LATEST_TIMESTAMP
 from tests.simulation.mutants.planting import Patches, mutant
 
 

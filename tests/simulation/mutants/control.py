@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.handlers import control
-from broker.replication.partition import Partition
-from controller import executor, leadership, outbox
-from controller.crash_detection import CrashDetector
-from controller.leadership import Leadership
-from controller.registration import Registration
-from controller.tenure import Tenure
-from protocol.world import ConnectionLoss
+from minibroker.broker.handlers import control
+from minibroker.broker.replication.partition import Partition
+from minibroker.controller import executor, leadership, outbox
+from minibroker.controller.crash_detection import CrashDetector
+from minibroker.controller.leadership import Leadership
+from minibroker.controller.registration import Registration
+from minibroker.controller.tenure import Tenure
+from minibroker.protocol.world import ConnectionLoss
 from tests.simulation.mutants.planting import Patches, mutant
 
 # --- Two controllers ---------------------------------------------------------------------------------------------

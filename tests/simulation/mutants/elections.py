@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from controller.decisions import brokers, elections
-from protocol import model
+from minibroker.controller.decisions import brokers, elections
+from minibroker.protocol import model
 from tests.simulation.mutants.planting import Patches, mutant
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-PRODUCT = ("broker", "client", "controller", "protocol", "spark_jobs")
+PRODUCT = "minibroker"
 
 Replacement = Callable[..., Any]
 """Takes the original as its first argument, then what the original takes."""
@@ -63,7 +63,7 @@ class Patches:
 
 
 def _known_as(function: object) -> list[tuple[ModuleType, str]]:
-    modules = [module for name, module in sorted(sys.modules.items()) if name.partition(".")[0] in PRODUCT]
+    modules = [module for name, module in sorted(sys.modules.items()) if name.partition(".")[0] == PRODUCT]
     return [(module, name) for module in modules for name, value in vars(module).items() if value is function]
 
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 
-from broker.replication import isr as isr_rules
-from broker.replication import manager as replica_manager
-from broker.replication.fetcher import Fetcher
-from broker.replication.manager import ReplicaManager
-from broker.replication.partition import CONSUMER, Partition
-from broker.storage.log import Log
-from protocol import model
-from protocol.errors import ErrorCode
-from protocol.model import NO_EPOCH
-from protocol.records import iterate_batches
-from protocol.world import SetData
+from minibroker.broker.replication import isr as isr_rules
+from minibroker.broker.replication import manager as replica_manager
+from minibroker.broker.replication.fetcher import Fetcher
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.partition import CONSUMER, Partition
+from minibroker.broker.storage.log import Log
+from minibroker.protocol import model
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import NO_EPOCH
+from minibroker.protocol.records import iterate_batches
+from minibroker.protocol.world import SetData
 from tests.simulation.mutants.planting import Patches, mutant
 
 # --- Where a follower cuts its log -----------------------------------------------------------------------------

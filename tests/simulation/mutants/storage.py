@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from broker.storage import log as log_module
-from broker.storage import recovery
-from broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
-from broker.storage.continuity import DataContinuity
-from broker.storage.log import Log, LogDirectory
-from broker.storage.manager import LogManager
-from broker.storage.producer_state import ProducerState
+from minibroker.broker.storage import log as log_module
+from minibroker.broker.storage import recovery
+from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
+from minibroker.broker.storage.continuity import DataContinuity
+from minibroker.broker.storage.log import Log, LogDirectory
+from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.producer_state import ProducerState
 from tests.simulation.mutants.planting import Patches, mutant
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import broker.__main__ as process
+import minibroker.broker.__main__ as process
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import (
+from minibroker.broker.config import (
     InvalidConfig,
     broker_config,
     parse_listeners,
@@ -10,7 +10,7 @@ from broker.config import (
     topic_config,
     topic_config_problem,
 )
-from protocol.model import Endpoint
+from minibroker.protocol.model import Endpoint
 
 REQUIRED = {"broker.id": "1", "log.dirs": "/data", "zookeeper.connect": "127.0.0.1:2181"}
 

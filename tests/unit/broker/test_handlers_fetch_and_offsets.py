@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker.handlers import list_offsets
-from broker.handlers.fetch import MOST_AT_ONCE_BYTES
-from protocol import apis
-from protocol.errors import ErrorCode
-from protocol.messages import (
+from minibroker.broker.handlers import list_offsets
+from minibroker.broker.handlers.fetch import MOST_AT_ONCE_BYTES
+from minibroker.protocol import apis
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
     FetchRequest,
     FetchResponse,
@@ -24,7 +24,7 @@ from protocol.messages import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
 from tests.storage_support import batch
 from tests.unit.broker.test_handlers_produce_and_control import Peer

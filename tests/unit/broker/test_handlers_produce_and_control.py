@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from broker.handlers.dispatch import dispatcher
-from broker.handlers.services import ControlEpoch, Services
-from broker.network.request_channel import Request
-from broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
-from broker.transactions.producer_ids import ProducerIds
-from protocol import apis
-from protocol.errors import BrokerError, ErrorCode
-from protocol.framing import FrameReader
-from protocol.messages import (
+from minibroker.broker.handlers.dispatch import dispatcher
+from minibroker.broker.handlers.services import ControlEpoch, Services
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.transactions.producer_ids import ProducerIds
+from minibroker.protocol import apis
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.framing import FrameReader
+from minibroker.protocol.messages import (
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
     LeaderAndIsrTopic,

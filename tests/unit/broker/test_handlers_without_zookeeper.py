@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from broker.__main__ import Broker
-from client.admin import Admin
-from protocol import messages as m
-from protocol import znodes
-from protocol.apis import CREATE_TOPICS, INIT_PRODUCER_ID, METADATA
-from protocol.errors import BrokerError, ErrorCode
-from protocol.rpc import Connection, open_connection
+from minibroker.broker.__main__ import Broker
+from minibroker.client.admin import Admin
+from minibroker.protocol import messages as m
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import CREATE_TOPICS, INIT_PRODUCER_ID, METADATA
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.rpc import Connection, open_connection
 from tests.simulation.cluster import LOG_DIR, PORT, VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from broker.metadata_cache import MetadataCache
-from protocol.errors import ErrorCode
-from protocol.messages import (
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
     UpdateMetadataPartition,
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
-from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_LEADER, TopicPartition
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_LEADER, TopicPartition
 
 EPOCHS = {1: 11, 2: 12, 3: 13}
 

@@ -13,9 +13,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from broker.config import InvalidConfig, broker_config
-from broker.metrics import CONTROLLER_STATES, PART_SAMPLES, PROBES_PER_WINDOW, LoopLag, exposition
-from broker.metrics_listener import (
+from minibroker.broker.config import InvalidConfig, broker_config
+from minibroker.broker.metrics import CONTROLLER_STATES, PART_SAMPLES, PROBES_PER_WINDOW, LoopLag, exposition
+from minibroker.broker.metrics_listener import (
     MAX_CONNECTIONS,
     MAX_DISCARDED_BYTES,
     MAX_REQUEST_BYTES,
@@ -23,12 +23,12 @@ from broker.metrics_listener import (
     TIMEOUT_S,
     MetricsListener,
 )
-from client.admin import Admin
-from client.consumer import Consumer
-from client.producer import Producer
-from controller import events
-from protocol.errors import NetworkError
-from protocol.world import Network
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.controller import events
+from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.world import Network
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.network.handler_pool import RequestHandlerPool
-from broker.network.metrics import NetworkMetrics
-from broker.network.processor import Connection, Processor
-from broker.network.request_channel import Request, RequestChannel
-from broker.network.settings import NetworkSettings
-from protocol import apis
-from protocol import messages as m
-from protocol.framing import FrameReader, response_limit
+from minibroker.broker.network.handler_pool import RequestHandlerPool
+from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.processor import Connection, Processor
+from minibroker.broker.network.request_channel import Request, RequestChannel
+from minibroker.broker.network.settings import NetworkSettings
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
+from minibroker.protocol.framing import FrameReader, response_limit
 
 CONNECTIONS = 5
 REQUESTS = 12

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.network.quotas import ConnectionQuotas
+from minibroker.broker.network.quotas import ConnectionQuotas
 
 
 def quotas(total: int = 100, per_address: int = 100, rate: int = 100) -> ConnectionQuotas:

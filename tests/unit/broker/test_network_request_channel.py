@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from broker.network.handler_pool import RequestHandlerPool
-from broker.network.metrics import NetworkMetrics
-from broker.network.request_channel import SLICE_S, Request, RequestChannel
-from protocol import apis
-from protocol import messages as m
+from minibroker.broker.network.handler_pool import RequestHandlerPool
+from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.request_channel import SLICE_S, Request, RequestChannel
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
 
 
 class Clock:

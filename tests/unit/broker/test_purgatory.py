@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from broker.purgatory.purgatory import (
+from minibroker.broker.purgatory.purgatory import (
     EXPIRIES_PER_SLICE,
     MOVES_PER_SLICE,
     DelayedOperation,

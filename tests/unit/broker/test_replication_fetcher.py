@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.network.request_channel import Request
-from broker.network.server import SocketServer
-from broker.network.settings import NetworkSettings
-from broker.replication.fetcher import (
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.network.server import SocketServer
+from minibroker.broker.network.settings import NetworkSettings
+from minibroker.broker.replication.fetcher import (
     FIRST_BACKOFF_S,
     MANY_REQUESTS,
     MAX_REQUESTS,
@@ -21,11 +21,11 @@ from broker.replication.fetcher import (
     Fetcher,
     FetcherSettings,
 )
-from broker.replication.partition import Partition, Settings
-from protocol.apis import Plane
-from protocol.errors import ErrorCode
-from protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
-from protocol.model import TopicPartition
+from minibroker.broker.replication.partition import Partition, Settings
+from minibroker.protocol.apis import Plane
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
+from minibroker.protocol.model import TopicPartition
 from tests.replication_support import LAG_S, ME, TOPIC, state, until
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

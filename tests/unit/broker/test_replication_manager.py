@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.replication.manager import DELETIONS_REMEMBERED
-from broker.storage.log import Log
-from protocol import znodes
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import LeaderAndIsrRequest, LeaderAndIsrTopic, PartitionError
-from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from protocol.world import Operation
+from minibroker.broker.replication.manager import DELETIONS_REMEMBERED
+from minibroker.broker.storage.log import Log
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import LeaderAndIsrRequest, LeaderAndIsrTopic, PartitionError
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.world import Operation
 from tests.replication_support import (
     LAG_S,
     ORDERS,

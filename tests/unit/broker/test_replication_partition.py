@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.replication.partition import Partition
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import (
+from minibroker.broker.replication.partition import Partition
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     EpochEndOffset,
     FetchPartitionResponse,
 )
-from protocol.model import NO_LEADER, LeaderAndIsr
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
 from tests.replication_support import LAG_S, fetch_of, open_partition, partition_over, state
 from tests.storage_support import NOW, Clock, batch, everything, headers, stamped
 

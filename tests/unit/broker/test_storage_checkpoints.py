@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.checkpoints import (
+from minibroker.broker.storage.checkpoints import (
     EpochEntry,
     MalformedFile,
     MetaProperties,
@@ -21,8 +21,8 @@ from broker.storage.checkpoints import (
     encode_offsets,
     encode_topic_id,
 )
-from protocol.model import TopicPartition
-from protocol.real_world import RealDisk
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.real_world import RealDisk
 
 A, B = TopicPartition("a", 0), TopicPartition("b.c-d", 12)
 

@@ -9,17 +9,17 @@ from random import Random
 
 import pytest
 
-from broker.storage.checkpoints import MalformedFile
-from broker.storage.continuity import (
+from minibroker.broker.storage.checkpoints import MalformedFile
+from minibroker.broker.storage.continuity import (
     CONTINUITY_FILE,
     Continuity,
     DataContinuity,
     decode_continuity,
     encode_continuity,
 )
-from broker.storage.log import LogConfig
-from broker.storage.manager import DataDirectoryUnusable, LogManager
-from protocol.znodes import SINCE_THIS_REGISTRATION
+from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
+from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.power_cut_disk import PowerCutDisk
 from tests.storage_support import NOW, PARTITION, StorageWorld, batch
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
-from protocol.real_world import RealDisk
+from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
+from minibroker.protocol.real_world import RealDisk
 
 LAYOUTS = (OFFSET_INDEX, TIME_INDEX)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.storage.checkpoints import EpochEntry
-from broker.storage.leader_epochs import UNKNOWN, LeaderEpochCache
+from minibroker.broker.storage.checkpoints import EpochEntry
+from minibroker.broker.storage.leader_epochs import UNKNOWN, LeaderEpochCache
 
 
 def cache(*entries: tuple[int, int]) -> LeaderEpochCache:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from broker.storage.log import AppendInfo, Log, LogConfig, LogInvariantViolated
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import Buffer
-from protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch
+from minibroker.broker.storage.log import AppendInfo, Log, LogConfig, LogInvariantViolated
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import Buffer
+from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch
 from tests.storage_support import (
     NOW,
     FailingDisk,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.log import Log, LogConfig
-from broker.storage.manager import DataDirectoryUnusable, LogManager
-from protocol.errors import BrokerError, ErrorCode
-from protocol.model import TopicPartition
-from protocol.world import Disk
+from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Disk
 from tests.storage_support import NOW, PARTITION, FailingDisk, StorageWorld, batch, everything, stamped
 
 OTHER = TopicPartition("other.topic-x", 12)

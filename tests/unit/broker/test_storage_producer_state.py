@@ -5,7 +5,7 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from broker.storage.producer_state import (
+from minibroker.broker.storage.producer_state import (
     InvalidSnapshot,
     Producer,
     ProducerBatch,
@@ -13,8 +13,8 @@ from broker.storage.producer_state import (
     decode_snapshot,
     encode_snapshot,
 )
-from protocol.errors import BrokerError, ErrorCode
-from protocol.records import BatchHeader
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.records import BatchHeader
 from tests.storage_support import NOW, batch, headers
 
 LAST = 2**31 - 1

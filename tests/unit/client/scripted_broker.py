@@ -13,13 +13,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
-from protocol import apis, topic_ids
-from protocol import messages as m
-from protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
-from protocol.errors import ErrorCode
-from protocol.framing import FrameReader, response_limit
-from protocol.records import BatchHeader, DecodedBatch, decode_batch, parse_header, validate_batch
-from protocol.records import assign as assign_offsets
+from minibroker.protocol import apis, topic_ids
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.framing import FrameReader, response_limit
+from minibroker.protocol.records import BatchHeader, DecodedBatch, decode_batch, parse_header, validate_batch
+from minibroker.protocol.records import assign as assign_offsets
 
 
 class Action(NamedTuple):

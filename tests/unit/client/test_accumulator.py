@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from client import accumulator as module
-from client import partitioners
-from client.accumulator import (
+from minibroker.client import accumulator as module
+from minibroker.client import partitioners
+from minibroker.client.accumulator import (
     GRANT,
     LAST_PRODUCER_EPOCH,
     UNASSIGNED,
@@ -20,11 +20,11 @@ from client.accumulator import (
     Verdict,
     judge,
 )
-from client.errors import BufferFull, Closed
-from client.partitioners import Partitioner, WithoutKey, crc32
-from protocol.compression import Compression
-from protocol.errors import BrokerError, ErrorCode
-from protocol.records import decode_batch
+from minibroker.client.errors import BufferFull, Closed
+from minibroker.client.partitioners import Partitioner, WithoutKey, crc32
+from minibroker.protocol.compression import Compression
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.records import decode_batch
 
 KIB = 1024
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from client.admin import Admin, NewTopic
-from client.errors import Closed, InvalidSetting, TopicErrors
-from protocol.apis import CREATE_TOPICS, DELETE_TOPICS
-from protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.errors import Closed, InvalidSetting, TopicErrors
+from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS
+from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from tests.unit.client.scripted_broker import (
     CARRY_OUT_AND_DROP,
     DROP,

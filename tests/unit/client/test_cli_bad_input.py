@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from client.cli.output import run_app
 from minibroker import application
+from minibroker.client.cli.output import run_app
 
 NOBODY = ["--bootstrap", "127.0.0.1:1"]
 

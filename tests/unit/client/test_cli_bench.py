@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from client.cli.bench.report import percentile
-from client.cli.bench.values import HEADER_BYTES, ContentCheck, ContentVerdict, Values
+from minibroker.client.cli.bench.report import percentile
+from minibroker.client.cli.bench.values import HEADER_BYTES, ContentCheck, ContentVerdict, Values
 
 VALUES = Values()
 RUN = 0xDEADBEEF

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from client.cli.lines import MAX_LINE_BYTES, read_lines
-from protocol.errors import MinibrokerError
+from minibroker.client.cli.lines import MAX_LINE_BYTES, read_lines
+from minibroker.protocol.errors import MinibrokerError
 
 
 async def collected(descriptor: int) -> list[bytes]:

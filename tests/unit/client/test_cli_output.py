@@ -6,11 +6,19 @@ from pathlib import Path
 import pytest
 import typer
 
-from client.cli import output
-from client.cli.output import UsageError, bootstrap_servers, confirm, explain, print_json, print_table, run_app
-from client.errors import DeliveryFailed, DeliveryTimedOut, FailedRecord
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
-from protocol.rpc import RequestTimedOut
+from minibroker.client.cli import output
+from minibroker.client.cli.output import (
+    UsageError,
+    bootstrap_servers,
+    confirm,
+    explain,
+    print_json,
+    print_table,
+    run_app,
+)
+from minibroker.client.errors import DeliveryFailed, DeliveryTimedOut, FailedRecord
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
+from minibroker.protocol.rpc import RequestTimedOut
 
 
 def failed_with(error: MinibrokerError) -> DeliveryFailed:

@@ -5,9 +5,9 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from client.cli.output import UsageError
-from client.cli.record_format import formatter, unescape
-from client.records import Record
+from minibroker.client.cli.output import UsageError
+from minibroker.client.cli.record_format import formatter, unescape
+from minibroker.client.records import Record
 
 RECORD = Record("orders", 2, 41, 1_700_000_000_000, b"k1", "caf\u00e9".encode())
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from client.cli.output import UsageError
-from client.cli.start_position import AtOffset, AtTime, Edge, StartPosition, parse_start_position
+from minibroker.client.cli.output import UsageError
+from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, StartPosition, parse_start_position
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from client.java import find_java
-from protocol.errors import MinibrokerError
+from minibroker.client.java import find_java
+from minibroker.protocol.errors import MinibrokerError
 
 FOR = ("Fish", "swim")
 

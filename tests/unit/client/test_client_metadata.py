@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from client.cluster import Cluster
-from client.connections import Purpose
-from client.metadata import Leader, Picture, is_confirmed, is_denied, merged, with_leader
-from client.settings import Address
-from protocol import messages as m
-from protocol import topic_ids
-from protocol.apis import METADATA
-from protocol.errors import ErrorCode, NetworkError
-from protocol.model import TopicPartition
+from minibroker.client.cluster import Cluster
+from minibroker.client.connections import Purpose
+from minibroker.client.metadata import Leader, Picture, is_confirmed, is_denied, merged, with_leader
+from minibroker.client.settings import Address
+from minibroker.protocol import messages as m
+from minibroker.protocol import topic_ids
+from minibroker.protocol.apis import METADATA
+from minibroker.protocol.errors import ErrorCode, NetworkError
+from minibroker.protocol.model import TopicPartition
 from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster
 
 
@@ -230,7 +230,7 @@ def test_a_refresh_asks_another_broker_where_one_drops_it() -> None:
 
 
 def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("minibroker.client.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
 
     async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
         await cluster.start()
@@ -243,7 +243,7 @@ def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: p
 
 
 def test_a_broker_that_did_not_answer_once_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.metadata.FORGIVEN_S", 0.0)
+    monkeypatch.setattr("minibroker.client.metadata.FORGIVEN_S", 0.0)
 
     async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
         await cluster.start()

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from client.consumer import Consumer
-from client.errors import InvalidSetting
-from client.producer import Producer
-from client.settings import Address, parse_bootstrap
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import InvalidSetting
+from minibroker.client.producer import Producer
+from minibroker.client.settings import Address, parse_bootstrap
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 
 
 def test_bootstrap_addresses_are_read_from_a_string_or_a_list() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from client.consumer import Consumer
-from client.errors import ApiTimedOut, ClientCrashed, Closed, CorruptBatch, InvalidSetting, LogTruncated
-from client.records import ConsumerBatch, Record
-from protocol import messages as m
-from protocol.apis import FETCH, LIST_OFFSETS
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from protocol.model import TopicPartition
-from protocol.records import ControlType, EndTransactionMarker, encode_batch, encode_control_batch
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import ApiTimedOut, ClientCrashed, Closed, CorruptBatch, InvalidSetting, LogTruncated
+from minibroker.client.records import ConsumerBatch, Record
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import FETCH, LIST_OFFSETS
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import ControlType, EndTransactionMarker, encode_batch, encode_control_batch
 from tests.unit.client.scripted_broker import DROP, HANG, Log, Received, ScriptedCluster, reject
 
 P0 = TopicPartition("orders", 0)
@@ -678,7 +678,7 @@ def test_a_topic_that_does_not_exist_is_named_by_start() -> None:
 
 
 def test_a_topic_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.fetcher.UNKNOWN_TOPIC_PATIENCE_S", 0.2)
+    monkeypatch.setattr("minibroker.client.fetcher.UNKNOWN_TOPIC_PATIENCE_S", 0.2)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Consumer(

@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from client.delivery import Delivery
-from client.errors import BufferFull, ClientCrashed, Closed, DeliveryFailed, DeliveryTimedOut
-from client.partitioners import Partitioner, crc32, murmur2
-from client.producer import Producer
-from protocol.apis import INIT_PRODUCER_ID, METADATA, PRODUCE
-from protocol.errors import BrokerError, ErrorCode, NetworkError
-from protocol.real_world import RealNetwork, RealWorld
-from protocol.records import parse_header
+from minibroker.client.delivery import Delivery
+from minibroker.client.errors import BufferFull, ClientCrashed, Closed, DeliveryFailed, DeliveryTimedOut
+from minibroker.client.partitioners import Partitioner, crc32, murmur2
+from minibroker.client.producer import Producer
+from minibroker.protocol.apis import INIT_PRODUCER_ID, METADATA, PRODUCE
+from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.real_world import RealNetwork, RealWorld
+from minibroker.protocol.records import parse_header
 from tests.unit.client.scripted_broker import (
     CARRY_OUT_AND_DROP,
     CARRY_OUT_AND_HANG,
@@ -435,7 +435,7 @@ def test_a_delivery_times_out_while_its_answer_is_awaited() -> None:
 
 
 def test_a_producer_that_reaches_no_broker_names_every_address_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.cluster.START_PATIENCE_S", 0.1)
+    monkeypatch.setattr("minibroker.client.cluster.START_PATIENCE_S", 0.1)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         for node in cluster.nodes.values():

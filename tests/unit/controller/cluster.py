@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from broker.replication.isr import Follower, proposal
-from controller.controller import Controller, ControllerSettings
-from protocol import messages as m
-from protocol import znodes
-from protocol.apis import APIS, decode_request, decode_request_envelope, encode_response
-from protocol.errors import ErrorCode
-from protocol.framing import FrameReader, request_limit
-from protocol.messages import CreatableAssignment, CreatableConfig, CreatableTopic
-from protocol.model import (
+from minibroker.broker.replication.isr import Follower, proposal
+from minibroker.controller.controller import Controller, ControllerSettings
+from minibroker.protocol import messages as m
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import APIS, decode_request, decode_request_envelope, encode_response
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.framing import FrameReader, request_limit
+from minibroker.protocol.messages import CreatableAssignment, CreatableConfig, CreatableTopic
+from minibroker.protocol.model import (
     CONTROL_LISTENER,
     DEFAULT_LISTENER,
     NO_LEADER,
@@ -30,7 +30,7 @@ from protocol.model import (
     TopicPartition,
     replicas_to_commit,
 )
-from protocol.world import (
+from minibroker.protocol.world import (
     Check,
     Create,
     Delete,

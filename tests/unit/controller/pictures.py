@@ -8,14 +8,14 @@ from types import MappingProxyType
 
 import msgspec
 
-from controller.cluster_state import NOT_WRITTEN, ClusterState, Snapshot
-from controller.decisions import brokers
-from controller.plan import Plan, WriteState
-from controller.states import partition as partition_states
-from controller.states import replica as replica_states
-from controller.states.machine import check
-from protocol.model import Broker, Endpoint, LeaderAndIsr, TopicPartition
-from protocol.znodes import TopicZnode
+from minibroker.controller.cluster_state import NOT_WRITTEN, ClusterState, Snapshot
+from minibroker.controller.decisions import brokers
+from minibroker.controller.plan import Plan, WriteState
+from minibroker.controller.states import partition as partition_states
+from minibroker.controller.states import replica as replica_states
+from minibroker.controller.states.machine import check
+from minibroker.protocol.model import Broker, Endpoint, LeaderAndIsr, TopicPartition
+from minibroker.protocol.znodes import TopicZnode
 
 CONTROLLER = 100
 EPOCH = 7

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from controller.cluster_state import ReplicaFailed, Snapshot, TopicSettings
-from controller.decisions import brokers
-from controller.states.partition import PartitionState
-from controller.states.replica import PartitionReplica, ReplicaState
-from protocol.errors import ErrorCode
-from protocol.model import TopicPartition
-from protocol.znodes import TopicZnode
+from minibroker.controller.cluster_state import ReplicaFailed, Snapshot, TopicSettings
+from minibroker.controller.decisions import brokers
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.znodes import TopicZnode
 from tests.unit.controller.pictures import EPOCH, broker, carry_out, leads, lines, partition, picture, text
 
 

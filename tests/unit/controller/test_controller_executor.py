@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from controller import plan as p
-from controller import requests
-from controller.access import ControllerMoved, ZooKeeperAccess
-from controller.cluster_state import NOT_WRITTEN, ClusterState
-from controller.decisions import brokers
-from controller.events import Startup
-from controller.executor import Executor, Outcome
-from controller.outbox import Outbox
-from controller.states.partition import PartitionState
-from controller.states.replica import PartitionReplica, ReplicaState
-from controller.timeline import MAX_LINES, Timeline
-from protocol import znodes
-from protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, encode_request
-from protocol.framing import MAX_SMALL_REQUEST_BYTES
-from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from protocol.world import Operation, ZooKeeperError
-from protocol.znodes import TopicZnode
+from minibroker.controller import plan as p
+from minibroker.controller import requests
+from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.cluster_state import NOT_WRITTEN, ClusterState
+from minibroker.controller.decisions import brokers
+from minibroker.controller.events import Startup
+from minibroker.controller.executor import Executor, Outcome
+from minibroker.controller.outbox import Outbox
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.timeline import MAX_LINES, Timeline
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, encode_request
+from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.world import Operation, ZooKeeperError
+from minibroker.protocol.znodes import TopicZnode
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
@@ -126,7 +126,7 @@ def test_an_illegal_move_changes_nothing_and_is_shown_with_both_states(caplog: p
         assert desk.state.replica_state(PartitionReplica(B, 1)) is ReplicaState.ONLINE, "the legal one took place"
         assert desk.state.leadership[A].leader == 1
 
-    with caplog.at_level(logging.ERROR, "controller.executor"):
+    with caplog.at_level(logging.ERROR, "minibroker.controller.executor"):
         on_a_desk(scenario, {"a-0": (1, 2), "b-0": (1, 2)}, {"a-0": leads(1, 4, [1, 2]), "b-0": leads(1, 4, [1, 2])})
     assert "OfflinePartition -> NewPartition is not a legal move" in caplog.text
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from protocol import znodes
-from protocol.errors import ErrorCode
-from protocol.messages import (
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
     CreatableTopic,
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
@@ -17,8 +17,8 @@ from protocol.messages import (
     StopReplicaResponse,
     UpdateMetadataResponse,
 )
-from protocol.model import TopicPartition
-from protocol.world import Check, Delete, Operation
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Check, Delete, Operation
 from tests.simulation.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Told, simulate
 

@@ -6,11 +6,11 @@ from itertools import product
 
 import pytest
 
-from controller.states import partition as partition_states
-from controller.states import replica as replica_states
-from controller.states.machine import IllegalMove, check
-from controller.states.partition import PartitionState
-from controller.states.replica import ReplicaState
+from minibroker.controller.states import partition as partition_states
+from minibroker.controller.states import replica as replica_states
+from minibroker.controller.states.machine import IllegalMove, check
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import ReplicaState
 
 PARTITION_ARROWS = {
     "NonExistentPartition": {"NewPartition"},

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from controller import tenure
-from protocol import znodes
-from protocol.errors import BrokerError
-from protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from protocol.world import Check, Create, Operation, SessionState, SetData, ZooKeeperError
+from minibroker.controller import tenure
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.world import Check, Create, Operation, SessionState, SetData, ZooKeeperError
 from tests.simulation.process import ProcessKilled
 from tests.simulation.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, simulate

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
-from protocol import znodes
-from protocol.errors import BrokerError, ErrorCode
-from protocol.messages import Message
-from protocol.model import Broker, TopicPartition
-from protocol.world import Operation, SessionState
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import Message
+from minibroker.protocol.model import Broker, TopicPartition
+from minibroker.protocol.world import Operation, SessionState
 from tests.simulation.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, Office, Told, simulate
 
@@ -251,7 +251,7 @@ def test_a_bug_ends_the_tenure_and_the_administrator_is_not_sent_to_the_next_vic
         assert not office.controller.is_active
         assert "AttributeError" in next(entry for entry in office.entries if "failure" in entry)["failure"]
 
-    with caplog.at_level(logging.CRITICAL + 1, "controller"):
+    with caplog.at_level(logging.CRITICAL + 1, "minibroker.controller"):
         simulate(scenario)
 
 

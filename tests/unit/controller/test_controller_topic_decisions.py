@@ -9,21 +9,21 @@ from random import Random
 import msgspec
 import pytest
 
-from controller.cluster_state import ClusterState
-from controller.decisions import brokers, deletion, isr_changes, topics
-from controller.decisions.placement import assign_replicas
-from controller.decisions.topics import NewTopic, TopicDefaults
-from controller.states.replica import ReplicaState
-from protocol import topic_ids
-from protocol.errors import ErrorCode
-from protocol.messages import (
+from minibroker.controller.cluster_state import ClusterState
+from minibroker.controller.decisions import brokers, deletion, isr_changes, topics
+from minibroker.controller.decisions.placement import assign_replicas
+from minibroker.controller.decisions.topics import NewTopic, TopicDefaults
+from minibroker.controller.states.replica import ReplicaState
+from minibroker.protocol import topic_ids
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
     CreatableAssignment,
     CreatableConfig,
     CreatableTopic,
     CreatableTopicResult,
     CreateTopicsResponse,
 )
-from protocol.znodes import TopicZnode
+from minibroker.protocol.znodes import TopicZnode
 from tests.unit.controller.pictures import broker, carry_out, leads, lines, partition, picture, text
 
 DEFAULTS = TopicDefaults(num_partitions=4, replication_factor=3)

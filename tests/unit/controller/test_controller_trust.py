@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from controller.cluster_state import LogEnd, LogEndReported, TopicSettings
-from controller.decisions import brokers, elections, isr_changes
-from controller.decisions.elections import Basis, Decision
-from controller.states.partition import PartitionState
-from controller.states.replica import PartitionReplica
-from protocol import znodes
-from protocol.errors import ErrorCode
-from protocol.model import (
+from minibroker.controller.cluster_state import LogEnd, LogEndReported, TopicSettings
+from minibroker.controller.decisions import brokers, elections, isr_changes
+from minibroker.controller.decisions.elections import Basis, Decision
+from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import (
     NO_LEADER,
     Broker,
     LeaderAndIsr,
@@ -269,7 +269,7 @@ def test_after_a_power_cut_of_all_brokers_the_longest_log_leads_once_all_have_to
 
     with caplog.at_level(logging.ERROR):
         simulate(scenario)
-    [alarm] = [record for record in caplog.records if record.name == "controller.executor"]
+    [alarm] = [record for record in caplog.records if record.name == "minibroker.controller.executor"]
     assert "its log is the longest" in alarm.getMessage()
 
 

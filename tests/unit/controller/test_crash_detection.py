@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
-from protocol.model import CONTROL_LISTENER, Broker, Endpoint
-from protocol.real_world import RealClock, RealNetwork
-from protocol.world import Incoming, Network
+from minibroker.controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
+from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
+from minibroker.protocol.real_world import RealClock, RealNetwork
+from minibroker.protocol.world import Incoming, Network
 
 DEADLINE_S = 10.0
 

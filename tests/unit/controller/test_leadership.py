@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from controller.leadership import RESIGNATION_PAUSE_S, Leadership, Seen, Term, Verdict, judge
-from protocol.world import Check, Create, Delete, Operation, SessionState, ZooKeeperSession
-from protocol.znodes import CONTROLLER, CONTROLLER_EPOCH, decode_controller, encode_controller
+from minibroker.controller.leadership import RESIGNATION_PAUSE_S, Leadership, Seen, Term, Verdict, judge
+from minibroker.protocol.world import Check, Create, Delete, Operation, SessionState, ZooKeeperSession
+from minibroker.protocol.znodes import CONTROLLER, CONTROLLER_EPOCH, decode_controller, encode_controller
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 from tests.simulation.zookeeper import VirtualSession

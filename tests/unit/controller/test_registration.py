@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from controller.registration import BrokerIdTaken, ClusterIdChanged, NodeOwner, Registration, judge_node
-from protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_EPOCH, Endpoint
-from protocol.world import Check, ConnectionLoss, Create, Delete, Incoming, Operation, SessionExpired, SessionState
-from protocol.znodes import (
+from minibroker.controller.registration import BrokerIdTaken, ClusterIdChanged, NodeOwner, Registration, judge_node
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_EPOCH, Endpoint
+from minibroker.protocol.world import (
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    Incoming,
+    Operation,
+    SessionExpired,
+    SessionState,
+)
+from minibroker.protocol.znodes import (
     CLUSTER_ID,
     CONTROLLER_EPOCH,
     PERSISTENT_PATHS,

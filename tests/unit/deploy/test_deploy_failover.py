@@ -1,8 +1,8 @@
-from deploy.cluster_view import ClusterView
-from deploy.failover import Outcome, Round, Victims, choose_victims
-from deploy.trial import Gap, Verdict
-from protocol.messages import MetadataPartition
-from protocol.model import TopicPartition
+from minibroker.deploy.cluster_view import ClusterView
+from minibroker.deploy.failover import Outcome, Round, Victims, choose_victims
+from minibroker.deploy.trial import Gap, Verdict
+from minibroker.protocol.messages import MetadataPartition
+from minibroker.protocol.model import TopicPartition
 
 PARTITION = TopicPartition("t", 0)
 

@@ -1,7 +1,7 @@
 import asyncio
 
-from deploy.healthcheck import problem
-from deploy.ports import free_ports
+from minibroker.deploy.healthcheck import problem
+from minibroker.deploy.ports import free_ports
 from tests.unit.client.scripted_broker import ScriptedCluster
 
 

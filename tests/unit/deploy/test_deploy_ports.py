@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import LaunchError
-from deploy.ports import free_ports, is_free
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.ports import free_ports, is_free
 
 
 def test_a_port_where_someone_listens_is_not_free() -> None:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from deploy.cluster_view import merge
-from deploy.processes import Process, ProcessState
-from deploy.status import status_of_processes, status_of_view
-from protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
-from protocol.model import TopicPartition
+from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.cluster_view import merge
+from minibroker.deploy.processes import Process, ProcessState
+from minibroker.deploy.status import status_of_processes, status_of_view
+from minibroker.protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
+from minibroker.protocol.model import TopicPartition
 
 CLUSTER = ClusterFile(
     zookeeper=ZooKeeperEntry("127.0.0.1:2181", 2181, Process(1, "b")),

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from client.cli.output import Format
-from deploy.status import BrokerStatus, ControllerStatus, Status
-from deploy.status_screen import Glance, records_per_second, status_lines, watch
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
+from minibroker.client.cli.output import Format
+from minibroker.deploy.status import BrokerStatus, ControllerStatus, Status
+from minibroker.deploy.status_screen import Glance, records_per_second, status_lines, watch
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 
 STATUS = Status(
     brokers=[
@@ -39,7 +39,7 @@ def test_the_rate_counts_partitions_that_were_seen_both_times_and_nothing_twice(
 def test_watch_shows_a_cluster_that_stops_answering_and_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.status_screen.INTERVAL_S", 0)
+    monkeypatch.setattr("minibroker.deploy.status_screen.INTERVAL_S", 0)
     seen: list[Glance | MinibrokerError] = [
         Glance(STATUS, {ZERO: 5}, 1.0),
         MinibrokerError("nobody answers"),

@@ -1,4 +1,4 @@
-from deploy.trial import Acknowledged, ReadBack, judge, longest_gap
+from minibroker.deploy.trial import Acknowledged, ReadBack, judge, longest_gap
 
 
 def acks(*pairs: tuple[int, int]) -> list[Acknowledged]:

@@ -2,8 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.who import AllBrokers, BrokerId, Controller, LeaderOf, MalformedWho, Who, ZooKeeperServer, parse_who
-from protocol.model import TopicPartition
+from minibroker.deploy.who import (
+    AllBrokers,
+    BrokerId,
+    Controller,
+    LeaderOf,
+    MalformedWho,
+    Who,
+    ZooKeeperServer,
+    parse_who,
+)
+from minibroker.protocol.model import TopicPartition
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
-from protocol.compression import (
+from minibroker.protocol.compression import (
     Compression,
     DecompressionFailed,
     DecompressionTooLarge,
@@ -144,7 +144,7 @@ def test_codecs_without_levels_refuse_one() -> None:
 
 MEASURE = """
 import resource, sys
-from protocol.compression import Compression, DecompressionTooLarge, decompress
+from minibroker.protocol.compression import Compression, DecompressionTooLarge, decompress
 
 limit = 1 << 20
 data = sys.stdin.buffer.read()

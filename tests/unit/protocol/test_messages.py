@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol import messages as m
-from protocol.apis import (
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import (
     APIS,
     FETCH,
     METADATA,
@@ -21,7 +21,7 @@ from protocol.apis import (
     encode_request,
     encode_response,
 )
-from protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, error_of
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, error_of
 
 
 def example(kind: Any) -> Any:

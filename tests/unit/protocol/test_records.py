@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from protocol import records
-from protocol.compression import Compression, compress
-from protocol.records import (
+from minibroker.protocol import records
+from minibroker.protocol.compression import Compression, compress
+from minibroker.protocol.records import (
     HEADER_SIZE,
     MAGIC_COLUMNS,
     MAGIC_RECORDS,

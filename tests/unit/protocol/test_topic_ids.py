@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from protocol import topic_ids
-from protocol.znodes import new_uuid
+from minibroker.protocol import topic_ids
+from minibroker.protocol.znodes import new_uuid
 
 
 def test_an_id_is_22_characters_that_kafkas_tools_take_for_any_other() -> None:

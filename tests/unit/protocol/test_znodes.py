@@ -3,9 +3,9 @@ from random import Random
 
 import pytest
 
-from protocol import znodes
-from protocol.model import NO_EPOCH, Broker, Endpoint, LeaderAndIsr, Member, TopicPartition
-from protocol.znodes import MalformedZnode, ProducerIdBlock, TopicZnode
+from minibroker.protocol import znodes
+from minibroker.protocol.model import NO_EPOCH, Broker, Endpoint, LeaderAndIsr, Member, TopicPartition
+from minibroker.protocol.znodes import MalformedZnode, ProducerIdBlock, TopicZnode
 
 PARTITION = TopicPartition("orders", 3)
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from protocol.apis import Api
-from protocol.records import Header, encode_batch
-from spark_jobs.offsets import OffsetRange
-from spark_jobs.reading import ReadSettings, read_range
-from spark_jobs.source import read_schema
+from minibroker.protocol.apis import Api
+from minibroker.protocol.records import Header, encode_batch
+from minibroker.spark_jobs.offsets import OffsetRange
+from minibroker.spark_jobs.reading import ReadSettings, read_range
+from minibroker.spark_jobs.source import read_schema
 from tests.unit.client.scripted_broker import Action, Log, ScriptedCluster
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from protocol.errors import MinibrokerError
-from protocol.model import TopicPartition
-from spark_jobs.offsets import (
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.offsets import (
     DataLost,
     OffsetRange,
     TopicOffsets,

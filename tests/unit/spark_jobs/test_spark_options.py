@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from client.errors import InvalidSetting
-from protocol.model import TopicPartition
-from spark_jobs.options import (
+from minibroker.client.errors import InvalidSetting
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.options import (
     DEFAULT_MAX_OFFSETS_PER_TRIGGER,
     EARLIEST,
     LATEST,

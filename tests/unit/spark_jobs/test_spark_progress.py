@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryProgress
 
-from protocol.model import TopicPartition
-from spark_jobs.progress import LagListener, TriggerProgress, lags
+from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.progress import LagListener, TriggerProgress, lags
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -9,12 +9,12 @@ import pyarrow
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from client.errors import CorruptBatch
-from protocol.apis import FETCH, LIST_OFFSETS
-from protocol.compression import Compression
-from protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
-from protocol.model import TopicPartition
-from protocol.records import (
+from minibroker.client.errors import CorruptBatch
+from minibroker.protocol.apis import FETCH, LIST_OFFSETS
+from minibroker.protocol.compression import Compression
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import (
     ControlType,
     EndTransactionMarker,
     decode_batch,
@@ -22,11 +22,11 @@ from protocol.records import (
     encode_control_batch,
     parse_header,
 )
-from spark_jobs import reading
-from spark_jobs.offsets import DataLost, OffsetRange
-from spark_jobs.options import EARLIEST, LATEST, Bound, Subscription, parse_read_options
-from spark_jobs.reading import BatchBuilder, LogClient, ReadSettings, read_range, resolve, starting_offsets
-from spark_jobs.source import read_schema
+from minibroker.spark_jobs import reading
+from minibroker.spark_jobs.offsets import DataLost, OffsetRange
+from minibroker.spark_jobs.options import EARLIEST, LATEST, Bound, Subscription, parse_read_options
+from minibroker.spark_jobs.reading import BatchBuilder, LogClient, ReadSettings, read_range, resolve, starting_offsets
+from minibroker.spark_jobs.source import read_schema
 from tests.unit.client.scripted_broker import DROP, Action, Received, reject
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
 

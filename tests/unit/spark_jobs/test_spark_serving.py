@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import MinibrokerError
-from spark_jobs.offsets import TopicOffsets
-from spark_jobs.serving import Replaced, Serving, reached
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.offsets import TopicOffsets
+from minibroker.spark_jobs.serving import Replaced, Serving, reached
 
 
 def at(*offsets: int, topic_id: str = "id") -> dict[str, TopicOffsets]:

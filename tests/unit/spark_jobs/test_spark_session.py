@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import MinibrokerError
-from spark_jobs import session
-from spark_jobs.session import check_packages, names_in_properties, prepare_environment
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs import session
+from minibroker.spark_jobs.session import check_packages, names_in_properties, prepare_environment
 
 
 def fake_java(home: Path, version: str, modules: str | None = None) -> Path:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from protocol import messages as m
-from protocol.apis import LIST_OFFSETS, encode_request
-from protocol.errors import BrokerError, ErrorCode
-from spark_jobs import reading
-from spark_jobs.offsets import DataLost, OffsetRange
-from spark_jobs.source import MinibrokerDataSource, RangePartition, StreamReader, read_schema
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import LIST_OFFSETS, encode_request
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.spark_jobs import reading
+from minibroker.spark_jobs.offsets import DataLost, OffsetRange
+from minibroker.spark_jobs.source import MinibrokerDataSource, RangePartition, StreamReader, read_schema
 from tests.unit.client.scripted_broker import DROP, Log, Received, reject
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
 
@@ -261,7 +261,7 @@ def test_the_group_id_prefix_names_clients_to_brokers(reader: Make, monkeypatch:
         named.append(client_id)
         return encode_request(api, correlation_id, client_id, body)
 
-    monkeypatch.setattr("protocol.rpc.encode_request", encode)
+    monkeypatch.setattr("minibroker.protocol.rpc.encode_request", encode)
     one = reader(groupIdPrefix="billing")
     start = one.initialOffset()
     for task in one.partitions(start, one.latestOffset(start, ALL)):

@@ -12,12 +12,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from protocol.errors import MinibrokerError
-from spark_jobs.checkpoint import Checkpoint
-from spark_jobs.initial_offsets import FILE_NAME
-from spark_jobs.manifests import Table
-from spark_jobs.offsets import from_json
-from spark_jobs.table_writer import KEEP_REPLACED_MS, TableWriter
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.checkpoint import Checkpoint
+from minibroker.spark_jobs.initial_offsets import FILE_NAME
+from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.offsets import from_json
+from minibroker.spark_jobs.table_writer import KEEP_REPLACED_MS, TableWriter
 
 CONTENT = {"job": "test"}
 

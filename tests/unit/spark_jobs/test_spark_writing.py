@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pyarrow
 import pytest
 
-from client.errors import DeliveryFailed, InvalidSetting
-from protocol.apis import PRODUCE
-from protocol.errors import MinibrokerError
-from spark_jobs.options import WriteOptions
-from spark_jobs.writing import Written, check_write_schema, write_batches
+from minibroker.client.errors import DeliveryFailed, InvalidSetting
+from minibroker.protocol.apis import PRODUCE
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs.options import WriteOptions
+from minibroker.spark_jobs.writing import Written, check_write_schema, write_batches
 from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
 

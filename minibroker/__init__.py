@@ -1,0 +1,131 @@
+"""The public face of minibroker: `from minibroker import Admin, Consumer, Producer`, and the command `minibroker`.
+
+The parts (`minibroker.broker`, `minibroker.client`, ...) are links to the folders beside this one. Importing any of
+them imports this module first, brokers' and controllers' among them, which have no use for the client: so the names are
+looked up in it when they are first asked for (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import typer
+
+    from minibroker.client import (
+        Admin,
+        ApiTimedOut,
+        BrokerDescription,
+        BrokerError,
+        BufferFull,
+        ClientCrashed,
+        Closed,
+        ClusterDescription,
+        Consumer,
+        ConsumerBatch,
+        CorruptBatch,
+        Delivery,
+        DeliveryFailed,
+        DeliveryTimedOut,
+        ErrorCode,
+        FailedRecord,
+        InvalidSetting,
+        LogTruncated,
+        MinibrokerError,
+        NetworkError,
+        NewTopic,
+        OffsetAndTimestamp,
+        PartitionDescription,
+        Partitioner,
+        Producer,
+        Record,
+        RecordMetadata,
+        TopicDescription,
+        TopicErrors,
+        TopicPartition,
+        WithoutKey,
+        crc32,
+        murmur2,
+    )
+
+__all__ = [
+    "Admin",
+    "ApiTimedOut",
+    "BrokerDescription",
+    "BrokerError",
+    "BufferFull",
+    "ClientCrashed",
+    "Closed",
+    "ClusterDescription",
+    "Consumer",
+    "ConsumerBatch",
+    "CorruptBatch",
+    "Delivery",
+    "DeliveryFailed",
+    "DeliveryTimedOut",
+    "ErrorCode",
+    "FailedRecord",
+    "InvalidSetting",
+    "LogTruncated",
+    "MinibrokerError",
+    "NetworkError",
+    "NewTopic",
+    "OffsetAndTimestamp",
+    "PartitionDescription",
+    "Partitioner",
+    "Producer",
+    "Record",
+    "RecordMetadata",
+    "TopicDescription",
+    "TopicErrors",
+    "TopicPartition",
+    "WithoutKey",
+    "crc32",
+    "main",
+    "murmur2",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module("minibroker.client"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def application() -> typer.Typer:
+    """Every package's commands as one."""
+    # Imported here alone: a program that produces or consumes needs neither command lines nor process control.
+    import typer
+
+    from minibroker.client.cli import commands
+    from minibroker.deploy import cli as launcher
+    from minibroker.spark_jobs import cli as spark
+
+    app = typer.Typer(
+        name="minibroker",
+        help="A small, real, replicated log broker cluster.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    # A group that two packages fill: what needs brokers to talk to is the client's, what kills them the launcher's.
+    bench = typer.Typer(help="Measure a cluster.", no_args_is_help=True)
+    launcher.mount(app, bench)
+    commands.mount(app, bench)
+    app.add_typer(bench, name="bench")
+    spark.mount(app)
+    return app
+
+
+def main() -> NoReturn:
+    """The command line `minibroker`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy."""
+    from minibroker.client.cli.output import run_app
+
+    sys.exit(run_app(application()))

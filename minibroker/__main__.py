@@ -1,0 +1,5 @@
+"""`python -m minibroker`: the command line."""
+
+from minibroker import main
+
+main()
