@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,7 @@ from minibroker.client.cli.output import (
     run,
 )
 from minibroker.client.cli.record_format import unescape
+from minibroker.client.cli.times import parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, MinibrokerError
@@ -47,9 +49,31 @@ class Codec(StrEnum):
 
 
 AcksOption = Annotated[Acks, typer.Option(help="Who must have a record: all in-sync replicas, the leader, nobody.")]
-CompressionOption = Annotated[Codec, typer.Option(help="Codec of the batches.")]
+CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")]
 
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
+
+
+class Template(NamedTuple):
+    """What becomes of a line, and what all records have in common."""
+
+    key: bytes | None = None
+    """Of lines that do not bring their own."""
+    key_separator: bytes | None = None
+    tombstone: bool = False
+    partition: int | None = None
+    timestamp_ms: int | None = None
+    headers: Sequence[tuple[str, bytes]] | None = None
+
+    def key_and_value(self, line: bytes) -> tuple[bytes | None, bytes | None]:
+        """A line without the separator has no key of its own. An empty value is one of no bytes, or null for a
+        tombstone; so is that of an empty line."""
+        key, value = self.key, line
+        if self.key_separator is not None:
+            before, found, after = line.partition(self.key_separator)
+            if found:
+                key, value = before, after
+        return key, None if self.tombstone and not value else value
 
 
 class Produced(NamedTuple):
@@ -67,9 +91,30 @@ class Produced(NamedTuple):
 def produce(
     topic: TopicArgument,
     file: Annotated[Path | None, typer.Option(metavar="PATH", help="Read lines from here, not from stdin.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of each record.")] = None,
     key_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help=r"What ends the key at the start of a line, such as : or \t.")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help=r"What ends a line's own key, at its start, such as : or \t. Wins over --key."
+        ),
     ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of each record. May be repeated."),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Send to this one. Default: by key, else spread.")
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Of each record: milliseconds since 1970, or ISO 8601 (UTC if it does not say). Default: now.",
+        ),
+    ] = None,
+    tombstone: Annotated[
+        bool, typer.Option("--tombstone", "-Z", help="An empty value, or line, is null and not one of no bytes.")
+    ] = False,
     acks: AcksOption = Acks.ALL,
     compression: CompressionOption = Codec.NONE,
     bootstrap: BootstrapOption = None,
@@ -78,13 +123,18 @@ def produce(
 ) -> None:
     """Send each line as a record. Returns once all are acknowledged."""
     checked_topic(topic)
-    separator = None if key_separator is None else unescape(key_separator)
-    if separator == b"":
-        raise UsageError("--key-separator is empty: give at least one character, such as :")
+    template = Template(
+        key=None if key is None else os.fsencode(key),
+        key_separator=None if key_separator is None else _separator(key_separator),
+        tombstone=tombstone,
+        partition=partition,
+        timestamp_ms=None if timestamp is None else _timestamp_ms(timestamp),
+        headers=[_header(text) for text in header] if header else None,
+    )
     servers = bootstrap_servers(bootstrap, data)
     with nullcontext(0) if file is None else file.open("rb") as source:
         descriptor = source if isinstance(source, int) else source.fileno()
-        produced = run(_produce(servers, topic, descriptor, separator, acks, compression))
+        produced = run(_produce(servers, topic, descriptor, template, acks, compression))
     if format is Format.JSON:
         print_json({**produced._asdict(), "records_per_second": round(produced.records_per_second)})
     else:
@@ -94,8 +144,36 @@ def produce(
         )
 
 
+def _separator(text: str) -> bytes:
+    separator = unescape(text)
+    if separator == b"":
+        raise UsageError("--key-separator is empty: give at least one character, such as :")
+    return separator
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not (equals and name):
+        raise UsageError(f"--header {text!r}: NAME=VALUE is expected, for instance trace=42")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"--header {text!r}: a name must be UTF-8; a value may be any bytes") from error
+    return name, os.fsencode(value)
+
+
+def _timestamp_ms(text: str) -> int:
+    timestamp_ms = parse_time_ms(text)
+    if timestamp_ms is None:
+        raise UsageError(
+            f"--timestamp {text!r}: milliseconds since 1970 such as 1700000000000, or a time such as "
+            "2026-11-22T10:30:00Z is expected"
+        )
+    return timestamp_ms
+
+
 async def _produce(
-    bootstrap: str, topic: str, descriptor: int, separator: bytes | None, acks: Acks, compression: Codec
+    bootstrap: str, topic: str, descriptor: int, template: Template, acks: Acks, compression: Codec
 ) -> Produced:
     # The producer would wait for a topic that does not exist, since another may be about to create it.
     await described(bootstrap, topic)
@@ -106,9 +184,16 @@ async def _produce(
             task = progress.add_task(topic, total=os.fstat(descriptor).st_size or None) if progress else None
             async for lines in read_lines(descriptor):
                 for line in lines:
-                    key, value = _key_and_value(line, separator)
+                    key, value = template.key_and_value(line)
                     try:
-                        producer.send(topic, value, key=key)
+                        producer.send(
+                            topic,
+                            value,
+                            key=key,
+                            partition=template.partition,
+                            timestamp_ms=template.timestamp_ms,
+                            headers=template.headers,
+                        )
                     except BrokerError as error:
                         raise MinibrokerError(f"line {records + 1}: {error}") from error
                     await producer.drain()
@@ -122,14 +207,6 @@ async def _produce(
 
 def open_producer(bootstrap: str, acks: Acks, compression: Codec) -> Producer:
     return Producer(bootstrap, acks=_ACKS[acks], compression=compression.value, client_id="minibroker-cli")
-
-
-def _key_and_value(line: bytes, separator: bytes | None) -> tuple[bytes | None, bytes]:
-    """A line without the separator has no key."""
-    if separator is None:
-        return None, line
-    key, found, value = line.partition(separator)
-    return (key, value) if found else (None, line)
 
 
 def _progress(size: int) -> AbstractContextManager[Progress | None]:

@@ -119,6 +119,27 @@ def test_every_way_to_acknowledge_and_to_compress_delivers(minibroker: Shell) ->
     assert minibroker.ok("consume", "ways", "--from", "10", "--count", "1") == "unheard of\n"
 
 
+def test_produce_gives_each_record_the_key_headers_partition_and_time_it_was_told(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "told", "--partitions", "3")
+    options = ("-p", "1", "-k", "fixed", "--key-separator", ":", "-H", "trace=42", "-H", "sum=1=1", "-H", "none=")
+    minibroker.ok("produce", "told", *options, "--timestamp", "2023-11-14T23:13:20+01:00", stdin=b"own:first\nsecond\n")
+    printed = minibroker.ok("consume", "told", "--exit-at-end", "--output", "json").splitlines()
+    headers = [{"name": "trace", "value": "42"}, {"name": "sum", "value": "1=1"}, {"name": "none", "value": ""}]
+    shared = {"topic": "told", "partition": 1, "timestamp": 1_700_000_000_000, "headers": headers}
+    assert [json.loads(line) for line in printed] == [
+        {**shared, "offset": 0, "key": "own", "value": "first"},
+        {**shared, "offset": 1, "key": "fixed", "value": "second"},
+    ]
+
+
+def test_produce_sends_empty_values_as_they_are_or_as_tombstones(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "gone", "--partitions", "1")
+    minibroker.ok("produce", "gone", "--key-separator", ":", stdin=b"a:\n\n")
+    minibroker.ok("produce", "gone", "--key-separator", ":", "--tombstone", stdin=b"a:\n\n")
+    records = map(json.loads, minibroker.ok("consume", "gone", "--exit-at-end", "--output", "json").splitlines())
+    assert [(each["key"], each["value"]) for each in records] == [("a", ""), (None, ""), ("a", None), (None, None)]
+
+
 def test_nothing_to_send_is_no_error(minibroker: Shell, numbers: str) -> None:
     assert minibroker("produce", numbers, "--format", "json").json()["records"] == 0
 

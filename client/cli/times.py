@@ -1,0 +1,23 @@
+"""Points in time as users type them: milliseconds since 1970, or ISO 8601."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LIMIT_MS = 1 << 62
+
+
+def parse_time_ms(text: str) -> int | None:
+    """Milliseconds since 1970 of `1700000000000`, `2026-11-22`, `2026-11-22T10:30` or `2026-11-22T10:30:00.5+01:00`;
+    None for anything else. Without an offset it is UTC, as in Kafka's and Redpanda's tools."""
+    if text.isascii() and text.isdecimal():
+        return int(text) if len(text) <= 19 and int(text) < _LIMIT_MS else None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since_epoch = (moment - _EPOCH) // timedelta(milliseconds=1)
+    return since_epoch if since_epoch >= 0 else None

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from minibroker.client.cli.times import parse_time_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("0", 0),
+        ("1700000000000", 1_700_000_000_000),
+        ("4611686018427387903", 2**62 - 1),
+        ("1970-01-01", 0),
+        ("2023-11-14", 1_699_920_000_000),
+        ("2023-11-14T22:13:20", 1_700_000_000_000),
+        ("2023-11-14 22:13:20", 1_700_000_000_000),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+        ("2023-11-14T23:13:20.123456+01:00", 1_700_000_000_123),
+    ],
+)
+def test_a_time_is_milliseconds_or_iso_8601_which_is_utc_unless_it_says_otherwise(text: str, milliseconds: int) -> None:
+    assert parse_time_ms(text) == milliseconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "now", "-1", "1.5", "1e3", "٣", "4611686018427387904", "1" * 5_000, "1969-12-31", "2023-13-01", "10:30"],
+)
+def test_anything_else_is_no_time(text: str) -> None:
+    assert parse_time_ms(text) is None
