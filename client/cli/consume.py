@@ -89,21 +89,25 @@ async def _consume(
         batches = consumer.batches()
         consumed = 0
         idle_since = time.monotonic()
-        while not (exit_at_end and await _is_at_end(consumer, ends)):
-            try:
-                async with asyncio.timeout(_IDLE_S if exit_at_end else None):
-                    batch = await anext(batches)
-            except TimeoutError:
-                if time.monotonic() >= idle_since + API_TIMEOUT_MS / 1_000:
-                    raise ApiTimedOut(
-                        f"no record came for {API_TIMEOUT_MS // 1_000} s, and {topic} is not at its end: see in "
-                        "`minibroker status` whether brokers live and partitions have leaders"
-                    ) from None
-                continue
-            consumed += _print(batch, print_as, None if count is None else count - consumed)
-            if consumed == count:
-                break
-            idle_since = time.monotonic()
+        try:
+            while not (exit_at_end and await _is_at_end(consumer, ends)):
+                try:
+                    async with asyncio.timeout(_IDLE_S if exit_at_end else None):
+                        batch = await anext(batches)
+                except TimeoutError:
+                    if time.monotonic() >= idle_since + API_TIMEOUT_MS / 1_000:
+                        raise ApiTimedOut(
+                            f"no record came for {API_TIMEOUT_MS // 1_000} s, and {topic} is not at its end: see in "
+                            "`minibroker status` whether brokers live and partitions have leaders"
+                        ) from None
+                    continue
+                consumed += _print(batch, print_as, None if count is None else count - consumed)
+                if consumed == count:
+                    break
+                idle_since = time.monotonic()
+        except asyncio.CancelledError:
+            note(f"{consumed} records")
+            raise
     return consumed
 
 

@@ -21,7 +21,8 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
     """Lists of whole lines without their newline, until the end; the last line may lack one.
 
-    Raises MinibrokerError for a line longer than MAX_LINE_BYTES.
+    Raises MinibrokerError for a line longer than MAX_LINE_BYTES, and where there is nothing to be read, such as in a
+    directory.
     """
     rest = b""
     number = 0
@@ -29,16 +30,19 @@ async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
     while True:
         if must_wait:
             await _readable(descriptor)
-        data = os.read(descriptor, _CHUNK_BYTES)
+        try:
+            data = os.read(descriptor, _CHUNK_BYTES)
+        except OSError as error:
+            raise MinibrokerError(f"the input cannot be read: {error.strerror}") from error
         if not data:
             break
         lines = (rest + data).split(b"\n")
         rest = lines.pop()
         number += len(lines)
-        if len(rest) > MAX_LINE_BYTES:
-            raise MinibrokerError(f"line {number + 1} is longer than {MAX_LINE_BYTES} bytes: no broker takes that")
         if lines:
             yield lines
+        if len(rest) > MAX_LINE_BYTES:
+            raise MinibrokerError(f"line {number + 1} is longer than {MAX_LINE_BYTES} bytes: no broker takes that")
     if rest:
         yield [rest]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -24,14 +25,16 @@ from minibroker.client.cli.output import (
     FormatOption,
     UsageError,
     bootstrap_servers,
+    note,
     print_json,
     run,
 )
 from minibroker.client.cli.record_format import unescape
+from minibroker.client.cli.tally import Tally
 from minibroker.client.cli.times import parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
 from minibroker.client.producer import Producer
-from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.protocol.errors import MinibrokerError
 
 
 class Acks(StrEnum):
@@ -52,6 +55,9 @@ AcksOption = Annotated[Acks, typer.Option(help="Who must have a record: all in-s
 CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")]
 
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
+
+_LAST_FLUSH_S = 2.0
+"""How long Ctrl-C waits for acknowledgements. A second one does not wait."""
 
 
 class Template(NamedTuple):
@@ -132,9 +138,16 @@ def produce(
         headers=[_header(text) for text in header] if header else None,
     )
     servers = bootstrap_servers(bootstrap, data)
+    tally = Tally()
     with nullcontext(0) if file is None else file.open("rb") as source:
         descriptor = source if isinstance(source, int) else source.fileno()
-        produced = run(_produce(servers, topic, descriptor, template, acks, compression))
+        if os.isatty(descriptor):
+            note("each line is a record; Ctrl-D ends")
+        try:
+            produced = run(produce_lines(servers, topic, descriptor, template, acks, compression, tally))
+        except KeyboardInterrupt:
+            sys.stderr.write(f"interrupted: {tally}\n")
+            raise
     if format is Format.JSON:
         print_json({**produced._asdict(), "records_per_second": round(produced.records_per_second)})
     else:
@@ -172,37 +185,80 @@ def _timestamp_ms(text: str) -> int:
     return timestamp_ms
 
 
-async def _produce(
-    bootstrap: str, topic: str, descriptor: int, template: Template, acks: Acks, compression: Codec
+async def produce_lines(
+    bootstrap: str,
+    topic: str,
+    descriptor: int,
+    template: Template,
+    acks: Acks,
+    compression: Codec,
+    tally: Tally,
 ) -> Produced:
+    """Stops reading at the first failure. Raises then, and where the input cannot be read, an error that says what
+    became of the lines before."""
     # The producer would wait for a topic that does not exist, since another may be about to create it.
     await described(bootstrap, topic)
-    records = size = 0
     began = time.monotonic()
-    async with open_producer(bootstrap, acks, compression) as producer:
-        with _progress(os.fstat(descriptor).st_size) as progress:
-            task = progress.add_task(topic, total=os.fstat(descriptor).st_size or None) if progress else None
-            async for lines in read_lines(descriptor):
-                for line in lines:
-                    key, value = template.key_and_value(line)
-                    try:
-                        producer.send(
-                            topic,
-                            value,
-                            key=key,
-                            partition=template.partition,
-                            timestamp_ms=template.timestamp_ms,
-                            headers=template.headers,
-                        )
-                    except BrokerError as error:
-                        raise MinibrokerError(f"line {records + 1}: {error}") from error
-                    await producer.drain()
-                    records += 1
-                    size += len(line)
-                if progress and task is not None:
-                    progress.update(task, completed=size + records)
-            await producer.flush()
-    return Produced(topic, records, size, time.monotonic() - began)
+    try:
+        async with open_producer(bootstrap, acks, compression) as producer:
+            sending = asyncio.create_task(_send_lines(producer, topic, descriptor, template, tally))
+            settling = asyncio.create_task(tally.keep_settling(producer))
+            try:
+                await asyncio.wait((sending, settling), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                await _end((sending, settling))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_FLUSH_S):
+                        await tally.settle(producer)
+                raise
+            await _end((sending, settling))
+            await tally.settle(producer)
+    finally:
+        await tally.settle_rest()
+    if not settling.cancelled():
+        settling.result()
+    if not sending.cancelled() and isinstance(unreadable := sending.exception(), MinibrokerError):
+        raise tally.failure(f"{unreadable} ({tally})") from unreadable
+    size = None if sending.cancelled() else sending.result()
+    if size is None:
+        raise tally.failure(f"{tally}. Nothing after line {tally.lines} was sent")
+    if tally.has_failed:
+        raise tally.failure(f"{tally}")
+    return Produced(topic, tally.lines, size, time.monotonic() - began)
+
+
+async def _send_lines(producer: Producer, topic: str, descriptor: int, template: Template, tally: Tally) -> int | None:
+    """The bytes of all lines, once all are sent; None after a failure. Raises what `read_lines` raises."""
+    key_and_value, send, add, drain = template.key_and_value, producer.send, tally.add, producer.drain
+    partition, timestamp_ms, headers = template.partition, template.timestamp_ms, template.headers
+    lines_before = size = 0
+    with _progress(os.fstat(descriptor).st_size) as progress:
+        task = progress.add_task(topic, total=os.fstat(descriptor).st_size or None) if progress else None
+        async for lines in read_lines(descriptor):
+            for line in lines:
+                key, value = key_and_value(line)
+                try:
+                    add(send(topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers))
+                except MinibrokerError as error:
+                    tally.refuse(error)
+                    return None
+                try:
+                    await drain()
+                except MinibrokerError:
+                    tally.has_failed = True
+                    return None
+                size += len(line)
+            lines_before += len(lines)
+            if progress and task is not None:
+                progress.update(task, completed=size + lines_before)
+            await tally.has_room()
+    return size
+
+
+async def _end(tasks: Iterable[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 def open_producer(bootstrap: str, acks: Acks, compression: Codec) -> Producer:

@@ -32,7 +32,7 @@ def start(arguments: Sequence[str], directory: Path, **options: Any) -> subproce
         cwd=directory,
         stdin=options.pop("stdin", subprocess.DEVNULL),
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=options.pop("stderr", subprocess.PIPE),
         **options,
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -144,6 +145,31 @@ def test_nothing_to_send_is_no_error(minibroker: Shell, numbers: str) -> None:
     assert minibroker("produce", numbers, "--format", "json").json()["records"] == 0
 
 
+def test_lines_that_a_broker_refuses_are_named(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "short", "--partitions", "1", "--config", "max.message.bytes=2000")
+    lines = [b"x" * (3_000 if number % 2 == 0 else 10) + b"\n" for number in range(1, 15)]
+    said = minibroker.refused(1, "produce", "short", stdin=b"".join(lines))
+    assert "7 of 14 lines acknowledged, 7 not: lines 2, 4, 6, 8, 10 and 2 more: MESSAGE_TOO_LARGE" in said
+    assert len(minibroker.ok("consume", "short", "--exit-at-end").splitlines()) == 7
+
+
+def test_an_interrupted_produce_says_how_many_lines_were_acknowledged(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "interrupted", "--partitions", "1")
+    producer = start(["produce", "interrupted"], minibroker.directory, stdin=subprocess.PIPE)
+    try:
+        assert producer.stdin is not None
+        producer.stdin.write(b"one\ntwo\n")
+        producer.stdin.flush()
+        assert minibroker.ok("consume", "interrupted", "--count", "2") == "one\ntwo\n"
+        producer.send_signal(signal.SIGINT)
+        producer.wait(PATIENCE_S)
+        out, err = producer.communicate(timeout=PATIENCE_S)
+    finally:
+        producer.kill()
+        producer.wait()
+    assert (producer.returncode, out, err) == (130, b"", b"interrupted: 2 of 2 lines acknowledged\n")
+
+
 # --- Consume ---
 
 
@@ -213,6 +239,24 @@ def test_consume_goes_on_until_it_is_interrupted(minibroker: Shell, numbers: str
     assert (consumer.returncode, out, err) == (130, b"", b"")
 
 
+def test_whoever_interrupts_consume_at_a_terminal_is_told_how_many_records_there_were(
+    minibroker: Shell, numbers: str
+) -> None:
+    terminal, stderr = pty.openpty()
+    consumer = start(["consume", numbers], minibroker.directory, stderr=stderr)
+    os.close(stderr)
+    try:
+        assert consumer.stdout is not None
+        assert [consumer.stdout.readline() for _ in range(10)][-1] == b"9\n"
+        consumer.send_signal(signal.SIGINT)
+        consumer.communicate(timeout=PATIENCE_S)
+        assert (consumer.returncode, os.read(terminal, 1_000)) == (130, b"10 records\r\n")
+    finally:
+        consumer.kill()
+        consumer.wait()
+        os.close(terminal)
+
+
 def test_a_reader_that_has_had_enough_ends_consume_silently(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "long", "--partitions", "1")
     minibroker.ok("produce", "long", stdin=b"x" * 99 + b"\n" + b"y\n" * 200_000)
@@ -263,8 +307,9 @@ def test_a_mistake_is_one_line_with_the_remedy(
 
 def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "large", "--partitions", "1")
-    said = minibroker.refused(1, "produce", "large", stdin=b"small\n" + b"x" * 2_000_000 + b"\n")
-    assert "line 2: MESSAGE_TOO_LARGE" in said
+    said = minibroker.refused(1, "produce", "large", stdin=b"small\n" + b"x" * 2_000_000 + b"\nnever sent\n")
+    assert "1 of 2 lines acknowledged, 1 not: line 2: MESSAGE_TOO_LARGE" in said
+    assert "Nothing after line 2 was sent" in said
     assert "Send smaller records" in said
     assert minibroker.ok("consume", "large", "--exit-at-end") == "small\n"
 

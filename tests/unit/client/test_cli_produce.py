@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+
 import pytest
 
-from minibroker.client.cli.produce import Template
+from minibroker.client.cli import produce
+from minibroker.client.cli.output import FAILURE, TIMED_OUT, explain
+from minibroker.client.cli.produce import Acks, Codec, Produced, Template, produce_lines
+from minibroker.client.cli.tally import Tally, name_lines
+from minibroker.client.errors import DeliveryTimedOut
+from minibroker.protocol.apis import PRODUCE
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from tests.unit.client.scripted_broker import HANG, ScriptedCluster, reject
 
 
 @pytest.mark.parametrize(
@@ -26,3 +37,191 @@ def test_a_line_becomes_a_key_and_a_value(
     template: Template, line: bytes, key: bytes | None, value: bytes | None
 ) -> None:
     assert template.key_and_value(line) == (key, value)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [
+        ([7], "line 7"),
+        ([2, 1], "lines 1 to 2"),
+        ([1, 3], "lines 1, 3"),
+        ([*range(10, 500), 1, 3, 5, 7], "lines 1, 3, 5, 7, 10 to 499"),
+        ([*range(10, 500), 1, 3, 5, 7, 501, 502, 600], "lines 1, 3, 5, 7, 10 to 499 and 3 more"),
+    ],
+)
+def test_a_handful_of_lines_is_named_and_the_rest_counted(numbers: list[int], named: str) -> None:
+    assert name_lines(numbers) == named
+
+
+# --- Against a broker ---
+
+
+class Pipe:
+    """What standard input may be: lines come when they come."""
+
+    def __init__(self) -> None:
+        self.reading, self._writing = os.pipe()
+
+    def write(self, data: bytes) -> None:
+        os.write(self._writing, data)
+
+    def end(self) -> None:
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.end()
+    os.close(pipe.reading)
+
+
+def run(scenario: Callable[[ScriptedCluster], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60), ScriptedCluster() as cluster:
+            cluster.add_topic("orders")
+            await scenario(cluster)
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Deadline: that of `run`."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def produced(cluster: ScriptedCluster, pipe: Pipe, tally: Tally) -> asyncio.Task[Produced]:
+    arguments = (cluster.bootstrap, "orders", pipe.reading, Template(), Acks.ALL, Codec.NONE, tally)
+    return asyncio.create_task(produce_lines(*arguments))
+
+
+def test_every_line_is_acknowledged_at_the_end(pipe: Pipe) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        tally = Tally()
+        task = produced(cluster, pipe, tally)
+        pipe.write(b"one\n\nthree")
+        pipe.end()
+        assert (await task)[:3] == ("orders", 3, 8)
+        assert str(tally) == "3 of 3 lines acknowledged"
+        assert cluster.log("orders").values() == [b"one", b"", b"three"]
+
+    run(scenario)
+
+
+def test_lines_that_a_broker_refuses_are_named_with_the_reason_once_before_the_input_ends(pipe: Pipe) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        tally = Tally()
+        task = produced(cluster, pipe, tally)
+        pipe.write(b"one\ntwo\n")
+        await until(lambda: tally.acknowledged == 2)
+        cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD), reject(ErrorCode.INVALID_RECORD))
+        pipe.write(b"three\nfour\n")
+        with pytest.raises(MinibrokerError) as raised:
+            await task
+        assert str(raised.value).startswith("2 of 4 lines acknowledged, 2 not: lines 3 to 4: INVALID_RECORD")
+        assert str(raised.value).count("INVALID_RECORD") == 1
+        assert str(raised.value).endswith(". Nothing after line 4 was sent")
+        assert explain(raised.value)[0] == FAILURE
+
+    run(scenario)
+
+
+def test_lines_that_a_broker_refuses_at_the_end_are_named_too(pipe: Pipe) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD))
+        pipe.write(b"one\n")
+        pipe.end()
+        with pytest.raises(
+            MinibrokerError, match="^0 of 1 lines acknowledged, 1 not: line 1: INVALID_RECORD"
+        ) as raised:
+            await produced(cluster, pipe, Tally())
+        assert "Nothing after" not in str(raised.value)
+
+    run(scenario)
+
+
+def test_a_line_that_cannot_be_sent_is_the_last_and_those_before_it_are_acknowledged(pipe: Pipe) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        task = produced(cluster, pipe, Tally())
+        lines = b"one\n" + b"x" * 2_000_000 + b"\nthree\n"
+        await asyncio.gather(asyncio.to_thread(pipe.write, lines), asyncio.wait((task,)))
+        with pytest.raises(MinibrokerError) as raised:
+            await task
+        assert str(raised.value).startswith("1 of 2 lines acknowledged, 1 not: line 2: MESSAGE_TOO_LARGE")
+        assert str(raised.value).endswith(". Nothing after line 2 was sent")
+        assert cluster.log("orders").values() == [b"one"]
+
+    run(scenario)
+
+
+def test_an_input_that_cannot_be_read_on_does_not_hide_what_became_of_the_lines_before(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minibroker.client.cli.lines.MAX_LINE_BYTES", 1_000)
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        task = produced(cluster, pipe, Tally())
+        pipe.write(b"one\n" + b"x" * 2_000)
+        with pytest.raises(MinibrokerError, match=r"line 2 is longer than 1000 bytes.* \(1 of 1 lines acknowledged\)"):
+            await task
+
+    run(scenario)
+
+
+def test_an_interruption_sends_what_was_read_before_it_counts(pipe: Pipe) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        tally = Tally()
+        task = produced(cluster, pipe, tally)
+        pipe.write(b"one\ntwo\nunfinished")
+        await until(lambda: tally.lines == 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert str(tally) == "2 of 2 lines acknowledged"
+        assert cluster.log("orders").values() == [b"one", b"two"]
+
+    run(scenario)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interruption_waits_only_so_long_for_brokers_that_do_not_answer(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce, "_LAST_FLUSH_S", 0.1)
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        tally = Tally()
+        task = produced(cluster, pipe, tally)
+        pipe.write(b"one\n")
+        await until(lambda: tally.acknowledged == 1)
+        cluster.script(PRODUCE, HANG)
+        pipe.write(b"two\nthree\n")
+        await until(lambda: tally.lines == 3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert str(tally).startswith("1 of 3 lines acknowledged, 2 not: lines 2 to 3: ")
+
+    run(scenario)
+
+
+def test_lines_that_failed_for_lack_of_time_alone_are_a_timeout() -> None:
+    tally = Tally()
+    tally.refuse(DeliveryTimedOut("too late"))
+    assert explain(tally.failure("text")) == (TIMED_OUT, "error: text")
+    tally.refuse(BrokerError(ErrorCode.INVALID_RECORD, "no"))
+    assert explain(tally.failure("text"))[0] == FAILURE
+
+
+def test_many_reasons_are_cut_short() -> None:
+    tally = Tally()
+    for number in range(9):
+        tally.refuse(MinibrokerError(f"reason {number}."))
+    assert str(tally) == (
+        "0 of 9 lines acknowledged, 9 not: line 1: reason 0; line 2: reason 1; line 3: reason 2; line 4: reason 3; "
+        "line 5: reason 4; and 4 other reasons"
+    )
