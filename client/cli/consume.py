@@ -1,10 +1,11 @@
-"""`minibroker consume`: records of a topic on standard output."""
+"""`minibroker consume`: records of topics on standard output."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -21,8 +22,8 @@ from minibroker.client.cli.output import (
     run,
 )
 from minibroker.client.cli.record_format import Formatter, formatter
-from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, StartPosition, parse_start_position
-from minibroker.client.cli.topics import TopicArgument, checked_topic, described
+from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition, parse_start_position
+from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut
 from minibroker.client.records import ConsumerBatch
@@ -35,12 +36,20 @@ that hold none."""
 
 
 def consume(
-    topic: TopicArgument,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="One or more.")],
     start: Annotated[
-        str, typer.Option("--from", metavar="beginning|end|OFFSET|@MS", help="Where to begin.")
+        str,
+        typer.Option(
+            "--from",
+            "-o",
+            metavar="beginning|end|OFFSET|-N|@TIME",
+            help="Where to begin in each partition. -N: at the last N records. TIME: milliseconds since 1970, or "
+            "ISO 8601 (UTC if it does not say). earliest and latest are beginning and end.",
+        ),
     ] = "beginning",
     partition: Annotated[
-        list[int] | None, typer.Option(min=0, help="Only this partition. May be repeated. Default: all.")
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="Only this partition. May be repeated. Default: all."),
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
     exit_at_end: Annotated[
@@ -49,33 +58,36 @@ def consume(
     output: Annotated[
         str | None,
         typer.Option(
+            "--output",
+            "-f",
             metavar="json|value|FORMAT",
-            help=r"What is printed; FORMAT is like '%t %p %o %k %s %T\n'. Default: value, or json with --format json.",
+            help=r"What is printed; FORMAT is like '%t %p %o %k %s %T %h\n'. "
+            "Default: value, or json with --format json.",
         ),
     ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Print the records of a topic. Goes on for ever, unless --count or --exit-at-end is given."""
-    checked_topic(topic)
+    """Print the records of topics. Goes on for ever, unless --count or --exit-at-end is given."""
+    names = list(dict.fromkeys(map(checked_topic, topics)))
     position = parse_start_position(start)
     print_as = formatter(output or ("json" if format is Format.JSON else "value"))
     servers = bootstrap_servers(bootstrap, data)
-    consumed = run(_consume(servers, topic, position, partition, count, exit_at_end, print_as))
+    consumed = run(_consume(servers, names, position, partition, count, exit_at_end, print_as))
     note(f"{consumed} records")
 
 
 async def _consume(
     bootstrap: str,
-    topic: str,
+    topics: Sequence[str],
     start: StartPosition,
     numbers: list[int] | None,
     count: int | None,
     exit_at_end: bool,
     print_as: Formatter,
 ) -> int:
-    partitions = await _partitions(bootstrap, topic, numbers)
+    partitions = await _partitions(bootstrap, topics, numbers)
     reset: Literal["earliest", "latest", "none"] = "none" if isinstance(start, AtOffset) else "earliest"
     async with Consumer(
         bootstrap,
@@ -97,8 +109,8 @@ async def _consume(
                 except TimeoutError:
                     if time.monotonic() >= idle_since + API_TIMEOUT_MS / 1_000:
                         raise ApiTimedOut(
-                            f"no record came for {API_TIMEOUT_MS // 1_000} s, and {topic} is not at its end: see in "
-                            "`minibroker status` whether brokers live and partitions have leaders"
+                            f"no record came for {API_TIMEOUT_MS // 1_000} s, and {' '.join(topics)} is not at its "
+                            "end: see in `minibroker status` whether brokers live and partitions have leaders"
                         ) from None
                     continue
                 consumed += _print(batch, print_as, None if count is None else count - consumed)
@@ -111,16 +123,20 @@ async def _consume(
     return consumed
 
 
-async def _partitions(bootstrap: str, topic: str, numbers: list[int] | None) -> list[TopicPartition]:
-    """Those asked for, else all. Raises BrokerError for one that the topic does not have."""
-    known = [partition.partition for partition in (await described(bootstrap, topic)).partitions]
-    for number in numbers or []:
-        if number not in known:
-            raise BrokerError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"{topic} has no partition {number}, its partitions are 0 to {known[-1]}",
-            )
-    return [TopicPartition(topic, number) for number in (numbers or known)]
+async def _partitions(bootstrap: str, topics: Sequence[str], numbers: list[int] | None) -> list[TopicPartition]:
+    """Of each topic those asked for, else all. Raises BrokerError for one that the topic does not have."""
+    partitions: list[TopicPartition] = []
+    async with open_admin(bootstrap) as admin:
+        for topic in topics:
+            known = [partition.partition for partition in (await admin.describe_topic(topic)).partitions]
+            for number in numbers or known:
+                if number not in known:
+                    raise BrokerError(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        f"{topic} has no partition {number}, its partitions are 0 to {known[-1]}",
+                    )
+                partitions.append(TopicPartition(topic, number))
+    return partitions
 
 
 async def _seek(consumer: Consumer, partitions: list[TopicPartition], start: StartPosition) -> None:
@@ -139,6 +155,10 @@ async def _seek(consumer: Consumer, partitions: list[TopicPartition], start: Sta
                         f"--from {offset}: the log of {partition} begins at {first} and ends at {ends[partition]}",
                     )
                 consumer.seek(partition, offset)
+        case Last(records):
+            ends = await consumer.end_offsets(partitions)
+            for partition, first in (await consumer.beginning_offsets(partitions)).items():
+                consumer.seek(partition, max(first, ends[partition] - records))
         case AtTime(timestamp_ms):
             found = await consumer.offsets_for_times(dict.fromkeys(partitions, timestamp_ms))
             for partition, record in found.items():

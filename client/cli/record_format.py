@@ -12,7 +12,7 @@ import msgspec
 from minibroker.client.cli.output import UsageError
 from minibroker.client.records import Record
 
-_TOKENS = "%t topic, %p partition, %o offset, %k key, %s value, %T timestamp in ms, %% a percent sign"
+_TOKENS = "%t topic, %p partition, %o offset, %k key, %s value, %T timestamp in ms, %h headers, %% a percent sign"
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _PIECE = re.compile(r"%(.?)|\\(x[0-9a-fA-F]{2}|.?)|([^%\\]+)", re.DOTALL)
 
@@ -59,6 +59,11 @@ def _compiled(text: str) -> list[bytes | Formatter]:
     return pieces
 
 
+def _headers(record: Record) -> bytes:
+    """As kcat prints them: `name=value,name=value`, and NULL for a value that is null."""
+    return b",".join(name.encode() + b"=" + (b"NULL" if value is None else value) for name, value in record.headers)
+
+
 _FIELDS: dict[str, Formatter] = {
     "t": lambda record: record.topic.encode(),
     "p": lambda record: b"%d" % record.partition,
@@ -66,6 +71,7 @@ _FIELDS: dict[str, Formatter] = {
     "k": lambda record: record.key or b"",
     "s": lambda record: record.value or b"",
     "T": lambda record: b"%d" % record.timestamp_ms,
+    "h": _headers,
 }
 
 

@@ -1,4 +1,4 @@
-"""`--from` of `consume`: beginning, end, an offset, or a time."""
+"""`--from` of `consume`: beginning, end, an offset, the last so many records, or a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from minibroker.client.cli.output import UsageError
+from minibroker.client.cli.times import parse_time_ms
 
 _MAX_INT64 = 2**63 - 1
 
@@ -19,21 +20,40 @@ class AtOffset(NamedTuple):
     offset: int
 
 
+class Last(NamedTuple):
+    records: int
+    """Of each partition."""
+
+
 class AtTime(NamedTuple):
     timestamp_ms: int
 
 
-StartPosition = Edge | AtOffset | AtTime
+StartPosition = Edge | AtOffset | Last | AtTime
+
+_EDGES = {
+    "beginning": Edge.BEGINNING,
+    "earliest": Edge.BEGINNING,
+    "end": Edge.END,
+    "latest": Edge.END,
+}
 
 
 def parse_start_position(text: str) -> StartPosition:
     """Raises UsageError that says what is expected."""
-    if text in (Edge.BEGINNING.value, Edge.END.value):
-        return Edge(text)
-    digits = text.removeprefix("@")
+    if text in _EDGES:
+        return _EDGES[text]
+    if text.startswith("@"):
+        timestamp_ms = parse_time_ms(text[1:])
+        if timestamp_ms is not None:
+            return AtTime(timestamp_ms)
+    digits = text.removeprefix("-")
     if digits.isascii() and digits.isdecimal() and len(digits) <= 19 and int(digits) <= _MAX_INT64:
-        return AtTime(int(digits)) if text.startswith("@") else AtOffset(int(digits))
+        if not text.startswith("-"):
+            return AtOffset(int(digits))
+        if int(digits) > 0:
+            return Last(int(digits))
     raise UsageError(
-        f"--from {text!r}: beginning, end, an offset such as 42, or @ and milliseconds since 1970 such as "
-        "@1700000000000 is expected"
+        f"--from {text!r}: beginning, end, an offset such as 42, -10 for the last 10 records of each partition, or @ "
+        "and a time such as @2026-11-22T10:30:00Z or @1700000000000 (milliseconds since 1970) is expected"
     )

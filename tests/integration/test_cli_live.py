@@ -124,6 +124,7 @@ def test_produce_gives_each_record_the_key_headers_partition_and_time_it_was_tol
     minibroker.ok("topics", "create", "told", "--partitions", "3")
     options = ("-p", "1", "-k", "fixed", "--key-separator", ":", "-H", "trace=42", "-H", "sum=1=1", "-H", "none=")
     minibroker.ok("produce", "told", *options, "--timestamp", "2023-11-14T23:13:20+01:00", stdin=b"own:first\nsecond\n")
+    assert minibroker.ok("consume", "told", "--count", "1", "--output", r"%h\n") == "trace=42,sum=1=1,none=\n"
     printed = minibroker.ok("consume", "told", "--exit-at-end", "--output", "json").splitlines()
     headers = [{"name": "trace", "value": "42"}, {"name": "sum", "value": "1=1"}, {"name": "none", "value": ""}]
     shared = {"topic": "told", "partition": 1, "timestamp": 1_700_000_000_000, "headers": headers}
@@ -185,6 +186,12 @@ def test_consume_begins_where_it_is_told_to(minibroker: Shell, numbers: str) -> 
     assert printed("--from", "end") == []
     assert printed("--from", "@0") == everything
     assert printed("--from", "@32503680000000") == []
+    assert printed("--from", "@3000-01-01") == []
+    assert printed("--from", "earliest") == everything
+    assert printed("--from", "latest") == []
+    assert printed("--from", "-3") == ["7", "8", "9"]
+    assert printed("-o", "-1") == ["9"]
+    assert printed("-o", "-11") == everything
     assert printed("--partition", "0", "--count", "3") == ["0", "1", "2"]
 
 
@@ -196,6 +203,24 @@ def test_consume_from_a_time_begins_at_the_first_record_of_that_time_or_later(mi
         pass
     minibroker.ok("produce", "times", stdin=b"late\n")
     assert minibroker.ok("consume", "times", "--from", f"@{after_early}", "--exit-at-end") == "late\n"
+
+
+def test_consume_reads_several_topics_and_the_last_records_of_each_partition(minibroker: Shell) -> None:
+    for topic in ("left", "right"):
+        minibroker.ok("topics", "create", topic, "--partitions", "2")
+        for partition in ("0", "1"):
+            lines = "".join(f"{topic} {partition} {number}\n" for number in range(3))
+            minibroker.ok("produce", topic, "-p", partition, stdin=lines.encode())
+    said = minibroker.ok("consume", "left", "right", "left", "--from", "-2", "--exit-at-end", "-f", r"%t %p %s\n")
+    assert sorted(said.splitlines()) == [
+        f"{topic} {partition} {topic} {partition} {number}"
+        for topic in ("left", "right")
+        for partition in (0, 1)
+        for number in (1, 2)
+    ]
+    assert len(minibroker.ok("consume", "left", "right", "-p", "1", "--exit-at-end").splitlines()) == 6
+    assert "right has no partition 2" in minibroker.refused(1, "consume", "right", "left", "-p", "1", "-p", "2")
+    assert "nosuch" in minibroker.refused(1, "consume", "left", "nosuch")
 
 
 def test_consume_prints_values_json_or_a_format(minibroker: Shell, numbers: str) -> None:

@@ -35,6 +35,12 @@ def test_a_missing_key_or_value_prints_as_nothing() -> None:
     assert formatter("value")(record) == b"\n"
 
 
+def test_headers_are_printed_as_kcat_prints_them() -> None:
+    headers = [("trace", b"1"), ("trace", b"2,\xff"), ("caf\u00e9", b""), ("empty", None)]
+    assert formatter("%k %h")(replace(RECORD, headers=headers)) == b"k1 trace=1,trace=2,\xff,caf\xc3\xa9=,empty=NULL"
+    assert formatter("%k %h")(RECORD) == b"k1 "
+
+
 def test_json_holds_every_field_on_one_line() -> None:
     line = formatter("json")(replace(RECORD, value=b"a\nb", headers=[("trace", b"1"), ("empty", None)]))
     assert line.count(b"\n") == 1
