@@ -126,6 +126,12 @@ def application() -> typer.Typer:
 
 def main() -> NoReturn:
     """The command line `minibroker`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy."""
-    from minibroker.client.cli.output import run_app
+    try:
+        from minibroker.client.cli.log import show_warnings
+        from minibroker.client.cli.output import run_app
 
-    sys.exit(run_app(application()))
+        show_warnings()
+        code = run_app(application())
+    except KeyboardInterrupt:  # while all that was imported
+        code = 130
+    sys.exit(code)

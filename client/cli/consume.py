@@ -27,7 +27,7 @@ from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut
 from minibroker.client.records import ConsumerBatch
-from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 _IDLE_S = 0.2
@@ -36,7 +36,7 @@ that hold none."""
 
 
 def consume(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="One or more.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names of topics.")],
     start: Annotated[
         str,
         typer.Option(
@@ -72,7 +72,8 @@ def consume(
     """Print the records of topics. Goes on for ever, unless --count or --exit-at-end is given."""
     names = list(dict.fromkeys(map(checked_topic, topics)))
     position = parse_start_position(start)
-    print_as = formatter(output or ("json" if format is Format.JSON else "value"))
+    default_output = "json" if format is Format.JSON else "value"
+    print_as = formatter(default_output if output is None else output)
     servers = bootstrap_servers(bootstrap, data)
     consumed = run(_consume(servers, names, position, partition, count, exit_at_end, print_as))
     note(f"{consumed} records")
@@ -176,7 +177,13 @@ async def _is_at_end(consumer: Consumer, ends: dict[TopicPartition, int]) -> boo
 
 
 def _print(batch: ConsumerBatch, print_as: Formatter, limit: int | None) -> int:
+    """Raises BrokenPipeError where nobody reads any more, and MinibrokerError where the disk is full, for instance."""
     records = batch.records()[:limit]
-    sys.stdout.buffer.write(b"".join(map(print_as, records)))
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.buffer.write(b"".join(map(print_as, records)))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise MinibrokerError(f"the output cannot be written: {error.strerror}") from error
     return len(records)

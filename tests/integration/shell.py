@@ -31,7 +31,7 @@ def start(arguments: Sequence[str], directory: Path, **options: Any) -> subproce
         [sys.executable, "-P", "-m", "minibroker", *arguments],
         cwd=directory,
         stdin=options.pop("stdin", subprocess.DEVNULL),
-        stdout=subprocess.PIPE,
+        stdout=options.pop("stdout", subprocess.PIPE),
         stderr=options.pop("stderr", subprocess.PIPE),
         **options,
     )

@@ -299,6 +299,13 @@ def test_a_reader_that_has_had_enough_ends_consume_silently(minibroker: Shell) -
         consumer.wait()
 
 
+def test_an_output_that_is_full_is_an_error_of_one_line(minibroker: Shell, numbers: str) -> None:
+    with open("/dev/full", "wb") as full:
+        consumer = start(["consume", numbers, "--exit-at-end"], minibroker.directory, stdout=full)
+        _, err = consumer.communicate(timeout=PATIENCE_S)
+    assert (consumer.returncode, err) == (1, b"error: the output cannot be written: No space left on device\n")
+
+
 # --- Mistakes that only a cluster can tell ---
 
 
