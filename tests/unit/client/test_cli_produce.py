@@ -3,17 +3,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from minibroker.client.cli import produce
+from minibroker.client.cli import tally as tally_module
 from minibroker.client.cli.output import FAILURE, TIMED_OUT, explain
 from minibroker.client.cli.produce import Acks, Codec, Produced, Template, produce_lines
 from minibroker.client.cli.tally import Tally, name_lines
 from minibroker.client.errors import DeliveryTimedOut
+from minibroker.client.producer import Producer
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from tests.unit.client.scripted_broker import HANG, ScriptedCluster, reject
+from tests.unit.client.scripted_broker import HANG, ORDINARY, ScriptedCluster, reject
 
 
 @pytest.mark.parametrize(
@@ -205,6 +208,52 @@ def test_an_interruption_waits_only_so_long_for_brokers_that_do_not_answer(
         with pytest.raises(asyncio.CancelledError):
             await task
         assert str(tally).startswith("1 of 3 lines acknowledged, 2 not: lines 2 to 3: ")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("rejected", [1, 2, 3, 5, 8, 13, 30, 60])
+def test_what_counts_as_acknowledged_is_in_the_log_and_nothing_else_whenever_a_failure_comes(
+    rejected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tally_module, "_SETTLE_EVERY_S", 0.0)
+    monkeypatch.setattr(tally_module, "_MOST_UNSETTLED", 100_000)
+    # With so little room a `drain` may be told of the failures, and not the flush that is under way.
+    monkeypatch.setattr(
+        produce,
+        "open_producer",
+        lambda bootstrap, *_: Producer(bootstrap, batch_size=2_000, max_request_size=2_000, buffer_memory=20_000),
+    )
+    lines = [b"%d" % number for number in range(1, 200_001)]
+    (tmp_path / "input").write_bytes(b"\n".join(lines))
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.script(PRODUCE, *[ORDINARY] * (rejected - 1), reject(ErrorCode.INVALID_RECORD))
+        tally = Tally()
+        with (tmp_path / "input").open("rb") as file, pytest.raises(MinibrokerError):
+            await produce_lines(cluster.bootstrap, "orders", file.fileno(), Template(), Acks.ALL, Codec.NONE, tally)
+        arrived = cluster.log("orders").values()
+        sent = lines[: tally.lines]
+        missing = [int(line) for line in sorted(set(sent) - set(arrived), key=int)]
+        assert tally.acknowledged == len(arrived) == tally.lines - len(missing)
+        counts = f"{len(arrived)} of {tally.lines} lines acknowledged, {len(missing)} not"
+        assert str(tally).startswith(f"{counts}: {name_lines(missing)}: INVALID_RECORD")
+
+    run(scenario)
+
+
+def test_a_long_input_goes_on_once_what_waits_for_an_acknowledgement_is_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tally_module, "_SETTLE_EVERY_S", 0.001)
+    monkeypatch.setattr(tally_module, "_MOST_UNSETTLED", 0)
+    (tmp_path / "input").write_bytes(b"x" * 200 + b"\n" + b"y\n" * 300_000)
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        tally = Tally()
+        with (tmp_path / "input").open("rb") as file:
+            await produce_lines(cluster.bootstrap, "orders", file.fileno(), Template(), Acks.ALL, Codec.NONE, tally)
+        assert str(tally) == "300001 of 300001 lines acknowledged"
 
     run(scenario)
 
