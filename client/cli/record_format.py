@@ -28,7 +28,7 @@ def formatter(output: str) -> Formatter:
     if output == "value":
         return lambda record: (record.value or b"") + b"\n"
     if "%" not in output:
-        raise UsageError(f"--output {output!r} is neither json nor value nor a format with tokens ({_TOKENS})")
+        raise UsageError(f"--output '{output}' is neither json nor value nor a format with tokens ({_TOKENS})")
     pieces = _compiled(output)
     return lambda record: b"".join(piece if isinstance(piece, bytes) else piece(record) for piece in pieces)
 
@@ -48,14 +48,14 @@ def _compiled(text: str) -> list[bytes | Formatter]:
             pieces.append(b"%")
         elif token is not None:
             if token not in _FIELDS:
-                raise UsageError(f"%{token} in {text!r} is no token: use {_TOKENS}")
+                raise UsageError(f"%{token} in '{text}' is no token: use {_TOKENS}")
             pieces.append(_FIELDS[token])
         elif escape.startswith("x") and len(escape) == 3:
             pieces.append(bytes([int(escape[1:], 16)]))
         elif escape in _ESCAPES:
             pieces.append(_ESCAPES[escape])
         else:
-            raise UsageError(rf"\{escape} in {text!r} is no escape: use \n \t \r \0 \\ or \xNN")
+            raise UsageError(rf"\{escape} in '{text}' is no escape: use \n \t \r \0 \\ or \xNN")
     return pieces
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -66,6 +67,13 @@ def test_bytes_that_are_no_text_are_base64_under_another_name() -> None:
 def test_what_is_no_format_is_a_usage_error_that_lists_what_is(output: str) -> None:
     with pytest.raises(UsageError, match=r"%s value|or \\xNN"):
         formatter(output)
+
+
+def test_a_format_is_quoted_in_an_error_as_it_was_typed() -> None:
+    with pytest.raises(UsageError, match=re.escape(r"%v in '%v\n' is no token")):
+        formatter(r"%v\n")
+    with pytest.raises(UsageError, match=re.escape(r"\q in '%s\q' is no escape")):
+        formatter(r"%s\q")
 
 
 def test_escapes_of_a_separator_are_undone_and_percent_signs_kept() -> None:
