@@ -37,7 +37,7 @@ Address = tuple[str, int]
 
 
 class ClusterView(NamedTuple):
-    """Empty where no broker answered."""
+    """What brokers say. Where none answers it is empty and `is_unknown`: that nothing is there is not what it says."""
 
     brokers: dict[int, Address]
     """The registered ones, by id."""
@@ -45,6 +45,11 @@ class ClusterView(NamedTuple):
     controller_epoch: int | None
     partitions: dict[TopicPartition, MetadataPartition]
     """By topic and number."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """No broker answered, or none that did has heard from a controller yet."""
+        return not self.brokers
 
     def offline_partitions(self) -> list[TopicPartition]:
         """Those that have no leader."""

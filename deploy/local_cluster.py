@@ -122,7 +122,12 @@ class LocalCluster:
                     )
                 return [cluster.broker(controller_id).id]
             case LeaderOf(partition):
-                state = self.view().partitions.get(partition)
+                view = self.view()
+                if view.is_unknown:
+                    raise LaunchError(
+                        f"no broker answers that could tell who leads {partition}: see `minibroker status`"
+                    )
+                state = view.partitions.get(partition)
                 if state is None:
                     raise LaunchError(
                         f"no broker knows a partition {partition}: see `minibroker topics list`, or `minibroker status`"

@@ -1,14 +1,21 @@
-"""`minibroker status`: which processes live, what the cluster says of itself, and whether that is healthy."""
+"""`minibroker status`: which processes live, what the cluster says of itself, and whether that is healthy.
+
+What only brokers can tell is None where none of them answers: zeros and empty lists would look like health.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.processes import ProcessState
+
+_NAMED = 5
+"""So many partitions are named in a line, and the rest counted for as many topics."""
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
@@ -18,10 +25,10 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     alive: bool
     port: int
     paused: bool
-    registered: bool
-    """The controller knows it as a live broker."""
-    leaders: int
-    """How many partitions it leads."""
+    registered: bool | None
+    """The controller knows it as a live broker. None: unknown."""
+    leaders: int | None
+    """How many partitions it leads. None: unknown."""
     metrics_port: int | None = None
     """Where it serves Prometheus's `/metrics`, as far as is known here."""
 
@@ -46,10 +53,15 @@ class Status(msgspec.Struct, frozen=True):
     controller: ControllerStatus
     zookeeper: ZooKeeperStatus | None
     """None where only the brokers are known."""
-    offline_partitions: list[str]
-    """`TOPIC-PARTITION` of those without a leader."""
-    under_replicated_partitions: list[str]
-    """`TOPIC-PARTITION` of those with fewer replicas in sync than assigned."""
+    offline_partitions: list[str] | None
+    """`TOPIC-PARTITION` of those without a leader. None: unknown."""
+    under_replicated_partitions: list[str] | None
+    """`TOPIC-PARTITION` of those with fewer replicas in sync than assigned. None: unknown."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """No broker answers that knows the cluster."""
+        return self.offline_partitions is None
 
     def problems(self) -> list[str]:
         """Why the cluster is not healthy, a sentence each with the remedy; empty where it is."""
@@ -69,15 +81,18 @@ class Status(msgspec.Struct, frozen=True):
                 found.append(f"broker {broker.id} is not running: `minibroker start {broker.id}`")
             elif broker.paused:
                 found.append(f"broker {broker.id} is paused: `minibroker resume {broker.id}`")
-            elif not broker.registered:
+            elif broker.registered is False:
                 found.append(f"broker {broker.id} runs but is not in the cluster: see `minibroker logs {broker.id}`")
-        if self.controller.id is None:
+        if self.is_unknown:
+            found.append("no broker answers that knows the controller and the partitions: see `minibroker logs all`")
+        elif self.controller.id is None:
             found.append("no broker that answers knows a controller: see `minibroker logs all`")
         if self.offline_partitions:
-            found.append(f"{_some(self.offline_partitions)} without a leader: start the brokers of their ISR")
+            found.append(f"{some_of(self.offline_partitions)} without a leader: start the brokers of their ISR")
         if self.under_replicated_partitions:
             found.append(
-                f"{_some(self.under_replicated_partitions)} with replicas missing from the ISR: start brokers, or wait"
+                f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: start brokers, or "
+                "wait"
             )
         return found
 
@@ -94,8 +109,8 @@ def status_of_processes(
             alive=states[entry.id] is not ProcessState.GONE,
             port=entry.port,
             paused=states[entry.id] is ProcessState.PAUSED,
-            registered=entry.id in view.brokers,
-            leaders=view.leader_count(entry.id),
+            registered=None if view.is_unknown else entry.id in view.brokers,
+            leaders=None if view.is_unknown else view.leader_count(entry.id),
             metrics_port=entry.metrics_port,
         )
         for entry in cluster.brokers
@@ -136,11 +151,20 @@ def _status(brokers: list[BrokerStatus], zookeeper: ZooKeeperStatus | None, view
         brokers=brokers,
         zookeeper=zookeeper,
         controller=ControllerStatus(view.controller_id, view.controller_epoch),
-        offline_partitions=[str(partition) for partition in view.offline_partitions()],
-        under_replicated_partitions=[str(partition) for partition in view.under_replicated_partitions()],
+        offline_partitions=None if view.is_unknown else [str(name) for name in view.offline_partitions()],
+        under_replicated_partitions=(
+            None if view.is_unknown else [str(name) for name in view.under_replicated_partitions()]
+        ),
     )
 
 
-def _some(partitions: list[str]) -> str:
-    shown = ", ".join(partitions[:5])
-    return shown if len(partitions) <= 5 else f"{shown} and {len(partitions) - 5} more partitions"
+def some_of(partitions: Sequence[str]) -> str:
+    """The first few of them by name, and how many more there are of which topic: a line that can be read."""
+    shown = ", ".join(partitions[:_NAMED])
+    rest = Counter(name.rpartition("-")[0] for name in partitions[_NAMED:])
+    if not rest:
+        return shown
+    counts = [f"{topic} {count:,}" for topic, count in rest.most_common(_NAMED)]
+    if len(rest) > _NAMED:
+        counts.append(f"{len(rest) - _NAMED:,} more topics")
+    return f"{shown} and {rest.total():,} more partitions ({', '.join(counts)})"

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from minibroker.client.cli.output import Format, print_json, table_lines
-from minibroker.deploy.status import Status
+from minibroker.deploy.status import Status, some_of
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
@@ -37,8 +37,12 @@ def status_lines(found: Status) -> list[str]:
             broker.port,
             broker.pid,
             "paused" if broker.paused else "running" if broker.alive else "not running",
-            broker.leaders,
-            f"epoch {found.controller.epoch}" if broker.id == found.controller.id else "",
+            "unknown" if broker.leaders is None else broker.leaders,
+            "unknown"
+            if found.is_unknown
+            else f"epoch {found.controller.epoch}"
+            if broker.id == found.controller.id
+            else "",
         )
         for broker in found.brokers
     ]
@@ -46,9 +50,13 @@ def status_lines(found: Status) -> list[str]:
     if found.zookeeper is not None:
         state = "paused" if found.zookeeper.paused else "running" if found.zookeeper.alive else "not running"
         lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}")
-    lines.append(f"offline partitions: {', '.join(found.offline_partitions) or 'none'}")
-    lines.append(f"under-replicated partitions: {', '.join(found.under_replicated_partitions) or 'none'}")
+    lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
+    lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
     return lines
+
+
+def _partitions(names: list[str] | None) -> str:
+    return "unknown" if names is None else some_of(names) or "none"
 
 
 def watch(look: Callable[[], Glance], format: Format) -> None:
@@ -62,9 +70,9 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
         on_terminal = sys.stdout.isatty() and format is Format.TABLE
         with Live(auto_refresh=False, console=Console(highlight=False)) if on_terminal else nullcontext() as live:
             while True:
-                rate = 0.0 if before is None else records_per_second(before, now)
-                records = sum(now.end_offsets.values())
-                lines = [*status_lines(now.status), f"records: {records:,}, {rate:,.0f}/s", *now.status.problems()]
+                records, rate = _records(before, now)
+                counted = "unknown" if records is None else f"{records:,}, {rate:,.0f}/s"
+                lines = [*status_lines(now.status), f"records: {counted}", *now.status.problems()]
                 text = "\n".join([problem] if problem else lines)
                 if live is not None:
                     live.update(Text(text), refresh=True)
@@ -78,6 +86,13 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
                     before, now, problem = now, look(), ""
                 except MinibrokerError as error:
                     problem = str(error)
+
+
+def _records(before: Glance | None, now: Glance) -> tuple[int | None, float | None]:
+    """How many there are, and come in a second. None: unknown."""
+    if now.status.is_unknown:
+        return None, None
+    return sum(now.end_offsets.values()), 0.0 if before is None else records_per_second(before, now)
 
 
 def records_per_second(before: Glance, now: Glance) -> float:

@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.cluster_view import merge
 from minibroker.deploy.processes import Process, ProcessState
-from minibroker.deploy.status import status_of_processes, status_of_view
+from minibroker.deploy.status import some_of, status_of_processes, status_of_view
+from minibroker.deploy.status_screen import status_lines
 from minibroker.protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from minibroker.protocol.model import TopicPartition
 
@@ -90,10 +91,35 @@ def test_a_process_that_is_not_registered_is_a_problem() -> None:
     assert status.problems() == ["broker 2 runs but is not in the cluster: see `minibroker logs 2`"]
 
 
-def test_a_cluster_that_does_not_answer_has_no_controller() -> None:
-    status = status_of_processes(CLUSTER, dict.fromkeys(ALL_RUN, ProcessState.GONE), ProcessState.RUNNING, merge([]))
+def test_where_no_broker_answers_nothing_is_known_and_that_is_no_health() -> None:
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([]))
     assert status.controller.id is None
-    assert any("controller" in problem for problem in status.problems())
+    assert (status.offline_partitions, status.under_replicated_partitions) == (None, None)
+    assert [(broker.registered, broker.leaders) for broker in status.brokers] == [(None, None)] * 3
+    assert status.problems() == [
+        "no broker answers that knows the controller and the partitions: see `minibroker logs all`"
+    ]
+
+
+def test_a_few_partitions_are_named_and_the_rest_is_counted_by_topic() -> None:
+    assert some_of([]) == ""
+    assert some_of(["a-b-0", "c-1"]) == "a-b-0, c-1"
+    many = [f"orders-{number}" for number in range(1_500)] + [f"pay-ments-{number}" for number in range(700)]
+    assert some_of(many) == (
+        "orders-0, orders-1, orders-2, orders-3, orders-4 and 2,195 more partitions (orders 1,495, pay-ments 700)"
+    )
+    topics = [f"topic-{number}-0" for number in range(1_000)]
+    assert some_of(topics).endswith("(topic-5 1, topic-6 1, topic-7 1, topic-8 1, topic-9 1, 990 more topics)")
+
+
+def test_problems_of_thousands_of_partitions_are_lines_that_can_be_read() -> None:
+    states = {**ALL_RUN, 3: ProcessState.GONE}
+    view = merge([answer(brokers=(1, 2), partitions={number: (-1, 3, [3]) for number in range(2_000)})])
+    status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view)
+    problems = status.problems()
+    assert len(problems) == 3
+    assert all("(orders 1,995)" in problem for problem in problems[1:])
+    assert max(map(len, [*problems, *status_lines(status)])) < 200
 
 
 def test_a_zookeeper_that_is_gone_or_paused_is_a_problem() -> None:

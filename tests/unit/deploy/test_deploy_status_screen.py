@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from minibroker.client.cli.output import Format
@@ -18,6 +20,13 @@ STATUS = Status(
     offline_partitions=[],
     under_replicated_partitions=["t-0"],
 )
+UNKNOWN = Status(
+    brokers=[BrokerStatus(1, 101, True, 9092, True, None, None)],
+    controller=ControllerStatus(None, None),
+    zookeeper=None,
+    offline_partitions=None,
+    under_replicated_partitions=None,
+)
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
@@ -26,6 +35,29 @@ def test_a_broker_is_shown_with_its_leaders_and_the_controller_with_its_epoch() 
     assert lines[1].split() == ["1", "9092", "101", "running", "2", "epoch", "7"]
     assert lines[2].split() == ["2", "9093", "-", "not", "running", "0"]
     assert lines[-1] == "under-replicated partitions: t-0"
+
+
+def test_what_no_broker_tells_is_shown_as_unknown() -> None:
+    lines = status_lines(UNKNOWN)
+    assert lines[1].split() == ["1", "9092", "101", "paused", "unknown", "unknown"]
+    assert lines[-2:] == ["offline partitions: unknown", "under-replicated partitions: unknown"]
+
+
+@pytest.mark.parametrize("format", list(Format))
+def test_records_that_nobody_can_count_are_unknown_and_not_zero(
+    format: Format, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+    watch(lambda: Glance(UNKNOWN, {}, 1.0), format)
+    printed = capsys.readouterr().out
+    if format is Format.JSON:
+        found = json.loads(printed)
+        assert (found["records"], found["records_per_second"], found["offline_partitions"]) == (None, None, None)
+    else:
+        assert "records: unknown\n" in printed
 
 
 def test_the_rate_counts_partitions_that_were_seen_both_times_and_nothing_twice() -> None:
