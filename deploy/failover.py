@@ -109,7 +109,7 @@ async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Te
     if len(brokers) < 2 and who in (Victims.LEADER, Victims.CONTROLLER, Victims.BOTH):
         raise LaunchError(
             f"the cluster in {cluster.directory} has 1 broker, and at least 2 are needed for one to take over: "
-            "start one with `minibroker up --brokers 3` in another --data"
+            "start one with `minibroker up --brokers 3 --data DIR` in another directory"
         )
     for member in [*brokers, *(cluster.resolve(ZooKeeperServer()) if who is Victims.ZOOKEEPER else [])]:
         if cluster.state_of(member) is not ProcessState.RUNNING:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -219,7 +219,7 @@ class LocalCluster:
                 )
             gone = [entry for entry in cluster.brokers if entry.id in members and not _lives(entry)]
             if not gone and not isinstance(who, AllBrokers):
-                raise LaunchError(f"broker {members[0]} is running already: `minibroker stop` or `kill` it first")
+                raise LaunchError(f"broker {members[0]} is running already: `minibroker stop {members[0]}` first")
             _check_ports(gone)
             starting: list[StartingBroker] = []
             for entry in gone:
@@ -231,13 +231,13 @@ class LocalCluster:
     def stop(self, who: Who, timeout_s: float = STOP_TIMEOUT_S) -> list[Member]:
         """SIGTERM: a clean shutdown. Raises LaunchTimedOut where one does not end in time."""
         acted = self._signal(who, signal.SIGTERM, from_states=(ProcessState.RUNNING,))
-        self._wait_for_end(acted, timeout_s, "`minibroker kill` it")
+        self._wait_for_end(acted, timeout_s, lambda member: f"`minibroker kill {member}`")
         return acted
 
     def kill(self, who: Who) -> list[Member]:
         """SIGKILL, as a crash. Returns once the processes are gone."""
         acted = self._signal(who, signal.SIGKILL, from_states=(ProcessState.RUNNING, ProcessState.PAUSED))
-        self._wait_for_end(acted, KILL_TIMEOUT_S, "it hangs inside the operating system")
+        self._wait_for_end(acted, KILL_TIMEOUT_S, lambda _: "it hangs inside the operating system")
         return acted
 
     def pause(self, who: Who) -> list[Member]:
@@ -288,13 +288,13 @@ class LocalCluster:
                 raise LaunchError(_cannot(member, state, number))
         return acted
 
-    def _wait_for_end(self, members: list[Member], timeout_s: float, remedy: str) -> None:
+    def _wait_for_end(self, members: list[Member], timeout_s: float, remedy: Callable[[Member], str]) -> None:
         cluster = self.file()
         processes = {member: self._process_of(cluster, member) for member in members}
         left = wait_until_gone([process for process in processes.values() if process is not None], timeout_s)
         for member, process in processes.items():
             if process in left:
-                raise LaunchTimedOut(f"{name_of(member)} did not end within {timeout_s:g} s: {remedy}")
+                raise LaunchTimedOut(f"{name_of(member)} did not end within {timeout_s:g} s: {remedy(member)}")
 
     def _write_that_it_is_down(self) -> None:
         latest = self.file()
@@ -415,7 +415,7 @@ def _check_ports(brokers: list[BrokerEntry] | tuple[BrokerEntry, ...]) -> None:
     if taken:
         ports = ", ".join(f"{entry.port} (broker {entry.id})" for entry in taken)
         raise LaunchError(
-            f"port {ports} is in use: stop what listens there, or use other ports with `minibroker up --base-port`"
+            f"port {ports} is in use: stop what listens there, or use other ports with `minibroker up --base-port PORT`"
         )
 
 

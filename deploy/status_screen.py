@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import Format, print_json, table_lines
 from minibroker.deploy.status import Status, some_of
 from minibroker.protocol.errors import MinibrokerError
@@ -73,7 +74,7 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
                 records, rate = _records(before, now)
                 counted = "unknown" if records is None else f"{records:,}, {rate:,.0f}/s"
                 lines = [*status_lines(now.status), f"records: {counted}", *now.status.problems()]
-                text = "\n".join([problem] if problem else lines)
+                text = pastable("\n".join([problem] if problem else lines))
                 if live is not None:
                     live.update(Text(text), refresh=True)
                 elif format is Format.TABLE:

@@ -17,6 +17,8 @@ import msgspec
 import typer
 import uvloop
 
+from minibroker.client.cli import hints
+from minibroker.client.cli.hints import pastable
 from minibroker.client.errors import DeliveryFailed, InvalidSetting, TopicErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.rpc import RequestTimedOut
@@ -44,11 +46,28 @@ class Format(StrEnum):
     JSON = "json"
 
 
+def _bootstrap_given(context: typer.Context, value: str | None) -> str | None:
+    hints.remember(context, "bootstrap", value)
+    return value
+
+
+def _data_given(context: typer.Context, value: Path) -> Path:
+    hints.remember(context, "data", value)
+    return value
+
+
 BootstrapOption = Annotated[
     str | None,
-    typer.Option("--bootstrap", metavar="HOST:PORT,...", help="Brokers to ask first. Default: those of --data."),
+    typer.Option(
+        "--bootstrap",
+        metavar="HOST:PORT,...",
+        callback=_bootstrap_given,
+        help="Brokers to ask first. Default: those of --data.",
+    ),
 ]
-DataOption = Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory of the local cluster.")]
+DataOption = Annotated[
+    Path, typer.Option("--data", metavar="DIR", callback=_data_given, help="Directory of the local cluster.")
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How data is printed.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before destroying.")]
 
@@ -125,7 +144,7 @@ def _cell(value: object) -> str:
 def note(text: str) -> None:
     """Something for a person who watches: on stderr, if that is a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(pastable(text) + "\n")
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -144,6 +163,7 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code. Whatever goes wrong for a user is one line on stderr."""
     # Not `app(...)`, which has exit codes of its own for a broken pipe and for Ctrl-C.
     command = typer.main.get_command(app)
+    hints.begin(command)
     code = 0
     try:
         with command.make_context("minibroker", sys.argv[1:] if arguments is None else list(arguments)) as context:
@@ -163,7 +183,7 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     except (MinibrokerError, OSError, _ClickException) as error:
         code, text = explain(error)
         if text:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(pastable(text) + "\n")
     return code
 
 

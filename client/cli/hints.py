@@ -1,0 +1,65 @@
+"""Hints that can be pasted: a command that a message names repeats the `--data` or `--bootstrap` that was typed.
+
+Such messages come from every layer, from brokers even, and none of these knows what was typed. So the options are added
+where a message is printed, to each command in backquotes that takes them and does not name its own.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import typer
+
+_HINT = re.compile(r"`minibroker ([^`]+)`")
+
+
+class _Typed(NamedTuple):
+    root: Any
+    """The command of which all others are subcommands."""
+    options: dict[str, str]
+    """What was typed of those that say which cluster is meant, by the name of the parameter."""
+
+
+_typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
+
+
+def begin(root: object) -> None:
+    """A command line is about to be read, of this command and its subcommands."""
+    _typed.set(_Typed(root, {}))
+
+
+def remember(context: typer.Context, parameter: str, value: object) -> None:
+    """Repeat the option in hints, if it was typed: what an environment variable says holds for the next command too."""
+    typed = _typed.get()
+    if typed is not None and comes_from(context, parameter, "COMMANDLINE"):
+        typed.options[parameter] = f"--{parameter} {shlex.quote(str(value))}"
+
+
+def comes_from(context: typer.Context, parameter: str, source: str) -> bool:
+    """Whether the parameter has its value from COMMANDLINE, ENVIRONMENT or DEFAULT."""
+    found = context.get_parameter_source(parameter)
+    return found is not None and found.name == source
+
+
+def pastable(text: str) -> str:
+    """The text, with what was typed of `--data` and `--bootstrap` in its hints."""
+    typed = _typed.get()
+    if typed is None or not typed.options:
+        return text
+    return _HINT.sub(lambda hint: f"`minibroker {_completed(hint[1], typed)}`", text)
+
+
+def _completed(hint: str, typed: _Typed) -> str:
+    if "--help" in hint:
+        return hint
+    command = typed.root
+    for word in hint.split():
+        command = getattr(command, "commands", {}).get(word, command)
+    # Where both are taken, `--bootstrap` is what counts.
+    for parameter in ("bootstrap", "data"):
+        if parameter in typed.options and any(taken.name == parameter for taken in command.params):
+            return hint if f"--{parameter}" in hint else f"{hint} {typed.options[parameter]}"
+    return hint
