@@ -202,7 +202,9 @@ def demo(
         int, typer.Option(min=1, max=10_000_000, help="How many lines to send at least.")
     ] = demo_story.DEFAULT_RECORDS,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Use this directory, and keep what is in it then.")
+        # Not of MINIBROKER_DATA, where a cluster is that nobody wants to see killed.
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Use this directory, and keep what is in it then."),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:

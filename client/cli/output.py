@@ -18,7 +18,7 @@ import typer
 import uvloop
 
 from minibroker.client.cli import hints
-from minibroker.client.cli.hints import pastable
+from minibroker.client.cli.hints import comes_from, pastable
 from minibroker.client.errors import DeliveryFailed, InvalidSetting, TopicErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.rpc import RequestTimedOut
@@ -47,7 +47,10 @@ class Format(StrEnum):
 
 
 def _bootstrap_given(context: typer.Context, value: str | None) -> str | None:
+    """`--bootstrap` wins over `--data`, but what the environment says does not win over what was typed."""
     hints.remember(context, "bootstrap", value)
+    if comes_from(context, "bootstrap", "ENVIRONMENT") and comes_from(context, "data", "COMMANDLINE"):
+        return None
     return value
 
 
@@ -61,12 +64,20 @@ BootstrapOption = Annotated[
     typer.Option(
         "--bootstrap",
         metavar="HOST:PORT,...",
+        envvar="MINIBROKER_BOOTSTRAP",
         callback=_bootstrap_given,
         help="Brokers to ask first. Default: those of --data.",
     ),
 ]
 DataOption = Annotated[
-    Path, typer.Option("--data", metavar="DIR", callback=_data_given, help="Directory of the local cluster.")
+    Path,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        envvar="MINIBROKER_DATA",
+        callback=_data_given,
+        help="Directory of the local cluster.",
+    ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How data is printed.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before destroying.")]

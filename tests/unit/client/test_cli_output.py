@@ -8,6 +8,9 @@ import typer
 
 from minibroker.client.cli import output
 from minibroker.client.cli.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
     UsageError,
     bootstrap_servers,
     confirm,
@@ -102,6 +105,44 @@ def test_bootstrap_comes_from_the_option_or_else_from_the_local_cluster(tmp_path
 def test_without_either_the_error_names_both_remedies(tmp_path: Path) -> None:
     with pytest.raises(MinibrokerError, match=r"minibroker up.*--bootstrap"):
         bootstrap_servers(None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "typed", "chosen"),
+    [
+        ({"MINIBROKER_BOOTSTRAP": "env:1"}, [], "env:1"),
+        ({"MINIBROKER_BOOTSTRAP": "env:1"}, ["--bootstrap", "typed:1"], "typed:1"),
+        ({"MINIBROKER_DATA": "env"}, [], "of-env:1"),
+        ({"MINIBROKER_DATA": "env"}, ["--data", "typed"], "of-typed:1"),
+        ({"MINIBROKER_DATA": "env"}, ["--bootstrap", "typed:1"], "typed:1"),
+        ({"MINIBROKER_BOOTSTRAP": "env:1", "MINIBROKER_DATA": "env"}, [], "env:1"),
+        ({"MINIBROKER_BOOTSTRAP": "env:1"}, ["--data", "typed"], "of-typed:1"),
+        ({"MINIBROKER_BOOTSTRAP": "env:1"}, ["--data", "typed", "--bootstrap", "typed:1"], "typed:1"),
+        ({"MINIBROKER_BOOTSTRAP": "", "MINIBROKER_DATA": ""}, ["--data", "typed"], "of-typed:1"),
+    ],
+)
+def test_the_environment_says_which_cluster_is_meant_where_nothing_was_typed(
+    environment: dict[str, str],
+    typed: list[str],
+    chosen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("env", "typed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cluster.json").write_text(f'{{"bootstrap": "of-{name}:1"}}')
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def show(bootstrap: BootstrapOption = None, data: DataOption = DEFAULT_DATA) -> None:
+        print_json(bootstrap_servers(bootstrap, data))
+
+    assert run_app(app, typed) == 0
+    assert json.loads(capsys.readouterr().out) == chosen
 
 
 def test_nothing_is_destroyed_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
