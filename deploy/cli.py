@@ -32,6 +32,7 @@ from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy import demo as demo_story
 from minibroker.deploy import status_screen
 from minibroker.deploy.bench import failover
+from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
@@ -70,28 +71,22 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running and return.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Start ZooKeeper and brokers 1 to N on this machine, and print the bootstrap list. Ctrl-C stops them cleanly."""
+    """Start ZooKeeper and brokers 1 to N on this machine, and print the bootstrap list. Ctrl-C stops them cleanly.
+
+    Where the cluster runs already, its bootstrap list is printed and nothing else is done, also without --detach:
+    whoever started it holds it.
+    """
     _let_signals_interrupt()
     cluster = LocalCluster(data)
     began = time.monotonic()
+    found = cluster.running(brokers, base_port, zookeeper)
+    if found is not None:
+        _print_cluster(cluster, found, format)
+        note("it runs already: `minibroker down` stops it")
+        return
     note("starting ...")
     started = cluster.up(brokers, base_port, zookeeper)
-    bootstrap = cluster.bootstrap()
-    if format is Format.JSON:
-        print_json(
-            {
-                "bootstrap": bootstrap,
-                "zookeeper": started.zookeeper.connect,
-                "data": str(cluster.directory),
-                "brokers": [
-                    {"id": entry.id, "port": entry.port, "pid": entry.process.pid if entry.process else None}
-                    for entry in started.brokers
-                ],
-            }
-        )
-    else:
-        sys.stdout.write(bootstrap + "\n")
-    sys.stdout.flush()
+    _print_cluster(cluster, started, format)
     note(f"{len(started.brokers)} brokers up after {time.monotonic() - began:.1f} s, logs in {cluster.directory}/logs")
     note(f"ZooKeeper is at {started.zookeeper.connect}")
     if detach:
@@ -264,6 +259,25 @@ def _parsed(who: str) -> Who:
         return parse_who(who)
     except MalformedWho as error:
         raise UsageError(str(error)) from error
+
+
+def _print_cluster(cluster: LocalCluster, running: ClusterFile, format: Format) -> None:
+    bootstrap = cluster.bootstrap()
+    if format is Format.JSON:
+        print_json(
+            {
+                "bootstrap": bootstrap,
+                "zookeeper": running.zookeeper.connect,
+                "data": str(cluster.directory),
+                "brokers": [
+                    {"id": entry.id, "port": entry.port, "pid": entry.process.pid if entry.process else None}
+                    for entry in running.brokers
+                ],
+            }
+        )
+    else:
+        sys.stdout.write(bootstrap + "\n")
+    sys.stdout.flush()
 
 
 def _print_acted(action: str, members: list[Member], format: Format) -> None:

@@ -179,6 +179,42 @@ class LocalCluster:
                 raise
             return cluster
 
+    def running(
+        self,
+        brokers: int | None = None,
+        base_port: int | None = None,
+        zookeeper_connect: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> ClusterFile | None:
+        """The cluster, if all of it runs, and as it is asked for; None where nothing of it does.
+
+        Waits for an `up` that is under way. Raises LaunchError where a part runs, or something else is asked for.
+        """
+        if self.file_or_none() is None:
+            return None
+        with cluster_file.locked(self.directory):
+            known = self.file()
+        if not any(is_alive(process) for process in known.processes()):
+            return None
+        members: list[Member] = [entry.id for entry in known.brokers]
+        if known.zookeeper.port is not None:
+            members.append(ZOOKEEPER)
+        if any(self.state_of(member) is not ProcessState.RUNNING for member in members):
+            self._check_not_running(known)
+            return None
+        asked_and_found = (
+            (brokers, len(known.brokers)),
+            (base_port, known.brokers[0].port),
+            (zookeeper_connect, known.zookeeper.connect),
+            (settings, known.settings),
+        )
+        if any(asked not in (None, found) for asked, found in asked_and_found):
+            raise LaunchError(
+                f"the cluster in {self.directory} runs already, and not as it is asked for now ({_summary(known)}): "
+                "stop it with `minibroker down` first, or use another --data"
+            )
+        return known
+
     def down(self, *, kill: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> list[Member]:
         """Stop what lives, brokers before ZooKeeper, and say who that was. Data stays.
 
@@ -417,6 +453,14 @@ def _check_ports(brokers: list[BrokerEntry] | tuple[BrokerEntry, ...]) -> None:
         raise LaunchError(
             f"port {ports} is in use: stop what listens there, or use other ports with `minibroker up --base-port PORT`"
         )
+
+
+def _summary(cluster: ClusterFile) -> str:
+    settings = "".join(f", {name}={value}" for name, value in cluster.settings.items())
+    return (
+        f"brokers: {len(cluster.brokers)}, base port {cluster.brokers[0].port}, ZooKeeper {cluster.zookeeper.connect}"
+        f"{settings}"
+    )
 
 
 def _lives(entry: BrokerEntry) -> bool:

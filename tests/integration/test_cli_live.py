@@ -327,7 +327,7 @@ def test_an_output_that_is_full_is_an_error_of_one_line(minibroker: Shell, numbe
         (["start", "zookeeper"], "ZooKeeper is running already"),
         (["resume", "3"], "broker 3 is not paused"),
         (["logs", "4"], "its ids are 1, 2, 3"),
-        (["up"], "is in use by a running cluster (broker 1, broker 2, broker 3, ZooKeeper)"),
+        (["up", "--brokers", "5"], "runs already, and not as it is asked for now (brokers: 3, base port "),
         (["down", "--delete-data"], "repeat with --yes"),
     ],
 )
@@ -335,6 +335,25 @@ def test_a_mistake_is_one_line_with_the_remedy(
     arguments: list[str], said: str, minibroker: Shell, numbers: str
 ) -> None:
     assert said in minibroker.refused(1, *arguments)
+
+
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_up_of_a_cluster_that_runs_prints_its_bootstrap_list_and_leaves_it_alone(
+    detach: list[str], minibroker: Shell
+) -> None:
+    before = minibroker.cluster.file()
+    assert minibroker.ok("up", *detach) == before.bootstrap + "\n"
+    said = minibroker("up", "--brokers", "3", *detach, "--format", "json").json()
+    assert [broker["pid"] for broker in said["brokers"]] == [each["pid"] for each in minibroker.status()["brokers"]]
+    assert minibroker.cluster.file() == before
+
+
+def test_up_of_a_cluster_of_which_a_part_runs_says_how_to_start_the_rest(minibroker: Shell) -> None:
+    minibroker.ok("stop", "2")
+    said = minibroker.refused(1, "up", "--detach")
+    assert "is in use by a running cluster (broker 1, broker 3, ZooKeeper)" in said
+    assert "start what is missing with `minibroker start all`" in said
+    assert minibroker.ok("start", "all") == "start: broker 2\n"
 
 
 def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibroker: Shell) -> None:
