@@ -17,6 +17,16 @@ from minibroker.deploy.processes import Process, is_alive, spawn_python, wait_un
 
 READY_TIMEOUT_S = 30.0
 
+OWN_SETTINGS = {
+    "broker.id": "brokers are numbered from 1 on",
+    "listeners": "give --base-port",
+    "control.plane.listener.name": "it is of no use here",
+    "log.dirs": "give --data",
+    "zookeeper.connect": "give --zookeeper",
+    "metrics.listener": "`minibroker status --format json` says where metrics are",
+}
+"""What every broker needs a value of its own for, which is set here, and what a user may want instead."""
+
 
 class StartingBroker(NamedTuple):
     """A broker that was spawned, and where in its log this run begins."""

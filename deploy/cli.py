@@ -27,11 +27,13 @@ from minibroker.client.cli.output import (
     print_json,
     print_lines,
     run,
+    settings_of,
 )
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy import demo as demo_story
 from minibroker.deploy import status_screen
 from minibroker.deploy.bench import failover
+from minibroker.deploy.broker_process import OWN_SETTINGS
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets
 from minibroker.deploy.errors import LaunchError
@@ -68,6 +70,12 @@ def up(
         str | None,
         typer.Option(metavar="HOST:PORT", help="A ZooKeeper that runs already. Default: start one in DIR."),
     ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A setting of every broker. May be repeated. Default: those of the last time."
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running and return.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -77,15 +85,16 @@ def up(
     whoever started it holds it.
     """
     _let_signals_interrupt()
+    settings = _checked_overrides(override)
     cluster = LocalCluster(data)
     began = time.monotonic()
-    found = cluster.running(brokers, base_port, zookeeper)
+    found = cluster.running(brokers, base_port, zookeeper, settings)
     if found is not None:
         _print_cluster(cluster, found, format)
         note("it runs already: `minibroker down` stops it")
         return
     note("starting ...")
-    started = cluster.up(brokers, base_port, zookeeper)
+    started = cluster.up(brokers, base_port, zookeeper, settings)
     _print_cluster(cluster, started, format)
     note(f"{len(started.brokers)} brokers up after {time.monotonic() - began:.1f} s, logs in {cluster.directory}/logs")
     note(f"ZooKeeper is at {started.zookeeper.connect}")
@@ -241,6 +250,17 @@ def _print_outcome(outcome: demo_story.Outcome, format: Format) -> None:
         sys.stdout.write(f"reported as failed: {reason}\n")
     if verdict.flawless:
         sys.stdout.write("\nEvery acknowledged record is there, once, in order, with its value.\n")
+
+
+def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
+    """None: as the last time. Raises UsageError; what brokers do not know they say themselves."""
+    if not override:
+        return None
+    settings = settings_of("--override", override, "log.segment.bytes=1048576")
+    for name in settings:
+        if name in OWN_SETTINGS:
+            raise UsageError(f"--override {name}: each broker here has its own; {OWN_SETTINGS[name]}")
+    return settings
 
 
 def _let_signals_interrupt() -> None:

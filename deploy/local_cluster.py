@@ -175,7 +175,9 @@ class LocalCluster:
                 broker_process.wait_until_ready(starting)
             except BaseException:
                 self._end_all(self.file(), kill=True, timeout_s=0)
-                cluster_file.save(self.directory, msgspec.structs.replace(before or self.file(), running=False))
+                # Where there was nothing before, a setting that no broker takes must not be met again.
+                left = before or msgspec.structs.replace(self.file(), settings={})
+                cluster_file.save(self.directory, msgspec.structs.replace(left, running=False))
                 raise
             return cluster
 

@@ -113,6 +113,17 @@ def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
     return cluster.bootstrap
 
 
+def settings_of(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
+    """What a repeated option `NAME=VALUE` says. Raises UsageError."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name):
+            raise UsageError(f"{option} {text!r}: NAME=VALUE is expected, for instance {example}")
+        settings[name] = value
+    return settings
+
+
 def run(command: Coroutine[Any, Any, T]) -> T:
     """Run an asynchronous command to its end."""
     return uvloop.run(command)

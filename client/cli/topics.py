@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -25,6 +24,7 @@ from minibroker.client.cli.output import (
     print_json,
     print_table,
     run,
+    settings_of,
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import topic_name_problem
@@ -72,7 +72,7 @@ def create(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Create a topic, and wait until its partitions have leaders."""
-    configs = _parsed_configs(config or [])
+    configs = settings_of("--config", config or [], "min.insync.replicas=2")
     checked_topic(name)
     topic = run(_create(bootstrap_servers(bootstrap, data), name, partitions, replication_factor, configs))
     if format is Format.JSON:
@@ -179,13 +179,3 @@ def _summary(topic: TopicDescription) -> dict[str, object]:
         "partitions": len(topic.partitions),
         "replication_factor": max((len(partition.replicas) for partition in topic.partitions), default=0),
     }
-
-
-def _parsed_configs(texts: Sequence[str]) -> dict[str, str]:
-    configs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (equals and name):
-            raise UsageError(f"--config {text!r}: NAME=VALUE is expected, for instance min.insync.replicas=2")
-        configs[name] = value
-    return configs

@@ -579,6 +579,33 @@ def test_up_names_a_port_in_use_and_a_zookeeper_that_is_none(shell: Shell) -> No
     assert "127.0.0.1:2181" in shell.refused(1, "up", "--zookeeper", "localhost")
 
 
+def test_settings_of_brokers_are_kept_from_one_up_to_the_next_and_a_wrong_one_is_not(
+    shell: Shell, zookeeper: str
+) -> None:
+    arguments = ("up", "--detach", "--brokers", "1", "--base-port", str(free_ports(1)[0]), "--zookeeper", zookeeper)
+
+    def partitions_of_a_new_topic(name: str) -> int:
+        created: int = shell("topics", "create", name, "--format", "json").json()["partitions"]
+        return created
+
+    refused = shell.refused(1, *arguments, "--override", "num.partitons=7")
+    assert "broker 1 did not start: broker setting 'num.partitons' is not known" in refused
+    shell.ok(*arguments)
+    assert partitions_of_a_new_topic("default") == 1
+    assert "not as it is asked for now" in shell.refused(1, "up", "--override", "num.partitions=7")
+    shell.ok("down")
+    shell.ok("up", "--detach", "--override", "num.partitions=7", "--override", "default.replication.factor=1")
+    assert partitions_of_a_new_topic("seven") == 7
+    shell.ok("down")
+    assert "'num.partitons' is not known" in shell.refused(1, "up", "--detach", "--override", "num.partitons=8")
+    shell.ok("up", "--detach")
+    assert partitions_of_a_new_topic("seven-again") == 7
+    shell.ok("stop", "1")
+    shell.ok("start", "1")
+    assert partitions_of_a_new_topic("seven-after-a-start") == 7
+    assert shell.ok("up", "--override", "num.partitions=7", "--override", "default.replication.factor=1")
+
+
 def test_data_of_one_cluster_is_refused_by_another_and_lives_on_in_its_own(shell: Shell, zookeeper: str) -> None:
     arguments = ("up", "--detach", "--brokers", "1", "--base-port", str(free_ports(1)[0]))
     shell.ok(*arguments, "--zookeeper", f"{zookeeper}/one")
