@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     import typer
 
+    __version__: str
+
     from minibroker.client import (
         Admin,
         ApiTimedOut,
@@ -89,14 +91,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    value: object
+    if name == "__version__":
+        value = importlib.import_module("importlib.metadata").version("minibroker")
+    elif name in __all__:
+        value = getattr(importlib.import_module("minibroker.client"), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module("minibroker.client"), name)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 def application() -> typer.Typer:
@@ -112,7 +119,6 @@ def application() -> typer.Typer:
         name="minibroker",
         help="A small, real, replicated log broker cluster.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
     # A group that two packages fill: what needs brokers to talk to is the client's, what kills them the launcher's.

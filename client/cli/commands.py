@@ -1,6 +1,10 @@
-"""The client's commands, as one to mount."""
+"""The client's commands, as one to mount, and `--version`."""
 
 from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated
 
 import typer
 
@@ -12,8 +16,24 @@ from minibroker.client.cli.consume import consume
 from minibroker.client.cli.produce import produce
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"minibroker {importlib.metadata.version('minibroker')}\n")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    # A docstring would be the help of `minibroker`.
+    ...
+
+
 def mount(app: typer.Typer, bench: typer.Typer) -> None:
     """Add the commands to the application, and those that measure to its group `bench`."""
+    app.callback()(options)
     app.add_typer(topics.app, name="topics")
     app.command()(produce)
     app.command()(consume)

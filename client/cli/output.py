@@ -63,6 +63,7 @@ BootstrapOption = Annotated[
     str | None,
     typer.Option(
         "--bootstrap",
+        "-b",
         metavar="HOST:PORT,...",
         envvar="MINIBROKER_BOOTSTRAP",
         callback=_bootstrap_given,
@@ -187,8 +188,11 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     command = typer.main.get_command(app)
     hints.begin(command)
     code = 0
+    if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks, in the way of the script that it was given
+        command.main(prog_name="minibroker")
     try:
-        with command.make_context("minibroker", sys.argv[1:] if arguments is None else list(arguments)) as context:
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        with command.make_context("minibroker", given, help_option_names=["--help", "-h"]) as context:
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as end:

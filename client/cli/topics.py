@@ -59,13 +59,21 @@ async def described(bootstrap: str, topic: str) -> TopicDescription:
 def create(
     name: TopicArgument,
     partitions: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Default: the brokers' num.partitions.")
+        int | None, typer.Option("--partitions", "-p", min=1, max=10_000, help="Default: the brokers' num.partitions.")
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, max=1_000, help="Replicas of each. Default: default.replication.factor.")
+        int | None,
+        typer.Option(
+            "--replication-factor",
+            "-r",
+            min=1,
+            max=1_000,
+            help="Replicas of each. Default: default.replication.factor.",
+        ),
     ] = None,
     config: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of the topic. May be repeated.")
+        list[str] | None,
+        typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting of the topic. May be repeated."),
     ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
