@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -44,6 +45,7 @@ from minibroker.deploy.who import MalformedWho, Who, parse_who
 from minibroker.protocol.errors import MinibrokerError
 
 _FOLLOW_INTERVAL_S = 0.1
+_TAIL_BLOCK_BYTES = 64 * 1024
 
 WhoArgument = Annotated[
     str,
@@ -153,6 +155,9 @@ def status(
 def logs(
     who: WhoArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what is added.")] = False,
+    tail: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Only the last lines of each log, so many. Default: all.")
+    ] = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -162,7 +167,9 @@ def logs(
     for member in members:
         if not cluster.log_of(member).exists():
             raise LaunchError(f"{name_of(member)} has no log in {cluster.log_of(member).parent}: was it ever started?")
-    positions = dict.fromkeys(members, 0)
+    positions = {
+        member: 0 if tail is None else _where_last_lines_begin(cluster.log_of(member), tail) for member in members
+    }
     while True:
         for member in members:
             for line in _lines_from(cluster.log_of(member), member, positions):
@@ -338,3 +345,23 @@ def _lines_from(path: Path, member: Member, positions: dict[Member, int]) -> lis
     end = data.rfind(b"\n") + 1
     positions[member] += end
     return data[:end].decode("utf-8", "replace").splitlines()
+
+
+def _where_last_lines_begin(path: Path, count: int) -> int:
+    """The position of the last `count` whole lines. Reads no more of the file than these, by blocks."""
+    newlines_left = count + 1  # the last of them ends the line before
+    with path.open("rb") as log:
+        position = log.seek(0, os.SEEK_END)
+        while position > 0:
+            position, end = max(0, position - _TAIL_BLOCK_BYTES), position
+            log.seek(position)
+            block = log.read(end - position)
+            found = block.count(b"\n")
+            if found < newlines_left:
+                newlines_left -= found
+                continue
+            at = len(block)
+            for _ in range(newlines_left):
+                at = block.rindex(b"\n", 0, at)
+            return position + at + 1
+    return 0
