@@ -19,6 +19,7 @@ import uvloop
 
 from minibroker.client.cli import hints
 from minibroker.client.cli.hints import comes_from, pastable
+from minibroker.client.cli.plain_help import HELP_OPTIONS, make_plain, plain_error
 from minibroker.client.errors import DeliveryFailed, InvalidSetting, TopicErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.rpc import RequestTimedOut
@@ -187,12 +188,13 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     # Not `app(...)`, which has exit codes of its own for a broken pipe and for Ctrl-C.
     command = typer.main.get_command(app)
     hints.begin(command)
+    make_plain(command)
     code = 0
     if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks, in the way of the script that it was given
         command.main(prog_name="minibroker")
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
-        with command.make_context("minibroker", given, help_option_names=["--help", "-h"]) as context:
+        with command.make_context("minibroker", given, help_option_names=HELP_OPTIONS) as context:
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as end:
@@ -239,7 +241,7 @@ def _exit_code(error: Exception) -> int:
 
 
 def _click_text(error: Any) -> str:
-    text: str = error.format_message()
+    text = plain_error(error.format_message())
     if not text:
         return ""
     context = getattr(error, "ctx", None)

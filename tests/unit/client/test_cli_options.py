@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
 
 import minibroker
 from minibroker import application
@@ -44,6 +47,55 @@ def test_help_has_a_short_option_everywhere(
     printed = capsys.readouterr()
     assert " ".join(["Usage: minibroker", *command]) in printed.out
     assert printed.err == ""
+
+
+def commands_below(command: Any, path: list[str]) -> list[list[str]]:
+    found = [path]
+    for name, subcommand in getattr(command, "commands", {}).items():
+        found += commands_below(subcommand, [*path, name])
+    return found
+
+
+@pytest.mark.parametrize("command", commands_below(typer.main.get_command(application()), []), ids=" ".join)
+def test_help_needs_no_knowledge_of_python(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run_app(application(), [*command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert not re.findall(r"<[^>]*>|<=|>=|\b(?:int|float|bool|str|None|True|False)\b", printed)
+
+
+def test_the_extras_of_the_package_are_shown_in_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["spark"]):
+        run_app(application(), [*command, "--help"])
+        assert "pip install 'minibroker[spark]'" in capsys.readouterr().out
+
+
+def test_help_says_what_a_value_looks_like(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    run_app(application(), ["up", "--help"])
+    lines = {line.split()[1]: line.split()[2] for line in capsys.readouterr().out.splitlines() if "│ --" in line}
+    assert lines["--brokers"] == "N"
+    assert lines["--format"] == "table|json"
+    assert lines["--zookeeper"] == "HOST:PORT"
+    assert lines["--detach"] == "Leave"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["up", "--brokers", "x"], "'--brokers': a whole number is expected"),
+        (["up", "--brokers", "0"], "'--brokers': it must be greater than or equal to 1"),
+        (["bench", "latency", "--rate", "x"], "'--rate': a number is expected"),
+        (["status", "--format", "xml"], "'--format': 'xml' is not one of 'table', 'json'"),
+    ],
+)
+def test_an_error_names_no_type_of_python(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(application(), arguments) == 2
+    assert capsys.readouterr().err == (
+        f"error: Invalid value for {said}: see `minibroker {' '.join(arguments[:-2])} --help`\n"
+    )
 
 
 @pytest.mark.parametrize(
