@@ -185,6 +185,7 @@ def confirm(question: str, yes: bool) -> None:
 
 def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code. Whatever goes wrong for a user is one line on stderr."""
+    _open_what_is_closed()
     # Not `app(...)`, which has exit codes of its own for a broken pipe and for Ctrl-C.
     command = typer.main.get_command(app)
     hints.begin(command)
@@ -213,6 +214,21 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
         if text:
             sys.stderr.write(pastable(text) + "\n")
     return code
+
+
+def _open_what_is_closed() -> None:
+    """A shell's `<&-` and `>&-` mean the same as `/dev/null`.
+
+    The first files and connections that are opened would get the numbers of standard input and output otherwise, and
+    what is printed ends up in a connection.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def explain(error: Exception) -> tuple[int, str]:

@@ -129,3 +129,25 @@ def test_a_shell_is_told_how_the_word_may_go_on(words: str, completed: str) -> N
         timeout=60,
     )
     assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, completed, "")
+
+
+def in_a_shell(redirected: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`minibroker ARGUMENTS` with a redirection as one types it."""
+    command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-P", "-m", "minibroker", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_trouble(closed: str) -> None:
+    printed = in_a_shell(closed, "--version")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert printed.stdout == ("" if " >&-" in f" {closed}" else f"minibroker {VERSION}\n")
+    refused = in_a_shell(closed, "topics", "list", "-b", "127.0.0.1:1")  # opens connections, too
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.count("\n") == (0 if "2>&-" in closed else 1), refused
+
+
+def test_a_reader_that_has_gone_is_told_nothing() -> None:
+    # The shell's own exit code is that of the reader; what is not to be seen is a traceback.
+    ended = in_a_shell("| true", "bench", "--help")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
