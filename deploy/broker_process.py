@@ -7,6 +7,7 @@ can wait.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.processes import Process, is_alive, spawn_python, wait_until
 
 READY_TIMEOUT_S = 30.0
+_LAST_LINE_BYTES = 4_096
 
 OWN_SETTINGS = {
     "broker.id": "brokers are numbered from 1 on",
@@ -98,3 +100,14 @@ def _last_words(broker: StartingBroker) -> str:
     if errors:
         return errors[-1]
     return f"{lines[-1] if lines else 'it said nothing'}; see {broker.log}"
+
+
+def last_error(log: Path) -> str | None:
+    """Why the last run ended, if the broker said so: then it is its last line."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_LINE_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return None
+    return lines[-1].removeprefix("error: ") if lines and lines[-1].startswith("error: ") else None

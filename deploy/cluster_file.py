@@ -7,6 +7,7 @@ operating system. Its field `bootstrap` is what every other command reads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -84,9 +85,32 @@ def load(directory: Path) -> ClusterFile | None:
 
 
 def save(directory: Path, cluster: ClusterFile) -> None:
+    """Raises LaunchError where the file cannot be written."""
     bootstrap = ",".join(f"{LOOPBACK}:{entry.port}" for entry in cluster.brokers)
-    data = msgspec.json.encode(msgspec.structs.replace(cluster, bootstrap=bootstrap))
-    RealDisk().write_atomically(str((directory / FILE_NAME).absolute()), msgspec.json.format(data, indent=2) + b"\n")
+    encoded = msgspec.json.encode(msgspec.structs.replace(cluster, bootstrap=bootstrap))
+    data = msgspec.json.format(encoded, indent=2) + b"\n"
+    path = (directory / FILE_NAME).absolute()
+    try:
+        try:
+            RealDisk().write_atomically(str(path), data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            _write_where_it_stands(path, data)
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be written: {error.strerror}; make room there, or mend it") from error
+
+
+def _write_where_it_stands(path: Path, data: bytes) -> None:
+    """On a full disk there is no room for another file, but for this one: what it begins with stays allocated."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        # Blanks after the JSON are no harm, should this be all that is written.
+        os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
+        os.ftruncate(descriptor, len(data))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

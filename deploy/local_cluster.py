@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -44,6 +45,8 @@ MAX_BROKERS = 100
 METRICS_PORT_DISTANCE = 1_000
 STOP_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 10.0
+LITTLE_ROOM_BYTES = 1024 * 1024
+"""A disk with less is full: a broker fails at the first write that does not fit."""
 
 ZOOKEEPER: Final = "zookeeper"
 Member = int | Literal["zookeeper"]
@@ -98,7 +101,19 @@ class LocalCluster:
             server = ProcessState.RUNNING if answers else ProcessState.GONE
         else:
             server = self.state_of(ZOOKEEPER)
-        return status_of_processes(cluster, states, server, self.view() if view is None else view)
+        return status_of_processes(
+            cluster,
+            states,
+            server,
+            self.view() if view is None else view,
+            last_errors={
+                broker_id: error
+                for broker_id, state in states.items()
+                if state is ProcessState.GONE
+                and (error := broker_process.last_error(self.log_of(broker_id))) is not None
+            },
+            full_disk=str(self.directory) if _is_full(self.directory) else None,
+        )
 
     def resolve(self, who: Who) -> list[Member]:
         """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller."""
@@ -159,7 +174,7 @@ class LocalCluster:
             raise LaunchError(
                 f"the data directory {self.directory} cannot be made: {error.strerror}; use --data"
             ) from error
-        with cluster_file.locked(self.directory):
+        with self._naming_a_full_disk(), cluster_file.locked(self.directory):
             before = self.file_or_none()
             if before is not None:
                 self._check_not_running(before)
@@ -246,25 +261,8 @@ class LocalCluster:
         """Start members that are gone, and wait until they serve; `AllBrokers` means those that are gone."""
         if isinstance(who, Controller | LeaderOf):
             raise LaunchError("who leads or controls is running already: give `start` a broker id, all or zookeeper")
-        if isinstance(who, ZooKeeperServer):
-            return self._start_zookeeper(who)
-        members = self.resolve(who)
-        with cluster_file.locked(self.directory):
-            cluster = self.file()
-            if cluster.zookeeper.process is not None and not is_alive(cluster.zookeeper.process):
-                raise LaunchError(
-                    "ZooKeeper is not running: `minibroker start zookeeper` first, or bring all up with `minibroker up`"
-                )
-            gone = [entry for entry in cluster.brokers if entry.id in members and not _lives(entry)]
-            if not gone and not isinstance(who, AllBrokers):
-                raise LaunchError(f"broker {members[0]} is running already: `minibroker stop {members[0]}` first")
-            _check_ports(gone)
-            starting: list[StartingBroker] = []
-            for entry in gone:
-                cluster, started = self._spawn_broker(cluster, entry)
-                starting.append(started)
-        broker_process.wait_until_ready(starting)
-        return [started.broker_id for started in starting]
+        with self._naming_a_full_disk():
+            return self._start_zookeeper(who) if isinstance(who, ZooKeeperServer) else self._start_brokers(who)
 
     def stop(self, who: Who, timeout_s: float = STOP_TIMEOUT_S) -> list[Member]:
         """SIGTERM: a clean shutdown. Raises LaunchTimedOut where one does not end in time."""
@@ -289,6 +287,16 @@ class LocalCluster:
         return self._signal(who, signal.SIGCONT, from_states=(ProcessState.PAUSED,))
 
     # -- inside --
+
+    @contextlib.contextmanager
+    def _naming_a_full_disk(self) -> Iterator[None]:
+        """What cannot be started on a full disk has many reasons to tell, and mostly no room to write them down."""
+        try:
+            yield
+        except (LaunchError, OSError) as error:
+            if not _is_full(self.directory):
+                raise
+            raise LaunchError(f"{error}; the disk of {self.directory} is full: make room there") from error
 
     def _process_of(self, cluster: ClusterFile, member: Member) -> Process | None:
         return cluster.zookeeper.process if isinstance(member, str) else cluster.broker(member).process
@@ -339,6 +347,25 @@ class LocalCluster:
         if not any(is_alive(process) for process in latest.processes()):
             cluster_file.save(self.directory, msgspec.structs.replace(latest, running=False))
 
+    def _start_brokers(self, who: Who) -> list[Member]:
+        members = self.resolve(who)
+        with cluster_file.locked(self.directory):
+            cluster = self.file()
+            if cluster.zookeeper.process is not None and not is_alive(cluster.zookeeper.process):
+                raise LaunchError(
+                    "ZooKeeper is not running: `minibroker start zookeeper` first, or bring all up with `minibroker up`"
+                )
+            gone = [entry for entry in cluster.brokers if entry.id in members and not _lives(entry)]
+            if not gone and not isinstance(who, AllBrokers):
+                raise LaunchError(f"broker {members[0]} is running already: `minibroker stop {members[0]}` first")
+            _check_ports(gone)
+            starting: list[StartingBroker] = []
+            for entry in gone:
+                cluster, started = self._spawn_broker(cluster, entry)
+                starting.append(started)
+        broker_process.wait_until_ready(starting)
+        return [started.broker_id for started in starting]
+
     def _start_zookeeper(self, who: ZooKeeperServer) -> list[Member]:
         members = self.resolve(who)
         with cluster_file.locked(self.directory):
@@ -370,7 +397,7 @@ class LocalCluster:
             process = zookeeper.start(program, self.directory / ZOOKEEPER, self.log_of(ZOOKEEPER), port)
             entry = ZooKeeperEntry(f"{LOOPBACK}:{port}", port, process)
             cluster = msgspec.structs.replace(cluster, zookeeper=entry, running=True)
-            cluster_file.save(self.directory, cluster)
+            self._save_or_kill(cluster, process)
         return cluster
 
     def _spawn_broker(self, cluster: ClusterFile, entry: BrokerEntry) -> tuple[ClusterFile, StartingBroker]:
@@ -387,8 +414,16 @@ class LocalCluster:
             )
             cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
             cluster = msgspec.structs.replace(cluster, running=True)
-            cluster_file.save(self.directory, cluster)
+            self._save_or_kill(cluster, started.process)
         return cluster, started
+
+    def _save_or_kill(self, cluster: ClusterFile, started: Process) -> None:
+        """Where it cannot be noted that a process was started, it must not go on: no command would find it again."""
+        try:
+            cluster_file.save(self.directory, cluster)
+        except LaunchError:
+            _end([started], kill=True, timeout_s=0)
+            raise
 
     def _wait_for_zookeeper(self, cluster: ClusterFile) -> None:
         ours = cluster.zookeeper
@@ -463,6 +498,11 @@ def _summary(cluster: ClusterFile) -> str:
         f"brokers: {len(cluster.brokers)}, base port {cluster.brokers[0].port}, ZooKeeper {cluster.zookeeper.connect}"
         f"{settings}"
     )
+
+
+def _is_full(directory: Path) -> bool:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize < LITTLE_ROOM_BYTES
 
 
 def _lives(entry: BrokerEntry) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -31,6 +32,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """How many partitions it leads. None: unknown."""
     metrics_port: int | None = None
     """Where it serves Prometheus's `/metrics`, as far as is known here."""
+    last_error: str | None = None
+    """Why it ended, where it is gone and said so."""
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
@@ -57,6 +60,8 @@ class Status(msgspec.Struct, frozen=True):
     """`TOPIC-PARTITION` of those without a leader. None: unknown."""
     under_replicated_partitions: list[str] | None
     """`TOPIC-PARTITION` of those with fewer replicas in sync than assigned. None: unknown."""
+    full_disk: str | None = None
+    """The directory of the cluster, where its disk has no room left."""
 
     @property
     def is_unknown(self) -> bool:
@@ -65,9 +70,11 @@ class Status(msgspec.Struct, frozen=True):
 
     def problems(self) -> list[str]:
         """Why the cluster is not healthy, a sentence each with the remedy; empty where it is."""
-        if self.zookeeper and not self.zookeeper.alive and not any(broker.alive for broker in self.brokers):
-            return ["the cluster is down: `minibroker up`"]
         found: list[str] = []
+        if self.full_disk is not None:
+            found.append(f"the disk of {self.full_disk} is full: make room there, then start what has ended")
+        if self.zookeeper and not self.zookeeper.alive and not any(broker.alive for broker in self.brokers):
+            return [*found, "the cluster is down: `minibroker up`"]
         if self.zookeeper and not self.zookeeper.alive:
             found.append(
                 f"no ZooKeeper answers at {self.zookeeper.connect}: start it where it runs"
@@ -78,7 +85,8 @@ class Status(msgspec.Struct, frozen=True):
             found.append("ZooKeeper is paused: `minibroker resume zookeeper`")
         for broker in self.brokers:
             if not broker.alive:
-                found.append(f"broker {broker.id} is not running: `minibroker start {broker.id}`")
+                why = "" if broker.last_error is None else f" ({broker.last_error})"
+                found.append(f"broker {broker.id} is not running{why}: `minibroker start {broker.id}`")
             elif broker.paused:
                 found.append(f"broker {broker.id} is paused: `minibroker resume {broker.id}`")
             elif broker.registered is False:
@@ -98,10 +106,15 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def status_of_processes(
-    cluster: ClusterFile, states: Mapping[int, ProcessState], zookeeper: ProcessState, view: ClusterView
+    cluster: ClusterFile,
+    states: Mapping[int, ProcessState],
+    zookeeper: ProcessState,
+    view: ClusterView,
+    last_errors: Mapping[int, str] = MappingProxyType({}),
+    full_disk: str | None = None,
 ) -> Status:
-    """Of a cluster that was started here. `states` are those of the brokers' processes; a ZooKeeper elsewhere is
-    RUNNING if it answers, else GONE."""
+    """Of a cluster that was started here. `states` are those of the brokers' processes, `last_errors` why some of them
+    ended; a ZooKeeper elsewhere is RUNNING if it answers, else GONE."""
     brokers = [
         BrokerStatus(
             id=entry.id,
@@ -111,6 +124,7 @@ def status_of_processes(
             paused=states[entry.id] is ProcessState.PAUSED,
             registered=None if view.is_unknown else entry.id in view.brokers,
             leaders=None if view.is_unknown else view.leader_count(entry.id),
+            last_error=last_errors.get(entry.id),
             metrics_port=entry.metrics_port,
         )
         for entry in cluster.brokers
@@ -126,6 +140,7 @@ def status_of_processes(
             is_elsewhere=server.port is None,
         ),
         view,
+        full_disk,
     )
 
 
@@ -146,7 +161,9 @@ def status_of_view(view: ClusterView) -> Status:
     return _status(brokers, None, view)
 
 
-def _status(brokers: list[BrokerStatus], zookeeper: ZooKeeperStatus | None, view: ClusterView) -> Status:
+def _status(
+    brokers: list[BrokerStatus], zookeeper: ZooKeeperStatus | None, view: ClusterView, full_disk: str | None = None
+) -> Status:
     return Status(
         brokers=brokers,
         zookeeper=zookeeper,
@@ -155,6 +172,7 @@ def _status(brokers: list[BrokerStatus], zookeeper: ZooKeeperStatus | None, view
         under_replicated_partitions=(
             None if view.is_unknown else [str(name) for name in view.under_replicated_partitions()]
         ),
+        full_disk=full_disk,
     )
 
 

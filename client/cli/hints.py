@@ -6,8 +6,10 @@ where a message is printed, to each command in backquotes that takes them and do
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -26,9 +28,14 @@ class _Typed(NamedTuple):
 _typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
 
 
-def begin(root: object) -> None:
-    """A command line is about to be read, of this command and its subcommands."""
-    _typed.set(_Typed(root, {}))
+@contextlib.contextmanager
+def repeating(root: object) -> Iterator[None]:
+    """While a command line is read and carried out, of this command and its subcommands."""
+    token = _typed.set(_Typed(root, {}))
+    try:
+        yield
+    finally:
+        _typed.reset(token)
 
 
 def remember(context: typer.Context, parameter: str, value: object) -> None:

@@ -186,16 +186,19 @@ def confirm(question: str, yes: bool) -> None:
 def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code. Whatever goes wrong for a user is one line on stderr."""
     _open_what_is_closed()
-    # Not `app(...)`, which has exit codes of its own for a broken pipe and for Ctrl-C.
     command = typer.main.get_command(app)
-    hints.begin(command)
     make_plain(command)
-    code = 0
     if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks, in the way of the script that it was given
         command.main(prog_name="minibroker")
+    with hints.repeating(command):
+        return _run_command(command, sys.argv[1:] if arguments is None else list(arguments))
+
+
+def _run_command(command: Any, arguments: list[str]) -> int:
+    # Not `command.main(...)`, which has exit codes of its own for a broken pipe and for Ctrl-C.
+    code = 0
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
-        with command.make_context("minibroker", given, help_option_names=HELP_OPTIONS) as context:
+        with command.make_context("minibroker", arguments, help_option_names=HELP_OPTIONS) as context:
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as end:

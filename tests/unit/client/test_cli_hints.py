@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from minibroker import application
+from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import DEFAULT_DATA, BootstrapOption, DataOption, note, run_app
 from minibroker.protocol.errors import MinibrokerError
 
@@ -59,14 +60,20 @@ def test_what_was_typed_is_forgotten_with_the_next_command_line(capsys: pytest.C
     capsys.readouterr()
     run_app(app_that_hints(), ["fail"])
     assert capsys.readouterr().err == f"error: {SAID}\n"
+    assert pastable(SAID) == SAID
 
 
 def test_notes_repeat_it_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    run_app(app_that_hints(), ["up", "--data", "here"])
-    capsys.readouterr()
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    note("broker 2 is gone: `minibroker up 2` brings it back")
-    assert capsys.readouterr().err == "broker 2 is gone: `minibroker up 2 --data here` brings it back\n"
+    app = typer.Typer(add_completion=False)
+
+    @app.command("watch")
+    def watch(data: DataOption = DEFAULT_DATA) -> None:
+        note("broker 2 is gone: `minibroker start 2` brings it back")
+
+    app.command("start")(watch)
+    assert run_app(app, ["watch", "--data", "here"]) == 0
+    assert capsys.readouterr().err == "broker 2 is gone: `minibroker start 2 --data here` brings it back\n"
 
 
 @pytest.mark.parametrize("command", [["status"], ["kill", "1"], ["topics", "list"], ["bench", "failover"]])

@@ -9,7 +9,7 @@ import pytest
 
 from minibroker import application
 from minibroker.client.cli.output import run_app
-from minibroker.deploy import cli, cluster_file
+from minibroker.deploy import broker_process, cli, cluster_file
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 
 
@@ -50,3 +50,15 @@ def test_tail_counts_the_lines_of_each_log(logs: Path, capsys: pytest.CaptureFix
     ]
     (line,) = printed(capsys, logs, "1", "--tail", "1", "--format", "json")
     assert json.loads(line) == {"who": 1, "line": "line 99"}
+
+
+def test_the_last_error_of_a_broker_is_what_its_log_ends_with(tmp_path: Path) -> None:
+    log = tmp_path / "broker-1.log"
+    assert broker_process.last_error(log) is None
+    log.write_text("")
+    assert broker_process.last_error(log) is None
+    log.write_text("x" * 10_000 + "\nerror: the disk is full\n")
+    assert broker_process.last_error(log) == "the disk is full"
+    with log.open("a") as more:
+        more.write("2026-11-22T06:00:00.000 INFO minibroker.broker: the next run\n")
+    assert broker_process.last_error(log) is None

@@ -80,6 +80,23 @@ def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
     assert (status.brokers[2].alive, status.brokers[2].pid) == (False, None)
 
 
+def test_why_a_broker_ended_and_that_the_disk_is_full_is_told() -> None:
+    states = {**ALL_RUN, 3: ProcessState.GONE}
+    status = status_of_processes(
+        CLUSTER,
+        states,
+        ProcessState.RUNNING,
+        merge([answer(brokers=(1, 2))]),
+        last_errors={3: "the log directory /data/broker-3 has failed: No space left on device"},
+        full_disk="/data",
+    )
+    assert status.problems() == [
+        "the disk of /data is full: make room there, then start what has ended",
+        "broker 3 is not running (the log directory /data/broker-3 has failed: No space left on device): "
+        "`minibroker start 3`",
+    ]
+
+
 def test_a_paused_broker_lives_but_is_a_problem() -> None:
     status = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.PAUSED}, ProcessState.RUNNING, merge([answer()]))
     assert status.brokers[1].alive
