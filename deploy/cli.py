@@ -24,6 +24,7 @@ from minibroker.client.cli.output import (
     UsageError,
     YesOption,
     confirm,
+    data_given,
     note,
     print_json,
     print_lines,
@@ -215,7 +216,9 @@ def demo(
     data: Annotated[
         # Not of MINIBROKER_DATA, where a cluster is that nobody wants to see killed.
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Use this directory, and keep what is in it then."),
+        typer.Option(
+            "--data", metavar="DIR", callback=data_given, help="Use this directory, and keep what is in it then."
+        ),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:

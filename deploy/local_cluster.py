@@ -501,7 +501,10 @@ def _summary(cluster: ClusterFile) -> str:
 
 
 def _is_full(directory: Path) -> bool:
-    found = os.statvfs(directory)
+    try:
+        found = os.statvfs(directory)
+    except FileNotFoundError:
+        return False
     return found.f_bavail * found.f_frsize < LITTLE_ROOM_BYTES
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,10 @@ from minibroker.deploy.processes import send_signal, wait_until_gone
 # How fast a machine is, and what else runs on it, must not decide whether a property holds.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# Nor must what the user's own shell says which cluster is meant.
+for _name in ("MINIBROKER_BOOTSTRAP", "MINIBROKER_DATA"):
+    os.environ.pop(_name, None)
 
 _chroot_numbers = itertools.count(1)
 

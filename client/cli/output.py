@@ -55,7 +55,8 @@ def _bootstrap_given(context: typer.Context, value: str | None) -> str | None:
     return value
 
 
-def _data_given(context: typer.Context, value: Path) -> Path:
+def data_given(context: typer.Context, value: Path | None) -> Path | None:
+    """For an option `--data`: hints repeat it."""
     hints.remember(context, "data", value)
     return value
 
@@ -77,7 +78,7 @@ DataOption = Annotated[
         "--data",
         metavar="DIR",
         envvar="MINIBROKER_DATA",
-        callback=_data_given,
+        callback=data_given,
         help="Directory of the local cluster.",
     ),
 ]

@@ -13,7 +13,7 @@ import typer
 
 HELP_OPTIONS = ["--help", "-h"]
 
-_TYPES = {"str": "TEXT"} | dict.fromkeys(("int", "int range", "float", "float range", "list[int]"), "N")
+_TYPES = {"str": "TEXT", "path": "PATH"} | dict.fromkeys(("int", "int range", "float", "float range"), "N")
 
 _MARKUP = re.compile(r"\[(?=[a-z#/@])")
 
@@ -50,7 +50,7 @@ def _hide_type(parameter: Any) -> None:
     if parameter.param_type_name == "argument" or getattr(parameter, "is_flag", False):
         shown = ""
     else:
-        label = parameter.display_type(None).strip("<>")
+        label = parameter.display_type(None).strip("<>").removeprefix("list[").removesuffix("]")
         shown = parameter.metavar or _TYPES.get(label, label)
     parameter.display_type_rich = lambda ctx: shown
     # What is checked is what was declared; these are for the help alone.

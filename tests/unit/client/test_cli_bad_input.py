@@ -89,8 +89,9 @@ def test_a_mistake_is_one_line_with_the_remedy_and_the_right_exit_code(
 def test_without_a_cluster_every_command_says_how_to_get_one(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_app(application(), [*command, "--data", str(tmp_path)]) == 1
-    assert "minibroker up" in capsys.readouterr().err
+    for directory in (tmp_path, tmp_path / "not" / "there"):
+        assert run_app(application(), [*command, "--data", str(directory)]) == 1
+        assert "minibroker up" in capsys.readouterr().err
 
 
 def test_a_damaged_cluster_file_is_told_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import typer
 from minibroker import application
 from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import DEFAULT_DATA, BootstrapOption, DataOption, note, run_app
+from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.protocol.errors import MinibrokerError
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +82,14 @@ def test_the_way_to_a_cluster_leads_to_the_directory_that_was_asked_for(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(application(), [*command, "--data", str(tmp_path)]) == 1
+    assert f"`minibroker up --data {tmp_path}`" in capsys.readouterr().err
+
+
+def test_the_demo_repeats_its_directory_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalCluster, "up", lambda *_: LocalCluster(tmp_path).file())
+    assert run_app(application(), ["demo", "--data", str(tmp_path)]) == 1
     assert f"`minibroker up --data {tmp_path}`" in capsys.readouterr().err
 
 
