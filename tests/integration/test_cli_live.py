@@ -306,6 +306,31 @@ def test_an_output_that_is_full_is_an_error_of_one_line(minibroker: Shell, numbe
     assert (consumer.returncode, err) == (1, b"error: the output cannot be written: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        ("consume numbers --exit-at-end --count 2 <&-", "0\n1\n"),
+        ("consume numbers --exit-at-end >&-", ""),
+        ("produce numbers --format json <&- >&-", ""),
+        ("topics describe numbers <&- >&- 2>&-", ""),
+        ("status >&-", ""),
+        ("consume numbers --exit-at-end | head -n 1", "0\n"),
+    ],
+)
+def test_commands_that_talk_to_brokers_need_no_standard_streams(
+    command: str, out: str, minibroker: Shell, numbers: str
+) -> None:
+    ended = subprocess.run(
+        ["sh", "-c", f"'{sys.executable}' -P -m minibroker {command}"],
+        cwd=minibroker.directory,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, out, "")
+
+
 # --- Mistakes that only a cluster can tell ---
 
 
