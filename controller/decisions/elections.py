@@ -9,7 +9,8 @@ The choice: what was acknowledged is in the log of every *trusted* member of the
 - Each of them is on record with the broker epoch in which it was known to have it all. It is trusted while its broker
   lives and says that it has lost nothing since that epoch (`Broker.trusted_since`). An unknown epoch is believed.
 - Eligible are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then on
-  (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`).
+  (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). Those that left because they
+  are not trusted are not elected for that, but stay on record for the last resort.
 - Elected is the first of the assignment that is trusted and in the ISR, else that is trusted and eligible. Where
   neither is left there is no leader, and the ISR and the eligible stay on record as they are: whoever of them comes
   back and is trusted has everything, and the last member never leaves.
@@ -158,8 +159,8 @@ def decide(
 ) -> Decision:
     """What the state must become now that exactly `live` live. `to_commit`: `model.replicas_to_commit`.
 
-    Who has died or is not trusted leaves the ISR; of those the dead become eligible, if it falls too low. Where nobody
-    can be elected there is no leader, and nobody leaves. Every change raises the leader epoch, also when only the ISR
+    Who has died or is not trusted leaves the ISR, and becomes eligible if it falls too low. Where nobody can be elected
+    there is no leader, and nobody leaves. Every change raises the leader epoch, also when only the ISR
     shrinks (Kafka's removeReplicasFromIsr), which fences what the removed replica still has under way.
 
     `partition_epoch` stays that of `current`: the version that the write expects.
@@ -183,8 +184,7 @@ def decide(
     if election is not None and election.may_lose_records:
         eligible: tuple[Member, ...] = ()  # from now on it is the leader's log that counts
     else:
-        leaving = [member for member in in_sync if member.broker_id not in live or is_trusted(member, live)]
-        eligible = eligible_after(current.eligible_members, leaving, [m.broker_id for m in isr], to_commit)
+        eligible = eligible_after(current.eligible_members, in_sync, [m.broker_id for m in isr], to_commit)
     return Decision(_successor(current, leader, isr, eligible, controller_epoch), election)
 
 

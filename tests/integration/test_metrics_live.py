@@ -144,7 +144,7 @@ def test_watch_shows_changes_in_place_on_a_terminal_and_ends_with_ctrl_c(
             assert b"not running" not in shown
             cluster.kill(BrokerId(2))
             read_until(b"not running")
-            read_until(b"`minibroker start 2`")
+            read_until(b"`minibroker start 2 --data ")
             watching.send_signal(signal.SIGINT)
             assert watching.wait(PATIENCE_S) == 0
             assert b"\x1b[2K" in shown  # lines were cleared to be written anew

@@ -208,11 +208,14 @@ class Invariants:
     def _electable(self, identified: TopicIdPartition, end: int, damaged: Container[int]) -> Iterator[Anomaly]:
         topic_id, topic_partition = identified
         state = self._cluster.state(topic_partition)
-        for broker_id in (*state.isr, *state.eligible):
+        for broker_id, epoch in (*state.in_sync_members, *state.eligible_members):
             replicas = self._replicas(broker_id)
             partition = replicas.partition(topic_partition) if replicas is not None else None
             if partition is None or partition.log.topic_id != topic_id or broker_id in damaged:
                 continue
+            since = self._cluster.broker(broker_id)._logs.trusted_since
+            if broker_id in state.eligible and (since == znodes.SINCE_THIS_REGISTRATION or since > epoch):
+                continue  # on record for the last resort alone
             if partition.log.log_end_offset < end:
                 yield Anomaly(
                     "an electable replica lacks acknowledged records",

@@ -42,6 +42,23 @@ def untrusted_replica_elected(patches: Patches) -> None:
         return member.broker_id in live
 
 
+@mutant(
+    "KIP-966", "who leaves an ISR that is too small then, since it has lost something, is not kept for the last resort"
+)
+def lossy_replicas_are_forgotten(patches: Patches) -> None:
+    @patches.instead_of(elections, "decide")
+    def decide(original: Any, assignment: Any, current: Any, live: Any, *rest: Any, **named: Any) -> Any:
+        decision = original(assignment, current, live, *rest, **named)
+        state = decision.state
+        if state is current:
+            return decision
+        kept = [m for m in state.eligible_members if m.broker_id not in live or elections.is_trusted(m, live)]
+        changed = msgspec.structs.replace(
+            state, eligible=tuple(m.broker_id for m in kept), eligible_epochs=tuple(m.epoch for m in kept)
+        )
+        return decision._replace(state=changed)
+
+
 @mutant("KIP-966", "an election does not look at the replicas that are eligible outside of the ISR")
 def eligible_replicas_ignored(patches: Patches) -> None:
     @patches.instead_of(elections, "elect")

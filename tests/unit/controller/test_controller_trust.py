@@ -83,11 +83,26 @@ def test_a_leader_that_lost_something_is_not_elected_again() -> None:
     assert shown(after) == (2, {2: 20, 3: 30}, {})
 
 
-def test_a_member_that_lost_something_leaves_though_it_lives_and_is_not_eligible() -> None:
+def test_a_member_that_lost_something_leaves_though_it_lives_and_is_not_elected_for_being_on_record() -> None:
     state = leads(1, 4, [1, 2], epochs=[10, 20])
-    after, election = decide(state, broker(1), broker(2, epoch=21, trusted_since=21), broker(3))
-    assert shown(after) == (1, {1: 10}, {})
+    lossy = broker(2, epoch=21, trusted_since=21)
+    after, election = decide(state, broker(1), lossy, broker(3))
+    assert shown(after) == (1, {1: 10}, {2: 20})
     assert (after.leader_epoch, election) == (5, None)
+    assert decide(after, lossy, broker(3)).state.leader == NO_LEADER
+
+
+def test_a_member_that_left_since_it_lost_something_counts_where_the_one_elected_in_its_place_has_lost_more() -> None:
+    # Broker 2 was taken for alive when 1 was found to have lost something, and had lost its power by then.
+    state = leads(1, 4, [1, 2], epochs=[10, 20])
+    one, two = broker(1, epoch=11, trusted_since=11), broker(2, epoch=21, trusted_since=21)
+    in_vain, _ = decide(state, one, broker(2))
+    assert shown(in_vain) == (2, {2: 20}, {1: 10})
+    nobody, _ = decide(in_vain, one)
+    assert shown(nobody) == (NO_LEADER, {2: 20}, {1: 10})
+    after, election = decide(nobody, one, two, log_ends={1: LogEnd(4, 323), 2: LogEnd(4, 308)})
+    assert shown(after) == (1, {1: 11}, {})
+    assert election == (1, Basis.LONGEST_LOG)
 
 
 def test_who_dies_stays_eligible_if_too_few_are_left_and_only_then() -> None:
@@ -104,7 +119,7 @@ def test_when_the_last_in_sync_is_gone_an_eligible_one_leads_and_the_last_is_eli
     state = leads(NO_LEADER, 7, [3], epochs=[30], eligible={1: 10})
     assert shown(decide(state, broker(1, epoch=11)).state) == (1, {1: 11}, {3: 30})
     lossy = broker(3, epoch=31, trusted_since=31)
-    assert shown(decide(state, broker(1, epoch=11), lossy).state) == (1, {1: 11}, {})
+    assert shown(decide(state, broker(1, epoch=11), lossy).state) == (1, {1: 11}, {3: 30})
     assert shown(decide(state, broker(1, epoch=11), broker(3, epoch=31)).state) == (3, {3: 31}, {1: 10})
 
 
@@ -114,7 +129,7 @@ def test_who_is_on_record_stays_there_while_nobody_can_be_elected() -> None:
     assert shown(after) == (NO_LEADER, {1: 10, 2: 20}, {})
     assert decide(after, broker(2, epoch=21, trusted_since=21)).state is after
     back, _ = decide(after, broker(1, epoch=11), broker(2, epoch=21, trusted_since=21))
-    assert shown(back) == (1, {1: 11}, {})
+    assert shown(back) == (1, {1: 11}, {2: 20})
 
 
 def test_the_longest_log_leads_when_all_are_back_and_none_can_be_trusted() -> None:
