@@ -98,9 +98,13 @@ class MetadataCache:
     def describe(self, topics: Iterable[str] | None, listener: str = DEFAULT_LISTENER) -> MetadataResponse:
         """The answer to a Metadata request that came in by that listener; None: all topics. Unknown ones get their
         error code. Brokers are given with their endpoint of the same listener, since who asks there can reach no other
-        (a host outside of the containers' network, say); brokers that lack it are left out."""
+        (a host outside of the containers' network, say); brokers that lack it are left out.
+
+        Who asks for all topics before this broker was told of all gets no brokers with those that are known: as from
+        one that has just started, that is no answer."""
         brokers = []
-        for broker in self._brokers.values():
+        has_an_answer = topics is not None or self._has_been_told_all
+        for broker in self._brokers.values() if has_an_answer else ():
             endpoint = next((e for e in broker.endpoints if e.listener == listener), None)
             if endpoint is not None:
                 brokers.append(MetadataBroker(broker.id, endpoint.host, endpoint.port, broker.rack))

@@ -192,7 +192,8 @@ class Admin:
         return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)))
 
     async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
-        """What a broker says. One that does not know yet of all partitions of a topic is asked again, or another."""
+        """What a broker says. One that was not told yet of all topics, or all partitions of one, is asked again, or
+        another."""
         deadline = self._cluster.clock.monotonic() + self._api_timeout_s
         while True:
             self._check_running()
@@ -200,7 +201,7 @@ class Admin:
             response = await self._cluster.metadata.request_any(
                 METADATA, m.MetadataRequest(topics), timeout_s=remaining_s
             )
-            is_partial = any(
+            is_partial = not response.brokers or any(
                 t.error_code == ErrorCode.LEADER_NOT_AVAILABLE and not t.partitions for t in response.topics
             )
             if not is_partial or remaining_s <= self._cluster.retry_backoff_s:

@@ -66,7 +66,8 @@ class ClusterView(NamedTuple):
 
 def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
     """The newest picture that the answers make up together. The first wins between equals."""
-    newest = max(answers, key=lambda answer: answer.controller_epoch, default=None)
+    # One without brokers was not told of all topics yet.
+    newest = max(answers, key=lambda answer: (bool(answer.brokers), answer.controller_epoch), default=None)
     if newest is None:
         return ClusterView({}, None, None, {})
     states = {

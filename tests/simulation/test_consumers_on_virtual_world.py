@@ -443,7 +443,8 @@ def test_a_task_that_asks_brokers_that_were_told_of_some_topics_so_far_leaves_ou
 
 
 @pytest.mark.usefixtures("_topics_are_told_slowly")
-def test_an_administrator_waits_for_brokers_that_were_told_of_some_topics_so_far() -> None:
+@pytest.mark.parametrize("is_named", [True, False], ids=["one topic", "all topics"])
+def test_an_administrator_waits_for_brokers_that_were_told_of_some_topics_so_far(is_named: bool) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.create(partitions=3, name="earlier")
         await _all_have_restarted_and_were_told_of_some_topics(scene)
@@ -451,9 +452,9 @@ def test_an_administrator_waits_for_brokers_that_were_told_of_some_topics_so_far
 
         async def describe() -> list[str]:
             async with Admin(scene.cluster.bootstrap, world=world) as admin:
-                return list(await admin.describe_topics(["t"]))
+                return list(await admin.describe_topics(["t"] if is_named else None))
 
-        assert await world.process.run(describe()) == ["t"]
+        assert await world.process.run(describe()) == (["t"] if is_named else ["earlier", "t"])
 
     play(scenario)
 
