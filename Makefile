@@ -9,7 +9,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test check up bench faults spark-faults hostile simulate simulate-nightly mutants image spark-image \
+.PHONY: setup demo test check up bench faults full-disk spark-faults hostile simulate simulate-nightly mutants image spark-image \
 	compose-test spark-compose-test clean
 
 setup: $(STAMP)
@@ -47,6 +47,10 @@ bench: setup
 ROUNDS := 3
 faults: setup
 	$(BIN)/python -m tests.faults.kill_rounds --rounds $(ROUNDS)
+
+# A cluster on a disk of 8 MB, which is filled. Needs root: it mounts the disk.
+full-disk: setup
+	$(BIN)/pytest tests/faults/test_full_disk.py
 
 # Kills drivers, executors, leaders and controllers while topics are ingested, on local[2] and on a small Spark cluster;
 # then the Parquet files must equal the topics. SPARK_OPTIONS='--modes local --kinds driver,leader' does some of it.

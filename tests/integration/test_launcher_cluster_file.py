@@ -1,0 +1,34 @@
+"""A cluster file that cannot be written: the user is told where, and no process is left that nobody knows of."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from minibroker.deploy import cluster_file
+from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.who import BrokerId
+
+
+def test_a_cluster_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json.tmp").mkdir()
+    with pytest.raises(LaunchError, match=f"{tmp_path}/cluster.json cannot be written: Is a directory"):
+        cluster_file.save(tmp_path, ClusterFile(ZooKeeperEntry("127.0.0.1:2181"), (BrokerEntry(1, 9092),)))
+
+
+def test_a_process_that_cannot_be_noted_down_does_not_stay(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(1)
+    cluster.stop(BrokerId(1))
+    (cluster.directory / "cluster.json.tmp").mkdir()
+    with pytest.raises(LaunchError, match="cannot be written"):
+        cluster.start(BrokerId(1))
+    (cluster.directory / "cluster.json.tmp").rmdir()
+    data = str(cluster.directory / "broker-1")
+    commands = subprocess.run(["ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout
+    assert data not in commands
+    assert cluster.start(BrokerId(1)) == [1]
