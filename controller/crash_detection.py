@@ -56,7 +56,10 @@ PROVEN_S = 0.1
 
 BACK_OFF = 4
 """So many times as long each suspicion in a row takes as the one before."""
-MAX_IN_A_ROW = 4
+LONGEST_PATIENCE_S = 128.0
+"""But not longer. (A broker that has died is gone from ZooKeeper sooner, when its session ends.)"""
+MAX_IN_A_ROW = 10
+"""More are not counted: they change nothing any more."""
 FORGOTTEN_S = 600.0
 """A row ends, too, where nobody was suspected for so long: longer than any suspicion takes, by default."""
 
@@ -200,7 +203,7 @@ class CrashDetector:
             if await self._was_cut_off():
                 failing_since_s, refusals = None, 0
             now_s = self._clock.monotonic()
-            patience_s = self._detection_s * BACK_OFF**in_a_row
+            patience_s = min(self._detection_s * BACK_OFF**in_a_row, max(self._detection_s, LONGEST_PATIENCE_S))
             deadline_s = (now_s if failing_since_s is None else failing_since_s) + patience_s
             try:
                 async with asyncio.timeout(min(max(deadline_s - now_s, RETRY_PAUSE_S), self._detection_s)):

@@ -22,9 +22,10 @@ TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]
 
 
-async def _start_cluster(brokers: int, replication_factor: int) -> VirtualCluster:
+async def _start_cluster(brokers: int, replication_factor: int, detection_ms: int = 500) -> VirtualCluster:
     """With a topic of three partitions."""
-    cluster = VirtualCluster(Simulation(), brokers=brokers)
+    settings = {"broker.crash.detection.ms": str(detection_ms)}
+    cluster = VirtualCluster(Simulation(), brokers=brokers, settings=settings)
     await cluster.start()
     await _create_topic(cluster, TOPIC, replication_factor)
     return cluster
@@ -57,14 +58,16 @@ def _is_whole(cluster: VirtualCluster) -> bool:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("direction", ["both ways", "to the controller", "from the controller"])
-@pytest.mark.parametrize(("brokers", "changes_at_most"), [(2, 10), (3, 2)])
+@pytest.mark.parametrize(
+    ("brokers", "detection_ms", "changes_at_most"), [(2, 500, 10), (2, 100, 12), (2, 1_500, 10), (3, 500, 2)]
+)
 def test_a_link_to_the_controller_that_is_broken_for_two_minutes_costs_few_elections(
-    brokers: int, changes_at_most: int, direction: str, seed: int
+    brokers: int, detection_ms: int, changes_at_most: int, direction: str, seed: int
 ) -> None:
     """Two brokers on a broken link depose each other, each time later. Where a third one reaches both, it leads."""
 
     async def scenario() -> None:
-        cluster = await _start_cluster(brokers, replication_factor=brokers)
+        cluster = await _start_cluster(brokers, brokers, detection_ms)
         await cluster.until(lambda: _is_whole(cluster))
         [controller] = cluster.active_controllers()
         other = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
