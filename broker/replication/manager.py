@@ -436,12 +436,11 @@ class ReplicaManager:
                 del self._deleted[next(iter(self._deleted))]
 
     async def _up_to_date_session(self) -> ZooKeeperSession:
-        """A session that reads what there was when the present order came, or newer: a server of an ensemble may be
-        behind, and would say that a topic which was created just now has no settings. A write is answered when that
-        server has caught up with it, and this one, of which nothing remains, will do. Raises ZooKeeperError."""
+        """A session that reads what there was when the present order came, or newer: it may be about a topic that was
+        created just now. Raises ZooKeeperError."""
         session = await self._sessions()
         if session is not self._up_to_date:
-            await session.multi([Check(znodes.TOPICS, -1)])
+            await _catch_up(session)
             self._up_to_date = session
         return session
 
@@ -638,6 +637,7 @@ class ReplicaManager:
                 if not (here and partition.is_pending(proposal)):
                     return
                 if outcome_unknown:
+                    await _catch_up(session)  # a state from before this leadership would be taken for its successor's
                     data, stat = await session.get(path)
                     actual = znodes.decode_state(partition.topic_partition, data, stat.version)
                     if await _is_gone(session, partition):  # asked last: then the state was still this topic's
@@ -714,6 +714,13 @@ def _isr_write(partition: Partition, proposal: LeaderAndIsr) -> list[Operation]:
     topic_partition, topic_id = partition.topic_partition, partition.log.topic_id
     write = SetData(znodes.state_path(topic_partition), znodes.encode_state(proposal), proposal.partition_epoch)
     return [Check(znodes.topic_id_path(topic_partition.topic, topic_id), -1), write] if topic_id else [write]
+
+
+async def _catch_up(session: ZooKeeperSession) -> None:
+    """From now on the session reads what there is now, or newer. A server of an ensemble may be behind, after a
+    reconnect too. It answers a write when it has caught up with it, and this one, of which nothing remains, will do.
+    Raises ZooKeeperError."""
+    await session.multi([Check(znodes.TOPICS, -1)])
 
 
 async def _is_gone(session: ZooKeeperSession, partition: Partition) -> bool:

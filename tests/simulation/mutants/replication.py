@@ -219,6 +219,15 @@ def settings_of_a_server_that_is_behind(patches: Patches) -> None:
         return await self._sessions()
 
 
+@mutant(
+    "an ensemble's stale read", "what became of an ISR is read from whichever server of ZooKeeper the session is at"
+)
+def outcome_of_a_server_that_is_behind(patches: Patches) -> None:
+    @patches.instead_of(replica_manager, "_catch_up")
+    async def catch_up(original: Any, session: Any) -> None:
+        pass
+
+
 class _WithoutVersions:
     """A ZooKeeper session that writes whatever the version is."""
 

@@ -394,6 +394,25 @@ def test_an_isr_write_whose_answer_was_lost_is_recognised(tmp_path: Path) -> Non
     with_one_broker(tmp_path, scenario)
 
 
+def test_an_older_leadership_that_a_server_behind_shows_after_a_lost_answer_is_no_successor(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(leader=2))
+        broker.zookeeper.lag("broker-1", 3.0)
+        await broker.told(state(epoch=1, isr=(1, 2)))
+
+        def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            broker.zookeeper.after = None
+            session.suspend()
+            asyncio.get_running_loop().call_later(1, session.resume)
+
+        broker.zookeeper.after = cut
+        broker.follower_has(0, 3)
+        await until(lambda: broker.zookeeper.stale_sessions("broker-1"))
+        await until(lambda: broker.partition().isr == broker.in_zookeeper().isr == (1, 2, 3))
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_an_isr_that_waits_for_a_connection_does_not_hit_the_next_topic_of_its_name(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(isr=(1, 2)))
