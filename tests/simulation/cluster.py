@@ -53,6 +53,8 @@ class VirtualCluster:
         self._settings = dict(settings or {})
         self._processes: dict[int, Process] = {}
         self._brokers: dict[int, Broker] = {}
+        self._stopping: set[Broker] = set()
+        """A process stops its broker once, whatever else happens meanwhile."""
 
     # -- processes --
 
@@ -87,6 +89,9 @@ class VirtualCluster:
         try:
             await broker.serve()
         except Exception as error:  # noqa: BLE001 - reported below
+            if broker in self._stopping:
+                return  # in good order, it was to be: `stop` sees the failure
+            self._stopping.add(broker)
             try:
                 await broker.stop(clean=False)
             except Exception as second:  # noqa: BLE001 - as in a real process, it ends all the same
@@ -120,9 +125,14 @@ class VirtualCluster:
         self._processes[broker_id].resume()
 
     async def stop_broker(self, broker_id: int) -> None:
-        """Stop a broker in good order."""
-        await self._processes[broker_id].run(self._brokers[broker_id].stop())
-        self._processes[broker_id].kill()
+        """Stop a broker in good order. One that has failed just now stops as it is."""
+        process, broker = self._processes[broker_id], self._brokers[broker_id]
+        if broker in self._stopping:
+            await self.until(lambda: not process.alive)
+            return
+        self._stopping.add(broker)
+        await process.run(broker.stop())
+        process.kill()
 
     def client(self, name: str) -> VirtualWorld:
         """A process for clients, on the host of that name."""
