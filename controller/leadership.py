@@ -71,6 +71,9 @@ REMOVAL_PAUSE_S = 0.05
 """So does who has removed a crashed controller: where it lives, and the link between the two is broken, a third broker
 that reaches both ends the quarrel. Where there is no third one, the failover takes so much longer."""
 
+NO_SESSION = 0
+"""Owns what is not ephemeral."""
+
 
 class Term(NamedTuple):
     """A term of office. `epoch_version` is the data version of /controller_epoch as its election left it."""
@@ -85,7 +88,7 @@ class Seen(NamedTuple):
     controller_id: int | None
     """None: there is no /controller. NO_CONTROLLER: there is, but what it holds is no broker id."""
     owner: int
-    """The session that made /controller."""
+    """The session that made /controller, with which it goes; NO_SESSION: it is not ephemeral."""
     epoch: int
     epoch_version: int
 
@@ -94,7 +97,7 @@ class Verdict(Enum):
     VACANT = "nobody is controller"
     ELECTED = "this broker is controller"
     FOLLOWER = "another broker is controller"
-    LEFTOVER = "/controller is of a former session of this broker"
+    LEFTOVER = "/controller is of a former session of this broker, or of none and names nobody"
     INVALID = "/controller is of this session, but does not name the broker and the term that it should"
 
 
@@ -102,6 +105,10 @@ def judge(seen: Seen, broker_id: int, session_id: int, claim: Term | None) -> Ve
     """What the two nodes mean for broker `broker_id`, whose last race claimed the term `claim`."""
     if seen.controller_id is None:
         return Verdict.VACANT
+    if seen.owner == NO_SESSION and seen.controller_id == NO_CONTROLLER:
+        # Written by hand, or by half: it would stay for ever. One that names a controller is respected: so does Kafka's
+        # migration to KRaft keep its brokers out of office.
+        return Verdict.LEFTOVER
     if seen.owner != session_id:
         # Who is attached here is registered, so no other process can be this broker: its former one is gone.
         return Verdict.LEFTOVER if seen.controller_id == broker_id else Verdict.FOLLOWER
@@ -276,6 +283,10 @@ class Leadership:
                 return
             elif verdict is Verdict.LEFTOVER:
                 await self._end_term(f"{CONTROLLER} is of another session")
+                if seen.controller_id == NO_CONTROLLER:
+                    _logger.warning(
+                        "broker %d removes %s: it is of no session, and names no broker", self._broker_id, CONTROLLER
+                    )
                 await self._remove(session, seen.epoch_version)
             elif verdict is Verdict.INVALID:
                 await self._end_term(f"{CONTROLLER} no longer matches epoch {seen.epoch} of broker {self._broker_id}")
@@ -313,7 +324,7 @@ class Leadership:
         try:
             data, stat = await session.get(CONTROLLER)
         except NoNode:
-            return Seen(None, 0, epoch, epoch_stat.version)
+            return Seen(None, NO_SESSION, epoch, epoch_stat.version)
         try:
             controller_id = decode_controller(data)
         except MalformedZnode as error:

@@ -163,6 +163,7 @@ def simulate(size: int, scenario: Callable[[Cluster], Coroutine[Any, Any, None]]
         (Seen(2, 0xB, 7, 3), Term(7, 3), Verdict.FOLLOWER),
         (Seen(2, 0, 7, 3), None, Verdict.FOLLOWER),
         (Seen(-1, 0xB, 7, 3), None, Verdict.FOLLOWER),
+        (Seen(-1, 0, 7, 3), None, Verdict.LEFTOVER),
     ],
 )
 def test_what_the_nodes_mean_for_broker_1_in_session_a(seen: Seen, claim: Term | None, verdict: Verdict) -> None:
@@ -406,6 +407,16 @@ def test_rewritten_by_hand_who_no_longer_matches_resigns_and_a_new_one_is_electe
         await cluster.settled(2)
         assert "resigned" in leader.heard
         assert "no longer matches" in cluster.reasons[0]
+
+    simulate(3, scenario)
+
+
+@pytest.mark.parametrize("written", [encode_controller(-1, 0), b"garbage", b""])
+def test_malformed_and_of_no_session_it_is_removed_and_one_is_elected(written: bytes) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.zookeeper.make(CONTROLLER, written)
+        await cluster.start()
+        await cluster.settled(1)
 
     simulate(3, scenario)
 
