@@ -28,6 +28,7 @@ SINCE_THIS_REGISTRATION = -1
 
 BROKERS = "/brokers"
 BROKER_IDS = "/brokers/ids"
+BROKER_SEQUENCE_IDS = "/brokers/seqid"
 TOPICS = "/brokers/topics"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
@@ -41,12 +42,19 @@ ADMIN = "/admin"
 DELETE_TOPICS = "/admin/delete_topics"
 CONFIG = "/config"
 TOPIC_CONFIGS = "/config/topics"
+CLIENT_CONFIGS = "/config/clients"
+USER_CONFIGS = "/config/users"
+BROKER_CONFIGS = "/config/brokers"
+IP_CONFIGS = "/config/ips"
 CONFIG_CHANGES = "/config/changes"
+CONSUMERS = "/consumers"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 
 PERSISTENT_PATHS = (
+    CONSUMERS,
     BROKERS,
     BROKER_IDS,
+    BROKER_SEQUENCE_IDS,
     TOPICS,
     CLUSTER,
     ISR_CHANGES,
@@ -55,9 +63,15 @@ PERSISTENT_PATHS = (
     DELETE_TOPICS,
     CONFIG,
     TOPIC_CONFIGS,
+    CLIENT_CONFIGS,
+    USER_CONFIGS,
+    BROKER_CONFIGS,
+    IP_CONFIGS,
     CONFIG_CHANGES,
+    PRODUCER_ID_BLOCK,
 )
-"""What every broker makes sure of when it starts, parents first."""
+"""What every broker makes sure of when it starts, parents first: all that Kafka's brokers make (`persistentZkPaths` and
+`ConfigType`), so that tools made for these find what they look for. Some of it stays empty here."""
 
 
 class MalformedZnode(MinibrokerError, ValueError):
@@ -368,7 +382,10 @@ def encode_producer_id_block(block: ProducerIdBlock) -> bytes:
     )
 
 
-def decode_producer_id_block(data: bytes) -> ProducerIdBlock:
+def decode_producer_id_block(data: bytes) -> ProducerIdBlock | None:
+    """None: no block was taken yet."""
+    if not data:
+        return None
     node: _ProducerIdBlockJson = _decode(PRODUCER_ID_BLOCK, data, _ProducerIdBlockJson)
     if not (node.block_start.isdecimal() and node.block_end.isdecimal()):
         raise MalformedZnode(f"the znode {PRODUCER_ID_BLOCK} holds {data[:120]!r}: numbers are expected; mend it")

@@ -41,10 +41,10 @@ class ProducerIds:
                 try:
                     data, stat = await session.get(znodes.PRODUCER_ID_BLOCK)
                 except NoNode:
-                    block = ProducerIdBlock(self._broker_id, 0, BLOCK_SIZE - 1)
-                    await session.create(znodes.PRODUCER_ID_BLOCK, znodes.encode_producer_id_block(block))
-                    return block
-                first = znodes.decode_producer_id_block(data).last + 1
+                    await session.create(znodes.PRODUCER_ID_BLOCK, b"")
+                    continue
+                last = znodes.decode_producer_id_block(data)
+                first = 0 if last is None else last.last + 1
                 block = ProducerIdBlock(self._broker_id, first, first + BLOCK_SIZE - 1)
                 await session.set(znodes.PRODUCER_ID_BLOCK, znodes.encode_producer_id_block(block), stat.version)
                 return block

@@ -192,6 +192,32 @@ def test_a_broker_is_registered_with_its_endpoints_and_the_node_is_its_epoch() -
     simulate(scenario)
 
 
+def test_every_persistent_znode_of_a_kafka_cluster_is_there() -> None:
+    """Kafka's `ZkData.PersistentZkPaths`, for tools that look for them."""
+
+    async def scenario(cluster: Cluster) -> None:
+        broker = await Run(cluster, "host-1", 9092).start()
+        assert {
+            "/consumers",
+            "/brokers/ids",
+            "/brokers/topics",
+            "/config/changes",
+            "/admin/delete_topics",
+            "/brokers/seqid",
+            "/isr_change_notification",
+            "/latest_producer_id_block",
+            "/log_dir_event_notification",
+            "/config/topics",
+            "/config/clients",
+            "/config/users",
+            "/config/brokers",
+            "/config/ips",
+        } <= set(cluster.zookeeper.paths())
+        await broker.close()
+
+    simulate(scenario)
+
+
 def test_a_registration_says_since_when_the_brokers_data_can_be_trusted_and_the_next_one_the_same() -> None:
     async def scenario(cluster: Cluster) -> None:
         broker = await Run(cluster, "host-1", 9092).start()

@@ -109,6 +109,7 @@ def test_small_znodes_read_back() -> None:
     assert znodes.decode_config("/x", znodes.encode_config({"a": "b"})) == {"a": "b"}
     block = ProducerIdBlock(2, 1_000, 1_999)
     assert znodes.decode_producer_id_block(znodes.encode_producer_id_block(block)) == block
+    assert znodes.decode_producer_id_block(b"") is None
 
 
 def test_new_ids_have_22_characters_and_do_not_begin_with_a_dash() -> None:
