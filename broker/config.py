@@ -87,7 +87,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     broker_crash_detection_ms: Milliseconds = 500
     """How long a broker whose connection closed may be unreachable before it is taken for dead (not in Kafka)."""
 
-    metrics_listener: Annotated[str, Meta(pattern=r"^(|(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5})$")] = ""
+    metrics_listener: Annotated[
+        str, Meta(pattern=r"^(|(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5})$", description="HOST:PORT, or nothing")
+    ] = ""
     """`HOST:PORT` where metrics are served at `/metrics` (not in Kafka); port 0 takes a free one. Empty: nowhere."""
 
     def __post_init__(self) -> None:
@@ -166,12 +168,30 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         _, at, name = text.rpartition(" - at `$.")
         if at:
             name = name.rstrip("`")
-            raise InvalidConfig(f"{what} setting {name}={values.get(name)!r}: {text.partition(' - at')[0]}") from error
+            raise InvalidConfig(f"{what} setting {name}={values.get(name)!r}: give {_rule(schema, name)}") from error
+        if "missing required field" in text:
+            missing = text.rpartition("required field `")[2].rstrip("`")
+            raise InvalidConfig(f"{what} setting {missing} is missing: give {_rule(schema, missing)}") from error
         if "unknown field" in text:
             unknown = text.rpartition("unknown field `")[2].rstrip("`")
             known = ", ".join(f.encode_name for f in msgspec.structs.fields(schema))
             raise InvalidConfig(f"{what} setting {unknown!r} is not known; the known ones are {known}") from error
         raise InvalidConfig(f"{what} settings: {text}") from error
+
+
+def _rule(schema: type[Config], name: str) -> str:
+    """What a setting may be, as a person would say it."""
+    fields = (f for f in msgspec.structs.fields(schema) if f.encode_name == name)
+    kind = msgspec.inspect.type_info(next(fields).type)
+    for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        match choice:
+            case msgspec.inspect.IntType(ge=least, le=most):
+                return f"a whole number from {least} to {most}"
+            case msgspec.inspect.BoolType():
+                return "true or false"
+            case msgspec.inspect.Metadata(extra_json_schema={"description": str(rule)}):
+                return rule
+    return "a text"
 
 
 def broker_config(values: Mapping[str, str]) -> BrokerConfig:

@@ -1,8 +1,8 @@
 """The flight recorder: each event with its cause, what was decided, written and sent, and how long that took.
 
 One entry per event, in a ring buffer for who asks now, and through a sink (JSON lines on disk) for who asks after
-a crash. An entry is a flat dict of numbers and lists of sentences, so that `minibroker timeline` and a person with
-`grep` read the same. Lists are cut at a length, since taking office over ten thousand partitions is one event.
+a crash. An entry is a flat dict of numbers and lists of sentences, so that a program and a person with `grep` read
+the same. Lists are cut at a length, since taking office over ten thousand partitions is one event.
 """
 
 from __future__ import annotations

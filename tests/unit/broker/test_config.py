@@ -23,9 +23,12 @@ def test_settings_have_kafkas_names_and_typed_values() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("broker.id", "-1", "broker.id"),
-        ("broker.id", "one", "broker.id"),
-        ("num.io.threads", "0", "num.io.threads"),
+        ("broker.id", "-1", "broker.id='-1': give a whole number from 0 to"),
+        ("broker.id", "one", "broker.id='one': give a whole number from 0 to"),
+        ("num.io.threads", "0", "num.io.threads='0': give a whole number from 1 to 1000"),
+        ("unclean.leader.election.enable", "maybe", "unclean.leader.election.enable='maybe': give true or false"),
+        ("min.insync.replicas", "many", "min.insync.replicas='many': give a whole number from 1"),
+        ("metrics.listener", "9100", "metrics.listener='9100': give HOST:PORT, or nothing"),
         ("num.io.thread", "3", "num.io.thread"),
         ("replica.fetch.wait.max.ms", "60000", "replica.lag.time.max.ms"),
         ("log.dirs", "/a,/b", "one is supported"),
@@ -37,7 +40,7 @@ def test_a_bad_setting_is_named_with_its_rule(name: str, value: str, said: str) 
 
 
 def test_a_missing_setting_is_named() -> None:
-    with pytest.raises(InvalidConfig, match="zookeeper.connect"):
+    with pytest.raises(InvalidConfig, match=r"zookeeper\.connect is missing: give"):
         broker_config({"broker.id": "1", "log.dirs": "/data"})
 
 
