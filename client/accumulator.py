@@ -489,7 +489,9 @@ class Accumulator:
         if size > self._max_request_size - BATCH_OVERHEAD:
             raise BrokerError(
                 ErrorCode.MESSAGE_TOO_LARGE,
-                f"a record of {size} bytes for {topic}; max_request_size is {self._max_request_size}",
+                f"a record of {size} bytes for {topic}, with what the log adds to it: the producer's max_request_size "
+                f"is {self._max_request_size}. Send smaller records, or raise it, and the topic's max.message.bytes",
+                is_complete=True,
             )
         state = self._topics.get(topic)
         if state is None:

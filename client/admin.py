@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from random import Random
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from minibroker.client.cluster import Cluster
 from minibroker.client.connections import Purpose, exponential_backoff_s
 from minibroker.client.errors import ClientCrashed, Closed, InvalidSetting, TopicErrors
-from minibroker.client.settings import check_integer, check_ms
+from minibroker.client.settings import Address, check_integer, check_ms
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
@@ -23,6 +24,11 @@ from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
+
+
+KNOWN_WITHIN_S = 3.0
+"""How long brokers may take to hear of a topic that was created, before its creator goes on without them."""
+_FIRST_LOOK_S = 0.005
 
 
 class NewTopic(NamedTuple):
@@ -140,14 +146,24 @@ class Admin:
         configs: Mapping[str, str] | None = None,
         assignments: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Create a topic; on return its partitions have leaders. Raises BrokerError (TOPIC_ALREADY_EXISTS,
-        INVALID_REPLICATION_FACTOR, REQUEST_TIMED_OUT where the leaders are not there in time, ...), NetworkError."""
+        """Create a topic; on return its partitions have leaders, and the brokers know it. (One that does not hear of it
+        within 3 s, being cut off or hanging, is not waited for.)
+
+        Raises BrokerError (TOPIC_ALREADY_EXISTS, INVALID_REPLICATION_FACTOR, REQUEST_TIMED_OUT where the leaders are
+        not there in time, ...), NetworkError. Where these say so, the topic may yet be created.
+        """
         topic = NewTopic(name, partitions, replication_factor, configs or {}, assignments)
         await _single(name, self.create_topics([topic]))
 
     async def create_topics(self, topics: Iterable[NewTopic]) -> None:
         """Create several topics. Raises TopicErrors naming those that failed; the others are created."""
-        await self._change_topics(_Creation([_creatable(topic) for topic in topics], self._cluster.world.random))
+        creation = _Creation([_creatable(topic) for topic in topics], self._cluster.world.random)
+        errors = await self._change_topics(creation)
+        created = [name for name in creation.names() if name not in errors]
+        if created:
+            await self._until_known(created)
+        if errors:
+            raise TopicErrors(errors)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records: the one that has the name now, and none that is created later.
@@ -158,7 +174,9 @@ class Admin:
 
     async def delete_topics(self, names: Iterable[str]) -> None:
         """Delete several topics. Raises TopicErrors naming those that failed; the others are deleted."""
-        await self._change_topics(_Deletion(names))
+        errors = await self._change_topics(_Deletion(names))
+        if errors:
+            raise TopicErrors(errors)
 
     async def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted; with `internal`, also those of the brokers' own."""
@@ -210,14 +228,15 @@ class Admin:
 
     # -- at the controller --
 
-    async def _change_topics(self, change: _Change[Request, Response]) -> None:
-        """Ask the controller until each topic has its ending."""
+    async def _change_topics(self, change: _Change[Request, Response]) -> dict[str, MinibrokerError]:
+        """Ask the controller until each topic has its ending. Returns what went wrong, by topic."""
         self._check_running()
         api = change.api
         deadline = self._cluster.clock.monotonic() + self._api_timeout_s
         errors: dict[str, MinibrokerError] = {}
         pending = change.names()
         attempts = 0
+        was_sent = False
         while pending:
             last_error: MinibrokerError
             remaining_s = max(0.001, deadline - self._cluster.clock.monotonic())
@@ -227,6 +246,7 @@ class Admin:
                 # The broker may take until then, and has a second more to say that it did not succeed.
                 controller_id = self._cluster.metadata.picture.controller_id
                 body = change.request(pending, round(timeout_s * 1_000))
+                was_sent = True
                 response = await self._cluster.ask(
                     connection,
                     api,
@@ -261,13 +281,30 @@ class Admin:
                     continue
                 pause_s = exponential_backoff_s(attempts, self._cluster.retry_backoff_s, self._cluster.world.random)
                 if self._cluster.clock.monotonic() + pause_s >= deadline:
-                    errors |= dict.fromkeys(pending, last_error)
+                    errors |= dict.fromkeys(pending, _or_yet(last_error, change.may_yet) if was_sent else last_error)
                     break
                 await asyncio.sleep(pause_s)
                 await self._refresh(deadline)
                 self._check_running()
-        if errors:
-            raise TopicErrors(errors)
+        return errors
+
+    async def _until_known(self, topics: list[str]) -> None:
+        """Wait until every broker that answers knows the topics: whoever asks next may ask any of them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KNOWN_WITHIN_S), asyncio.TaskGroup() as group:
+                for address in self._cluster.metadata.picture.brokers.values():
+                    group.create_task(self._until_known_at(address, topics))
+
+    async def _until_known_at(self, address: Address, topics: list[str]) -> None:
+        attempts = 0
+        with suppress(NetworkError, InvalidMessage, BrokerError):
+            connection = await self._cluster.connections.open(address, Purpose.REQUESTS)
+            while True:
+                response = await connection.request(METADATA, m.MetadataRequest(topics), timeout_s=KNOWN_WITHIN_S)
+                if all(topic.error_code == ErrorCode.NONE for topic in response.topics):
+                    return
+                attempts += 1
+                await asyncio.sleep(exponential_backoff_s(attempts, _FIRST_LOOK_S, self._cluster.world.random))
 
     async def _controller(self, api: Api[Request, Response]) -> Connection:
         picture = self._cluster.metadata.picture
@@ -316,6 +353,10 @@ class _Change(Protocol[Request, Response]):
     def is_prepared(self) -> bool:
         """The first answer was a look-up alone: now it can be done, and there is nothing to wait for."""
 
+    @property
+    def may_yet(self) -> str:
+        """What may happen to a topic although its caller was told of an error, as a sentence."""
+
     def names(self) -> list[str]: ...
 
     def request(self, names: Sequence[str], timeout_ms: int) -> Request: ...
@@ -332,6 +373,7 @@ class _Creation:
     final = (ErrorCode.REQUEST_TIMED_OUT,)
     """Then the topic is there, without leaders for all its partitions: its user is to hear of it."""
     is_prepared = False
+    may_yet = "It may yet be created: see `minibroker topics list` before you try again"
 
     def __init__(self, topics: Iterable[m.CreatableTopic], random: Random) -> None:
         self._topics = {topic.name: topic for topic in topics}
@@ -360,6 +402,7 @@ class _Deletion:
 
     api = DELETE_TOPICS
     final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)
+    may_yet = "It may yet be deleted: see `minibroker topics list` before you try again"
 
     def __init__(self, names: Iterable[str]) -> None:
         self._ids = dict.fromkeys(names, NO_TOPIC)
@@ -383,6 +426,14 @@ class _Deletion:
                 self.is_prepared = True
             results[topic.name] = code, topic.error_message
         return results
+
+
+def _or_yet(error: MinibrokerError, may_yet: str) -> MinibrokerError:
+    """The error of the last attempt, where it, or one before, may be carried out later on."""
+    if isinstance(error, BrokerError):
+        said = error.detail.rstrip(".") + ". " if error.detail else ""
+        return BrokerError(error.code, said + may_yet, is_complete=True)
+    return NetworkError(f"{error}. {may_yet}")
 
 
 async def _single(name: str, change: Coroutine[object, object, None]) -> None:

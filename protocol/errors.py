@@ -81,7 +81,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.UNKNOWN_TOPIC_OR_PARTITION: ErrorInfo(
         True,
         True,
-        "Check the name with `minibroker topics list`, or create it with `minibroker topics create`.",
+        "Check the name with `minibroker topics list`, or create it with `minibroker topics create NAME`.",
     ),
     _E.INVALID_FETCH_SIZE: ErrorInfo(False, False, "Ask for at least one byte."),
     _E.LEADER_NOT_AVAILABLE: ErrorInfo(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 from typing import Annotated
 
 import typer
@@ -26,11 +24,7 @@ from minibroker.client.cli.output import (
     run,
     settings_of,
 )
-from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import topic_name_problem
-
-_NEW_TOPIC_PATIENCE_S = 5.0
-"""How long the other brokers may take to hear of a topic that the controller has created."""
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 
@@ -159,14 +153,7 @@ async def _create(
 ) -> TopicDescription:
     async with open_admin(bootstrap) as admin:
         await admin.create_topic(name, partitions=partitions, replication_factor=replication_factor, configs=configs)
-        deadline = time.monotonic() + _NEW_TOPIC_PATIENCE_S
-        while True:
-            try:
-                return await admin.describe_topic(name)
-            except BrokerError as error:
-                if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or time.monotonic() >= deadline:
-                    raise
-            await asyncio.sleep(0.02)
+        return await admin.describe_topic(name)
 
 
 async def _describe_all(bootstrap: str) -> list[TopicDescription]:

@@ -23,6 +23,8 @@ MAX_TOPIC_BYTES = 900_000
 
 MAX_MESSAGE_LENGTH = 1_000
 
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+
 DEFAULT = -1
 """In a request: as the broker is configured."""
 
@@ -103,14 +105,10 @@ def validate(
                     "send another request if it is to be created again",
                 )
             _check_name(request.name, state, existing, taken)
-            new_topic = NewTopic(
-                request.name,
-                TopicZnode(
-                    topic_ids.make(state.controller_epoch, next(numbers), _nonce(request, random)),
-                    _assignment(request, state, defaults, random),
-                ),
-                _config(request, check_config),
-            )
+            topic_id = topic_ids.make(state.controller_epoch, next(numbers), _nonce(request, random))
+            assignment = _assignment(request, state, defaults, random)
+            config = _config(request, check_config, replication_factor=len(assignment[0]))
+            new_topic = NewTopic(request.name, TopicZnode(topic_id, assignment), config)
             _check_size(new_topic)
         except _Refused as refused:
             answers.append(refusal(request.name, refused.code, refused.message))
@@ -255,7 +253,7 @@ def _explicit_assignment(assignments: Sequence[CreatableAssignment], state: Clus
     return dict(sorted(given.items()))
 
 
-def _config(request: CreatableTopic, check_config: ConfigCheck) -> dict[str, str]:
+def _config(request: CreatableTopic, check_config: ConfigCheck, replication_factor: int) -> dict[str, str]:
     config: dict[str, str] = {}
     for entry in request.configs:
         if entry.value is None:
@@ -272,6 +270,13 @@ def _config(request: CreatableTopic, check_config: ConfigCheck) -> dict[str, str
         if problem is not None:
             raise _Refused(ErrorCode.INVALID_CONFIG, problem)
         config[entry.name] = entry.value
+    least = int(config.get(MIN_INSYNC_REPLICAS, 1))
+    if least > replication_factor:
+        raise _Refused(
+            ErrorCode.INVALID_CONFIG,
+            f"{MIN_INSYNC_REPLICAS} is {least}, and the replication factor {replication_factor}: nothing could ever be "
+            f"written with acks=all; give at most {replication_factor}, or more replicas",
+        )
     return config
 
 

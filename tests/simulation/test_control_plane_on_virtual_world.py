@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from minibroker.broker.__main__ import Broker
-from minibroker.client.admin import Admin
+from minibroker.client.admin import KNOWN_WITHIN_S, Admin
 from minibroker.client.producer import Producer
+from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
+from minibroker.protocol.apis import CREATE_TOPICS
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world import Create, Operation
-from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
@@ -162,3 +166,110 @@ def test_orders_reach_a_broker_that_hears_late_that_it_is_registered(seed: int, 
             await world.process.run(produce())
 
     run(scenario(), seed=seed)
+
+
+# --- Topics that are created while something is in the way ----------------------------------------------------------
+
+
+async def _with_admin(
+    cluster: VirtualCluster, name: str, action: Callable[[Admin], Awaitable[None]], patience_ms: float = 60_000
+) -> None:
+    world = cluster.client(name)
+
+    async def act() -> None:
+        async with Admin(cluster.bootstrap, world=world, default_api_timeout_ms=patience_ms) as admin:
+            await action(admin)
+
+    await world.process.run(act())
+
+
+def _knows(cluster: VirtualCluster, broker_id: int, topic: str) -> bool:
+    return cluster.broker(broker_id)._metadata.has_leaders(topic, len(PARTITIONS))
+
+
+async def _create_later(admin: Admin) -> None:
+    await admin.create_topic("later", partitions=len(PARTITIONS), replication_factor=1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_topic_that_was_created_is_known_to_every_broker_that_can_be_told(seed: int) -> None:
+    async def scenario() -> None:
+        cluster = await _start_cluster(3, replication_factor=3)
+        [controller] = cluster.active_controllers()
+        others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
+        cluster.simulation.network.block(host_name(controller), host_name(others[0]))
+        creating = asyncio.ensure_future(_with_admin(cluster, "creator", _create_later))
+        await cluster.until(lambda: _knows(cluster, others[1], "later"))
+        assert not _knows(cluster, others[0], "later")
+        assert not creating.done()
+        cluster.simulation.network.heal()
+        await creating
+        assert all(_knows(cluster, broker_id, "later") for broker_id in cluster.broker_ids)
+
+    run(scenario(), seed=seed)
+
+
+def test_a_topic_is_created_though_a_broker_that_hangs_does_not_hear_of_it() -> None:
+    async def scenario() -> None:
+        cluster = await _start_cluster(3, replication_factor=3)
+        [controller] = cluster.active_controllers()
+        other = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+        cluster.pause_broker(other)
+
+        async def create(admin: Admin) -> None:
+            await admin.create_topic("later", assignments=[[controller]] * len(PARTITIONS))
+
+        began_s = asyncio.get_running_loop().time()
+        await _with_admin(cluster, "creator", create)
+        assert KNOWN_WITHIN_S <= asyncio.get_running_loop().time() - began_s < 2 * KNOWN_WITHIN_S
+        cluster.resume_broker(other)
+        await cluster.until(lambda: _knows(cluster, other, "later"))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "code", "message"),
+    [
+        (0, ErrorCode.REQUEST_TIMED_OUT, "'later' was created, but not all of its partitions have a leader yet"),
+        (5_000, ErrorCode.NONE, ""),
+    ],
+)
+def test_who_does_not_wait_for_leaders_hears_that_the_topic_was_created_without(
+    timeout_ms: int, code: ErrorCode, message: str
+) -> None:
+    async def scenario() -> None:
+        cluster = await _start_cluster(3, replication_factor=3)
+        [controller] = cluster.active_controllers()
+        world = cluster.client("creator")
+        found: list[m.CreatableTopicResult] = []
+
+        async def create() -> None:
+            connection = await open_connection(
+                world.network, host_name(controller), PORT, client_id="creator", timeout_s=5.0
+            )
+            topics = [m.CreatableTopic("later", len(PARTITIONS), 3)]
+            response = await connection.request(
+                CREATE_TOPICS, m.CreateTopicsRequest(topics, timeout_ms), timeout_s=30.0
+            )
+            found.extend(response.topics)
+            connection.close("that was all")
+
+        await world.process.run(create())
+        [result] = found
+        assert (result.error_code, message in result.error_message) == (code, True)
+        await cluster.until(lambda: _knows(cluster, controller, "later"))
+
+    run(scenario())
+
+
+def test_who_creates_a_topic_while_zookeeper_is_away_hears_that_it_may_yet_appear() -> None:
+    async def scenario() -> None:
+        cluster = await _start_cluster(3, replication_factor=3)
+        cluster.simulation.zookeeper.stop()
+        with pytest.raises(BrokerError, match="It may yet be created: see `minibroker topics list`"):
+            await _with_admin(cluster, "creator", _create_later, patience_ms=3_000)
+        cluster.simulation.zookeeper.start()
+        await cluster.until(lambda: cluster.simulation.zookeeper.has(znodes.topic_path("later")))
+
+    run(scenario())

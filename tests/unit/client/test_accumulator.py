@@ -207,6 +207,7 @@ def test_a_record_that_no_request_could_carry_is_refused_at_once() -> None:
     with pytest.raises(BrokerError) as caught:
         add(accumulator, b"x" * 16 * KIB)
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+    assert "the producer's max_request_size is 16384. Send smaller records, or raise it" in str(caught.value)
     batch, _ = add(accumulator, b"x" * 15 * KIB)
     assert batch.size > 15 * KIB
 

@@ -30,7 +30,11 @@ DEFAULTS = TopicDefaults(num_partitions=4, replication_factor=3)
 
 
 def check_config(name: str, value: str) -> str | None:
-    return None if name == "retention.ms" and value.isdecimal() else f"{name}={value} is no topic setting"
+    return (
+        None
+        if name in ("retention.ms", "min.insync.replicas") and value.isdecimal()
+        else f"{name}={value} is no topic setting"
+    )
 
 
 def validate(state: ClusterState, *requests: CreatableTopic, existing: Sequence[str] = ()) -> list[object]:
@@ -110,6 +114,11 @@ def configured(*configs: tuple[str, str | None]) -> CreatableTopic:
             configured(("retention.ms", "1"), ("retention.ms", "2")),
             ErrorCode.INVALID_CONFIG,
             "is given as '1' and as '2'",
+        ),
+        (
+            configured(("min.insync.replicas", "2")),
+            ErrorCode.INVALID_CONFIG,
+            "min.insync.replicas is 2, and the replication factor 1: nothing could ever be written with acks=all",
         ),
         (
             configured(("retention.ms", "1" * 900_000)),
