@@ -27,6 +27,7 @@ from minibroker.client.errors import (
     InvalidSetting,
     LogTruncated,
     TopicErrors,
+    WrongEventLoop,
 )
 from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
@@ -67,6 +68,7 @@ __all__ = [
     "TopicErrors",
     "TopicPartition",
     "WithoutKey",
+    "WrongEventLoop",
     "crc32",
     "murmur2",
 ]

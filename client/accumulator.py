@@ -156,6 +156,7 @@ class Batch:
         "attempts",
         "awaited",
         "base_offset",
+        "check_caller",
         "count",
         "created_at",
         "encoded",
@@ -192,6 +193,7 @@ class Batch:
         generation: int,
         *,
         is_placed: bool = False,
+        check_caller: Callable[[], None] | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -202,6 +204,9 @@ class Batch:
         """How many flushes had begun when the first record was added."""
         self.is_placed = is_placed
         """The partitioner chose the partition, for each record; otherwise the caller did."""
+
+        self.check_caller = check_caller
+        """To be called by who would wait for the ending: raises where it could not hear of it."""
 
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
@@ -428,7 +433,9 @@ class Accumulator:
         is_idempotent: bool,
         partitioner: Partitioner,
         random: Random,
+        check_caller: Callable[[], None] | None = None,
     ) -> None:
+        self._check_caller = check_caller
         self._batch_size = batch_size
         self.buffer_memory = buffer_memory
         self._hard_limit = 2 * buffer_memory
@@ -600,7 +607,15 @@ class Accumulator:
                 self._grant(batch, max(missing, min(GRANT, most)))
                 return batch
             self._close(state, batch)
-        batch = Batch(state.name, queue.partition, (queue.next_order,), now, self._generation, is_placed=is_placed)
+        batch = Batch(
+            state.name,
+            queue.partition,
+            (queue.next_order,),
+            now,
+            self._generation,
+            is_placed=is_placed,
+            check_caller=self._check_caller,
+        )
         least = size + BATCH_OVERHEAD
         self._grant(batch, max(least, min(GRANT, state.batch_size)))
         batch.room -= BATCH_OVERHEAD
@@ -964,6 +979,7 @@ class Accumulator:
             batch.created_at,
             batch.generation,
             is_placed=batch.is_placed,
+            check_caller=batch.check_caller,
         )
         part.values = batch.values[start:end]
         part.keys = None if batch.keys is None else batch.keys[start:end]

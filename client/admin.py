@@ -82,6 +82,9 @@ class Admin:
     the next attempt finds out what the one before has done: a topic that somebody else created is an error, and one
     that was created in the meantime is never deleted. What this call created and somebody else has deleted since is not
     created again by the broker that created it. (A creation may be carried out after its call has given up.)
+
+    For one event loop, the one in which it is started, and not thread-safe: what is called from another, `close`
+    included, raises WrongEventLoop.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class Admin:
         """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 2 s."""
         if self._state != "not started":
             raise Closed(f"the admin client was started before and is {self._state}; make a new one")
+        self._state = "starting"
         try:
             await self._cluster.start()
         except BaseException:
@@ -132,6 +136,7 @@ class Admin:
     async def close(self) -> None:
         """End all tasks and connections. Again: does nothing."""
         if self._state != "closed":
+            self._cluster.check_loop("admin client")
             self._state = "closed"
             await self._cluster.close()
 
@@ -333,6 +338,7 @@ class Admin:
             ) from self._crash
         if self._state != "running":
             raise Closed(f"the admin client is {self._state}: use it within `async with Admin(...)`")
+        self._cluster.check_loop("admin client")
 
     def _crashed(self, error: BaseException) -> None:
         if self._crash is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Connections, Purpose
-from minibroker.client.errors import InvalidSetting
+from minibroker.client.errors import InvalidSetting, WrongEventLoop
 from minibroker.client.metadata import Metadata
 from minibroker.client.settings import Address, check_ms, parse_bootstrap
 from minibroker.client.tasks import BackgroundTasks
@@ -48,6 +48,8 @@ class Cluster:
         self.request_timeout_s = check_ms("request_timeout_ms", request_timeout_ms, lowest=1)
         self.retry_backoff_s = check_ms("retry_backoff_ms", retry_backoff_ms, lowest=1)
         max_age_s = check_ms("metadata_max_age_ms", metadata_max_age_ms, lowest=1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """In which it was started; None: not yet."""
         self._own_world: RealWorld | None = None
         if world is None:
             world = self._own_world = RealWorld()
@@ -66,8 +68,29 @@ class Cluster:
 
     async def start(self) -> None:
         """Reach a broker and begin to keep metadata. Raises NetworkError naming every address and the reason."""
+        self._loop = asyncio.get_running_loop()
         await self.metadata.first_refresh(min(START_PATIENCE_S, self.request_timeout_s))
         self.tasks.start(self.metadata.run(), "metadata")
+
+    def check_loop(self, who: str) -> None:
+        """Raises WrongEventLoop where the code that runs is not in the loop of `start`: it would wait for ever, since
+        what it waits for happens in the other one."""
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop or self._loop is None:
+            return
+        here = "no event loop runs in this thread" if running is None else "this is another event loop"
+        remedy = (
+            "That loop is closed, and what had not been acknowledged by then is not sent"
+            if self._loop.is_closed()
+            else "From another thread, call asyncio.run_coroutine_threadsafe with the loop in which it was started"
+        )
+        raise WrongEventLoop(
+            f"the {who} lives in the event loop in which it was started, and {here}. {remedy}. "
+            f"Make one {who} for each event loop (each asyncio.run is one), and close it there"
+        )
 
     def usable_at(self, address: Address, purpose: Purpose, now: float) -> float | None:
         """For who got no connection to a leader: when to try again by time alone.

@@ -44,7 +44,8 @@ class Consumer:
       `max_partition_fetch_bytes`: of one answer (but always at least one batch).
     - `default_api_timeout_ms`: for `start`, `position` and the offset look-ups.
 
-    Constructor: raises InvalidSetting. For one event loop, and not thread-safe.
+    Constructor: raises InvalidSetting. For one event loop, the one in which it is started, and not thread-safe: what
+    is called from another, `close` included, raises WrongEventLoop. (An iteration looks once for each batch.)
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Consumer:
     async def close(self) -> None:
         """End all tasks and connections. Iterations that wait raise Closed. Again: does nothing."""
         if self._state != "closed":
+            self._cluster.check_loop("consumer")
             self._state = "closed"
             self._fetcher.pulse.notify()
             await self._cluster.close()
@@ -225,6 +227,7 @@ class Consumer:
 
     async def _next_batch(self) -> tuple[PartitionState, ConsumerBatch]:
         """The next batch with records. The position of its partition is left to the caller."""
+        self._check_running()
         while True:
             if self._state != "running":
                 raise self._not_running()
@@ -385,6 +388,7 @@ class Consumer:
     def _check_running(self) -> None:
         if self._state != "running":
             raise self._not_running()
+        self._cluster.check_loop("consumer")
 
     def _crashed(self, error: BaseException) -> None:
         if self._crash is None:

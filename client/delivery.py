@@ -23,9 +23,10 @@ class RecordMetadata(NamedTuple):
 class Delivery(msgspec.Struct, gc=False, eq=False):
     """An awaitable that ends when the record is acknowledged, or has failed for good.
 
-    `await` returns RecordMetadata and raises BrokerError, DeliveryTimedOut or Closed. It may be awaited any number
-    of times, by several tasks, before and after the end; cancelling one that waits cancels nothing else. A record
-    that fails and whose Delivery nobody has awaited is reported by `flush`, `drain` or `close`.
+    `await` returns RecordMetadata and raises BrokerError, DeliveryTimedOut or Closed; and WrongEventLoop, before the
+    end, where the producer was started in another event loop. It may be awaited any number of times, by several tasks,
+    before and after the end; cancelling one that waits cancels nothing else. A record that fails and whose Delivery
+    nobody has awaited is reported by `flush`, `drain` or `close`.
     """
 
     # Rejected: a future for each record (three times as slow), and one for each batch that all share: cancelling
@@ -40,6 +41,8 @@ class Delivery(msgspec.Struct, gc=False, eq=False):
         while True:
             while batch.forwarded is not None:
                 batch, index = batch.forwarded[index]
+            if not batch.is_done and batch.check_caller is not None:
+                batch.check_caller()
             batch.mark_awaited(index)
             if batch.is_done:
                 break

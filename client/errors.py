@@ -31,6 +31,11 @@ class Closed(MinibrokerError, RuntimeError):
     """The producer, consumer or admin was closed, or not started yet."""
 
 
+class WrongEventLoop(MinibrokerError, RuntimeError):
+    """A producer, consumer or admin was used from another event loop than the one in which it was started, or from a
+    thread in which none runs. Nothing was done."""
+
+
 class ClientCrashed(MinibrokerError, RuntimeError):
     """A background task of the client met a bug. Nothing is sent or fetched any more; the cause is chained."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Literal
 
@@ -60,7 +61,9 @@ class Producer:
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
     - `partitioner`: see `minibroker.client.partitioners`.
 
-    Constructor: raises InvalidSetting. For one event loop, and not thread-safe.
+    Constructor: raises InvalidSetting. For one event loop, the one in which it is started, and not thread-safe: what
+    is called from another, `close` included, raises WrongEventLoop. (`send` looks at most once a millisecond; who then
+    waits for its Delivery, `drain` or `flush` hears of it in any case.)
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Producer:
             world=world,
             on_crash=self._crashed,
         )
+        self._check_loop = partial(self._cluster.check_loop, "producer")
         self._accumulator = Accumulator(
             batch_size=min(batch_size, max_request_size),
             buffer_memory=buffer_memory,
@@ -119,6 +123,7 @@ class Producer:
             is_idempotent=is_idempotent,
             partitioner=partitioner,
             random=self._cluster.world.random,
+            check_caller=self._check_loop,
         )
         self._sender = Sender(
             self._cluster,
@@ -136,7 +141,7 @@ class Producer:
         self._open_batches = self._accumulator.open_batches
         self._add_with_key = self._accumulator.add_with_key
         self._now_ms = 0
-        """When `send` looked at the clock last."""
+        """What the clock said when `send` looked last whose code it is that runs."""
         self._paused_ms = -PAUSE_EVERY_MS
         """When `drain` let the loop run last."""
 
@@ -144,6 +149,7 @@ class Producer:
         """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 2 s."""
         if self._state != "not started":
             raise Closed(f"the producer was started before and is {self._state}; make a new one")
+        self._state = "starting"
         try:
             await self._cluster.start()
         except BaseException:
@@ -188,7 +194,8 @@ class Producer:
         or await the Delivery: otherwise nothing holds the caller back, and at twice `buffer_memory` BufferFull is
         raised. Raises also TypeError for what is not bytes, BrokerError for an illegal topic name
         (INVALID_TOPIC_EXCEPTION), too large a record (MESSAGE_TOO_LARGE), a partition that the topic does not have
-        (UNKNOWN_TOPIC_OR_PARTITION) or an impossible timestamp (INVALID_TIMESTAMP), Closed, and ClientCrashed.
+        (UNKNOWN_TOPIC_OR_PARTITION) or an impossible timestamp (INVALID_TIMESTAMP), Closed, WrongEventLoop, and
+        ClientCrashed.
         """
         if partition is None and timestamp_ms is None and headers is None and type(value) is bytes:
             if key is None:
@@ -196,19 +203,28 @@ class Producer:
                 if batch is not None:
                     room = batch.room - len(value) - RECORD_OVERHEAD
                     if room >= 0:
+                        now_ms = self._wall_ms()
+                        if now_ms != self._now_ms:
+                            self._tick(now_ms)
                         batch.room = room
-                        self._now_ms = now_ms = self._wall_ms()
                         values = batch.values
                         index = len(values)
                         values.append(value)
                         batch.timestamps.append(now_ms)
                         return Delivery(batch, index)
             elif type(key) is bytes and self._state == "running":
-                self._now_ms = now_ms = self._wall_ms()
+                now_ms = self._wall_ms()
+                if now_ms != self._now_ms:
+                    self._tick(now_ms)
                 added = self._add_with_key(topic, value, key, now_ms)
                 if added is not None:
                     return Delivery(*added)
         return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+
+    def _tick(self, now_ms: int) -> None:
+        """Another millisecond: to ask for the running loop at every `send` would cost it a quarter more."""
+        self._check_loop()
+        self._now_ms = now_ms
 
     def _send_slowly(
         self,
@@ -231,7 +247,8 @@ class Producer:
             )
         if headers is not None:
             headers = _checked_headers(headers)
-        self._now_ms = now_ms = self._wall_ms()
+        now_ms = self._wall_ms()
+        self._tick(now_ms)
         if timestamp_ms is None:
             timestamp_ms = now_ms
         elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < _MAX_TIMESTAMP_MS:
@@ -257,6 +274,7 @@ class Producer:
         """
         if 0 <= self._now_ms - self._paused_ms < PAUSE_EVERY_MS:
             return
+        self._check_loop()
         await asyncio.sleep(0)
         while self._accumulator.is_over_limit:
             if self._state != "running":
@@ -274,6 +292,7 @@ class Producer:
         """
         if self._state != "running":
             raise self._not_running()
+        self._check_loop()
         await self._flush()
         self._report_failures()
         if self._crash is not None:
@@ -290,6 +309,7 @@ class Producer:
         state = self._state
         if state in ("closing", "closed"):
             return
+        self._check_loop()
         try:
             if state == "running":
                 self._state = "closing"

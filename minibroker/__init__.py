@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         TopicErrors,
         TopicPartition,
         WithoutKey,
+        WrongEventLoop,
         crc32,
         murmur2,
     )
@@ -84,6 +85,7 @@ __all__ = [
     "TopicErrors",
     "TopicPartition",
     "WithoutKey",
+    "WrongEventLoop",
     "crc32",
     "main",
     "murmur2",
