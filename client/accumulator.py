@@ -1043,7 +1043,7 @@ class Accumulator:
         return oldest + self._delivery_timeout_s
 
     def _without_ending(self) -> Iterator[Batch]:
-        for state in self._topics.values():
+        for state in list(self._topics.values()):
             for queue in (*state.queues.values(), state.held):
                 for batch in (*queue.in_flight, *queue.waiting):
                     if not batch.is_done:
@@ -1101,6 +1101,11 @@ class Accumulator:
     def is_flushed(self, flush: int) -> bool:
         """Whether every record that was added before `begin_flush` has had its ending."""
         return all(generation > flush for generation in self._unfinished)
+
+    def unacknowledged(self) -> int:
+        """Records without an ending, and those that failed and that nobody was told of."""
+        waiting = sum(batch.count or len(batch.values) for batch in self._without_ending())
+        return waiting + sum(batch.count - len(batch.awaited or ()) for batch in self._failed)
 
     def take_failures(self) -> list[FailedRecord]:
         """The records that failed, are not awaited, and were not returned before. Gives their memory back."""

@@ -14,6 +14,7 @@ from minibroker.client.cluster import Cluster
 from minibroker.client.connections import Purpose, exponential_backoff_s
 from minibroker.client.errors import ClientCrashed, Closed, InvalidSetting, TopicErrors
 from minibroker.client.settings import Address, check_integer, check_ms
+from minibroker.client.tasks import weakly
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
@@ -84,8 +85,10 @@ class Admin:
     created again by the broker that created it. (A creation may be carried out after its call has given up.)
 
     For one event loop, the one in which it is started, and not thread-safe: what is called from another, `close`
-    included, raises WrongEventLoop.
+    included, raises WrongEventLoop. One that is dropped without `close` warns (ResourceWarning).
     """
+
+    _state = "not started"
 
     def __init__(
         self,
@@ -106,9 +109,8 @@ class Admin:
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
-            on_crash=self._crashed,
+            on_crash=weakly(self._crashed),
         )
-        self._state = "not started"
         self._crash: BaseException | None = None
 
     async def start(self) -> None:
@@ -131,7 +133,8 @@ class Admin:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        if not self._cluster.is_gone(error):
+            await self.close()
 
     async def close(self) -> None:
         """End all tasks and connections. Again: does nothing."""
@@ -139,6 +142,13 @@ class Admin:
             self._cluster.check_loop("admin client")
             self._state = "closed"
             await self._cluster.close()
+
+    def __del__(self) -> None:
+        if self._state not in ("not started", "closed"):
+            self._cluster.dropped(self, self._cluster.close)
+
+    def __repr__(self) -> str:
+        return f"<Admin {self._state}, bootstrap={self._cluster.bootstrap}>"
 
     # -- topics --
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Connections, Purpose
@@ -19,6 +22,8 @@ from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
+
+logger = logging.getLogger("minibroker.client")
 
 START_PATIENCE_S = 2.0
 """How long `start` tries to reach any broker: a cluster that is being started answers within that time, and who
@@ -45,11 +50,13 @@ class Cluster:
         addresses = parse_bootstrap(bootstrap)
         if not isinstance(client_id, str) or len(client_id) > 249:
             raise InvalidSetting("client_id", client_id, "give a string of at most 249 characters")
+        self.bootstrap = ",".join(map(str, addresses))
         self.request_timeout_s = check_ms("request_timeout_ms", request_timeout_ms, lowest=1)
         self.retry_backoff_s = check_ms("retry_backoff_ms", retry_backoff_ms, lowest=1)
         max_age_s = check_ms("metadata_max_age_ms", metadata_max_age_ms, lowest=1)
         self._loop: asyncio.AbstractEventLoop | None = None
         """In which it was started; None: not yet."""
+        self._ending: asyncio.Task[None] | None = None
         self._own_world: RealWorld | None = None
         if world is None:
             world = self._own_world = RealWorld()
@@ -70,6 +77,10 @@ class Cluster:
         """Reach a broker and begin to keep metadata. Raises NetworkError naming every address and the reason."""
         self._loop = asyncio.get_running_loop()
         await self.metadata.first_refresh(min(START_PATIENCE_S, self.request_timeout_s))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Keep metadata: from the start on, and again where somebody has cancelled all tasks of the loop."""
         self.tasks.start(self.metadata.run(), "metadata")
 
     def check_loop(self, who: str) -> None:
@@ -91,6 +102,11 @@ class Cluster:
             f"the {who} lives in the event loop in which it was started, and {here}. {remedy}. "
             f"Make one {who} for each event loop (each asyncio.run is one), and close it there"
         )
+
+    def is_gone(self, error: BaseException | None) -> bool:
+        """Whether a coroutine that is destroyed leaves `async with`, as its loop is no more: nothing can be awaited in
+        it. `__del__` will say that nobody has closed the client."""
+        return isinstance(error, GeneratorExit) and self._loop is not None and self._loop.is_closed()
 
     def usable_at(self, address: Address, purpose: Purpose, now: float) -> float | None:
         """For who got no connection to a leader: when to try again by time alone.
@@ -125,6 +141,21 @@ class Cluster:
                     connection.close(f"no answer to {api.name} yet, and another broker is in charge")
                     await asyncio.wait([answer])
         return answer.result()
+
+    def dropped(self, client: object, then: Callable[[], Coroutine[object, object, None]]) -> bool:
+        """For `__del__` of a client that is open: warns, and does `then` in the client's loop, whatever thread the
+        garbage collector is in. False: the loop is not there any more."""
+        loop = None if self._loop is None or self._loop.is_closed() else self._loop
+
+        def start() -> None:
+            assert loop is not None
+            self._ending = loop.create_task(then(), name="end of a dropped client")
+
+        if loop is not None:
+            with suppress(RuntimeError):  # it is closed by now
+                loop.call_soon_threadsafe(start)
+        warnings.warn(f"{client!r} was dropped without `close`", ResourceWarning, source=client, stacklevel=2)
+        return loop is not None
 
     async def close(self) -> None:
         """End the tasks, then close the connections."""

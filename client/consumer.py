@@ -15,6 +15,7 @@ from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, FetchedBatch, Fe
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.client.settings import check_choice, check_integer, check_ms
+from minibroker.client.tasks import weakly
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
@@ -44,9 +45,13 @@ class Consumer:
       `max_partition_fetch_bytes`: of one answer (but always at least one batch).
     - `default_api_timeout_ms`: for `start`, `position` and the offset look-ups.
 
+    One that is dropped without `close` warns (ResourceWarning).
+
     Constructor: raises InvalidSetting. For one event loop, the one in which it is started, and not thread-safe: what
     is called from another, `close` included, raises WrongEventLoop. (An iteration looks once for each batch.)
     """
+
+    _state = "not started"
 
     def __init__(
         self,
@@ -82,7 +87,7 @@ class Consumer:
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
-            on_crash=self._crashed,
+            on_crash=weakly(self._crashed),
         )
         self._fetcher = Fetcher(
             self._cluster,
@@ -92,7 +97,6 @@ class Consumer:
             fetch_max_bytes=fetch_max_bytes,
             max_partition_fetch_bytes=max_partition_fetch_bytes,
         )
-        self._state = "not started"
         self._crash: BaseException | None = None
         self._batch: ConsumerBatch | None = None
         """The batch that is being handed out by records, in partition `_current`."""
@@ -160,7 +164,8 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        if not self._cluster.is_gone(error):
+            await self.close()
 
     async def close(self) -> None:
         """End all tasks and connections. Iterations that wait raise Closed. Again: does nothing."""
@@ -169,6 +174,17 @@ class Consumer:
             self._state = "closed"
             self._fetcher.pulse.notify()
             await self._cluster.close()
+
+    def __del__(self) -> None:
+        if self._state not in ("not started", "closed"):
+            self._cluster.dropped(self, self._cluster.close)
+
+    def __repr__(self) -> str:
+        states = self._fetcher.states.values()
+        return (
+            f"<Consumer {self._state}, bootstrap={self._cluster.bootstrap}, partitions={len(states)}, "
+            f"batches_waiting={sum(len(state.fetched) for state in states)}>"
+        )
 
     # -- reading --
 

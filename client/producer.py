@@ -9,7 +9,10 @@ call into the accumulator. A record with a key costs one such call. Everything e
 from __future__ import annotations
 
 import asyncio
+import logging
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Literal
@@ -21,10 +24,15 @@ from minibroker.client.errors import ClientCrashed, Closed, DeliveryFailed, Inva
 from minibroker.client.partitioners import Partitioner, WithoutKey
 from minibroker.client.sender import Sender
 from minibroker.client.settings import check_choice, check_integer, check_ms
-from minibroker.client.tasks import Pulse
+from minibroker.client.tasks import Pulse, weakly
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.world import World
+
+logger = logging.getLogger("minibroker.client")
+
+CANCELLED_FLUSH_S = 2.0
+"""What is cancelled goes on for so long to send what it has: a failover takes less."""
 
 PAUSE_EVERY_MS = 2
 """`drain` lets the event loop run that often, so that a loop around `send` does not hold up its own sending."""
@@ -61,10 +69,16 @@ class Producer:
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
     - `partitioner`: see `minibroker.client.partitioners`.
 
+    Where the body of `async with` is cancelled or interrupted, what can be sent within 2 s still is. The rest fails
+    with Closed, and a ResourceWarning and the log say how many records that were. The same becomes of a producer that
+    is dropped without `close`, if its event loop is still there. (`close` does not wait 2 s when it is cancelled.)
+
     Constructor: raises InvalidSetting. For one event loop, the one in which it is started, and not thread-safe: what
     is called from another, `close` included, raises WrongEventLoop. (`send` looks at most once a millisecond; who then
     waits for its Delivery, `drain` or `flush` hears of it in any case.)
     """
+
+    _state = "not started"
 
     def __init__(
         self,
@@ -111,7 +125,7 @@ class Producer:
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
-            on_crash=self._crashed,
+            on_crash=weakly(self._crashed),
         )
         self._check_loop = partial(self._cluster.check_loop, "producer")
         self._accumulator = Accumulator(
@@ -125,6 +139,7 @@ class Producer:
             random=self._cluster.world.random,
             check_caller=self._check_loop,
         )
+        self._progress = Pulse()
         self._sender = Sender(
             self._cluster,
             self._accumulator,
@@ -133,10 +148,8 @@ class Producer:
             max_request_size=max_request_size,
             max_in_flight=max_in_flight_requests_per_connection,
             max_block_s=check_ms("max_block_ms", max_block_ms),
-            on_progress=self._on_progress,
+            on_progress=self._progress.notify,
         )
-        self._progress = Pulse()
-        self._state = "not started"
         self._wall_ms = self._cluster.clock.wall_ms
         self._open_batches = self._accumulator.open_batches
         self._add_with_key = self._accumulator.add_with_key
@@ -157,7 +170,10 @@ class Producer:
             await self._cluster.close()
             raise
         self._state = "running"
-        self._cluster.tasks.start(self._sender.run(), "sender")
+        self._sending = self._start_sending()
+
+    def _start_sending(self) -> asyncio.Task[None]:
+        return self._cluster.tasks.start(self._sender.run(), "sender")
 
     async def __aenter__(self) -> Producer:
         await self.start()
@@ -173,8 +189,8 @@ class Producer:
                 await self.close()
             except MinibrokerError as failure:
                 error.add_note(f"While the producer was closed: {failure}")
-        else:  # cancelled, interrupted: there is no time to wait for brokers
-            await self._shut_down()
+        elif not self._cluster.is_gone(error):  # cancelled, interrupted
+            await self._close_soon()
 
     # -- sending --
 
@@ -293,16 +309,10 @@ class Producer:
         if self._state != "running":
             raise self._not_running()
         self._check_loop()
-        await self._flush()
+        await _flush(self._accumulator, self._sender, self._progress)
         self._report_failures()
         if self._crash is not None:
             raise self._not_running()
-
-    async def _flush(self) -> None:
-        flush = self._accumulator.begin_flush()
-        self._sender.wake()
-        while not self._accumulator.is_flushed(flush):
-            await self._progress.wait()
 
     async def close(self) -> None:
         """`flush`, then end all tasks and connections, whatever happens. Raises as `flush`. Again: does nothing."""
@@ -314,12 +324,49 @@ class Producer:
             if state == "running":
                 self._state = "closing"
                 self._accumulator.close()
-                await self._flush()
-        finally:
-            await self._shut_down()
+                await _flush(self._accumulator, self._sender, self._progress)
+        except BaseException:  # cancelled
+            await self._give_up()
+            raise
+        await self._shut_down()
         self._report_failures()
         if self._crash is not None:
             raise self._not_running()
+
+    async def _close_soon(self) -> None:
+        """`close` for who has been cancelled: after CANCELLED_FLUSH_S at the latest."""
+        if self._state in ("closing", "closed"):
+            return
+        try:
+            if self._state == "running":
+                self._state = "closing"
+                if self._sending.cancelling():  # asyncio.run comes to its end, and has cancelled every task
+                    self._cluster.go_on()
+                    self._start_sending()
+                await _flush_briefly(self._accumulator, self._sender, self._progress)
+        finally:
+            await self._give_up()
+
+    async def _give_up(self) -> None:
+        """End everything, and say how many records were left: nobody waits who could be raised at."""
+        unacknowledged, was = self._accumulator.unacknowledged(), repr(self)
+        await self._shut_down()
+        if unacknowledged:
+            text = f"{was} was cancelled: {_not_acknowledged(unacknowledged)}"
+            logger.warning("%s", text)
+            warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
+
+    def __del__(self) -> None:
+        if self._state in ("not started", "closed"):
+            return
+        unacknowledged = self._accumulator.unacknowledged()
+        parts = self._cluster, self._accumulator, self._sender, self._progress
+        if not self._cluster.dropped(self, partial(_see_off, *parts)) and unacknowledged:
+            logger.warning("%s was dropped without `close`: %s", repr(self), _not_acknowledged(unacknowledged))
+
+    def __repr__(self) -> str:
+        records = self._accumulator.unacknowledged()
+        return f"<Producer {self._state}, bootstrap={self._cluster.bootstrap}, unacknowledged={records}>"
 
     async def _shut_down(self) -> None:
         """End everything; what has had no ending fails with Closed."""
@@ -328,15 +375,12 @@ class Producer:
             await self._cluster.close()
         finally:
             self._accumulator.fail_all(Closed("the producer was closed before the record was acknowledged"))
-            self._on_progress()
+            self._progress.notify()
 
     def _report_failures(self) -> None:
         failures = self._accumulator.take_failures()
         if failures:
             raise DeliveryFailed(failures) from self._crash
-
-    def _on_progress(self) -> None:
-        self._progress.notify()
 
     def _crashed(self, error: BaseException) -> None:
         """A task died of a bug: nothing more will be sent, so everything that waits hears of it."""
@@ -344,7 +388,7 @@ class Producer:
             self._crash = error
             self._state = "crashed"
             self._accumulator.fail_all(self._not_running())
-            self._on_progress()
+            self._progress.notify()
 
     def _not_running(self) -> MinibrokerError:
         if self._crash is not None:
@@ -352,6 +396,37 @@ class Producer:
             crashed.__cause__ = self._crash
             return crashed
         return Closed(f"the producer is {self._state}: use it within `async with Producer(...)`")
+
+
+async def _flush(accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
+    flush = accumulator.begin_flush()
+    sender.wake()
+    while not accumulator.is_flushed(flush):
+        await progress.wait()
+
+
+async def _flush_briefly(accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
+    accumulator.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CANCELLED_FLUSH_S):
+            await _flush(accumulator, sender, progress)
+
+
+async def _see_off(cluster: Cluster, accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
+    """What is done of a producer that is no more."""
+    try:
+        await _flush_briefly(accumulator, sender, progress)
+    finally:
+        unacknowledged = accumulator.unacknowledged()
+        await cluster.close()
+        accumulator.fail_all(Closed("the producer was dropped without `close` before the record was acknowledged"))
+        if unacknowledged:
+            logger.warning("a producer was dropped without `close`: %s", _not_acknowledged(unacknowledged))
+
+
+def _not_acknowledged(records: int) -> str:
+    were = "1 record was" if records == 1 else f"{records} records were"
+    return f"{were} not acknowledged, and may be in the log or not"
 
 
 def _as_bytes(name: str, data: object) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from weakref import WeakMethod
 
 
 class Pulse:
@@ -48,6 +49,19 @@ class BackgroundTasks:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+
+def weakly(listener: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+    """A method as a listener that does not keep its object alive: as long as a task held its client, the garbage
+    collector could not find that somebody has dropped it without `close`."""
+    reference = WeakMethod(listener)
+
+    def call(error: BaseException) -> None:
+        method = reference()
+        if method is not None:
+            method(error)
+
+    return call
 
 
 class Waker:

@@ -354,6 +354,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
+                warnings.simplefilter("ignore", ResourceWarning)
                 for task in sorted(tasks, key=lambda task: task.number):
                     _bury(task)
                 tasks.clear()

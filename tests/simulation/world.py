@@ -26,8 +26,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from minibroker.client.cluster import Cluster
 from minibroker.protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent
 from tests.simulation.disk import ProcessDisk, VirtualDisk
 from tests.simulation.loop import VirtualLoop
@@ -131,6 +132,20 @@ class VirtualWorld:
         self.zookeeper = ProcessZooKeeper(simulation.zookeeper, process)
         self.random = simulation.random(process.name)
         self.executor = VirtualExecutor(process, host.disk, simulation.random(f"executor of {process.name}"))
+
+
+def _let_the_killed_be_silent() -> None:
+    """A client object outlives its process here, until the garbage collector finds it; it then has nothing to say."""
+    dropped = Cluster.dropped
+
+    def dropped_by_the_living(cluster: Cluster, *arguments: Any) -> bool:
+        is_killed = isinstance(cluster.world, VirtualWorld) and not cluster.world.process.alive
+        return is_killed or dropped(cluster, *arguments)
+
+    Cluster.dropped = dropped_by_the_living  # type: ignore[assignment, method-assign]
+
+
+_let_the_killed_be_silent()
 
 
 class VirtualClock:

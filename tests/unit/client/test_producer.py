@@ -347,23 +347,6 @@ def test_an_error_in_the_body_is_not_hidden_by_one_of_the_close() -> None:
     run(scenario)
 
 
-def test_a_cancelled_body_closes_without_waiting_for_brokers() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        cluster.script(PRODUCE, HANG)
-
-        async def body() -> None:
-            async with Producer(cluster.bootstrap) as producer:
-                await producer.send("orders", b"v")
-
-        task = asyncio.create_task(body())
-        await cluster.until(lambda: len(cluster.requests(PRODUCE)) == 1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(scenario)
-
-
 def test_failed_records_that_fill_the_buffer_are_raised_by_drain() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         cluster.rules.append(lambda received: reject(ErrorCode.INVALID_RECORD) if received.api is PRODUCE else None)
