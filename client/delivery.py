@@ -1,8 +1,9 @@
 """What `Producer.send` returns. One exists for each record, so it is two words: a batch, and an index in it."""
 
 import asyncio
-from collections.abc import Generator
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -20,38 +21,101 @@ class RecordMetadata(NamedTuple):
     """The record's, or the broker's where the topic has `message.timestamp.type=LogAppendTime`."""
 
 
-class Delivery(msgspec.Struct, gc=False, eq=False):
+if TYPE_CHECKING:
+
+    class _Coroutine(Coroutine[Any, Any, RecordMetadata]):
+        """What a Delivery is to asyncio, by its methods; a Struct cannot derive from it."""
+
+        def __init__(self, batch: Batch, index: int) -> None: ...
+
+        def __init_subclass__(cls, *, gc: bool, eq: bool) -> None: ...
+
+else:
+    _Coroutine = msgspec.Struct
+
+
+class Delivery(_Coroutine, gc=False, eq=False):
     """An awaitable that ends when the record is acknowledged, or has failed for good.
 
     `await` returns RecordMetadata and raises BrokerError, DeliveryTimedOut or Closed; and WrongEventLoop, before the
     end, where the producer was started in another event loop. It may be awaited any number of times, by several tasks,
     before and after the end; cancelling one that waits cancels nothing else. A record that fails and whose Delivery
     nobody has awaited is reported by `flush`, `drain` or `close`.
+
+    `asyncio.create_task`, `TaskGroup.create_task`, `gather`, `wait_for` and `shield` take it as they take a coroutine.
+    Not awaiting it is no error.
     """
 
     # Rejected: a future for each record (three times as slow), and one for each batch that all share: cancelling
     # one task that waits for it would cancel it for all. The garbage collector need not look at these (gc=False):
-    # a batch never refers to its deliveries.
+    # a batch never refers to its deliveries. As a coroutine (`send`, `throw`, `close`) it has no state of its own: each
+    # step looks at the batch anew.
 
     _batch: Batch
     _index: int
 
+    def done(self) -> bool:
+        """Whether the record is acknowledged or has failed: then `await` returns, or raises, at once."""
+        return self._place()[0].is_done
+
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        batch, index = self._batch, self._index
         while True:
-            while batch.forwarded is not None:
-                batch, index = batch.forwarded[index]
-            if not batch.is_done and batch.check_caller is not None:
-                batch.check_caller()
-            batch.mark_awaited(index)
+            batch, index = self._awaited_place()
             if batch.is_done:
-                break
+                return _outcome(batch, index)
             yield from _ending(batch).__await__()
+
+    def send(self, value: None) -> asyncio.Future[None]:
+        """For tasks: a step of the coroutine that awaits it."""
+        batch, index = self._awaited_place()
+        if batch.is_done:
+            raise StopIteration(_outcome(batch, index))
+        return next(_ending(batch).__await__())
+
+    def throw(
+        self,
+        kind: type[BaseException] | BaseException,
+        value: BaseException | object = None,
+        traceback: TracebackType | None = None,
+    ) -> Any:
+        """For tasks: how they are cancelled."""
+        if isinstance(kind, BaseException):
+            raise kind
+        raise value if isinstance(value, BaseException) else kind()
+
+    def close(self) -> None:
+        """For tasks: nothing is to be undone."""
+
+    def __repr__(self) -> str:
+        batch, index = self._place()
+        where = batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
+        if not batch.is_done:
+            return f"<Delivery {where} waiting>"
         if batch.error is not None:
-            raise batch.error.with_traceback(None)
-        timestamp_ms = batch.timestamps[index] if batch.log_append_time_ms < 0 else batch.log_append_time_ms
-        offset = -1 if batch.base_offset < 0 else batch.base_offset + index
-        return RecordMetadata(batch.topic, batch.partition, offset, timestamp_ms)
+            return f"<Delivery {where} failed: {batch.error}>"
+        return f"<Delivery {where} acknowledged, offset={_outcome(batch, index).offset}>"
+
+    def _place(self) -> tuple[Batch, int]:
+        """Where the record is by now."""
+        batch, index = self._batch, self._index
+        while batch.forwarded is not None:
+            batch, index = batch.forwarded[index]
+        return batch, index
+
+    def _awaited_place(self) -> tuple[Batch, int]:
+        batch, index = self._place()
+        if not batch.is_done and batch.check_caller is not None:
+            batch.check_caller()
+        batch.mark_awaited(index)
+        return batch, index
+
+
+def _outcome(batch: Batch, index: int) -> RecordMetadata:
+    if batch.error is not None:
+        raise batch.error.with_traceback(None)
+    timestamp_ms = batch.timestamps[index] if batch.log_append_time_ms < 0 else batch.log_append_time_ms
+    offset = -1 if batch.base_offset < 0 else batch.base_offset + index
+    return RecordMetadata(batch.topic, batch.partition, offset, timestamp_ms)
 
 
 def _ending(batch: Batch) -> asyncio.Future[None]:

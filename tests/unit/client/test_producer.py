@@ -165,6 +165,67 @@ def test_deliveries_may_be_awaited_by_many_and_again_and_cancelling_one_cancels_
     run(scenario)
 
 
+def test_tasks_are_made_of_deliveries_as_of_coroutines() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with Producer(cluster.bootstrap) as producer:
+            async with asyncio.TaskGroup() as tasks:
+                started = [tasks.create_task(producer.send("orders", value)) for value in values(3)]
+            assert [task.result().offset for task in started] == [0, 1, 2]
+            delivery = producer.send("orders", b"3")
+            alone = asyncio.create_task(delivery, name="alone")
+            gathered = await asyncio.gather(delivery, producer.send("orders", b"4"))
+            assert [metadata.offset for metadata in gathered] == [3, 4]
+            assert await alone == await asyncio.wait_for(delivery, 5) == await asyncio.shield(delivery)
+            future = asyncio.run_coroutine_threadsafe(producer.send("orders", b"5"), asyncio.get_running_loop())
+            assert (await asyncio.wrap_future(future)).offset == 5
+            assert asyncio.iscoroutine(delivery)
+            assert "alone" in repr(alone)
+            alone.print_stack()
+
+    run(scenario)
+
+
+def test_a_task_made_of_a_delivery_can_be_cancelled_and_the_record_is_sent_all_the_same() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with Producer(cluster.bootstrap, linger_ms=60_000) as producer:
+            delivery = producer.send("orders", b"v")
+            task = asyncio.create_task(delivery)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not delivery.done()
+            await producer.flush()
+            assert delivery.done()
+        assert cluster.log("orders").values() == [b"v"]
+
+    run(scenario)
+
+
+def test_a_task_made_of_a_delivery_raises_what_the_record_failed_with_and_flush_is_silent_about_it() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with Producer(cluster.bootstrap) as producer:
+            cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD))
+            delivery = producer.send("orders", b"v")
+            with pytest.raises(BrokerError):
+                await asyncio.create_task(delivery)
+            assert delivery.done()
+            assert repr(delivery).startswith("<Delivery orders-0 failed: INVALID_RECORD")
+
+    run(scenario)
+
+
+def test_a_delivery_says_in_its_repr_how_far_it_is() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with Producer(cluster.bootstrap) as producer:
+            delivery = producer.send("orders", b"v")
+            assert (repr(delivery), delivery.done()) == ("<Delivery orders waiting>", False)
+            await delivery
+            assert (repr(delivery), delivery.done()) == ("<Delivery orders-0 acknowledged, offset=0>", True)
+
+    run(scenario)
+
+
 def test_acks_0_counts_as_delivered_what_was_written_and_knows_no_offset() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Producer(cluster.bootstrap, acks=0) as producer:
