@@ -2,7 +2,7 @@
 
 File map: producer.py (send) -> accumulator.py (batches, order, readiness; pure) -> sender.py (requests, retries);
 consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- offsets.py (look-ups); admin.py; and under
-all of them cluster.py = connections.py + metadata.py + tasks.py.
+all of them cluster.py = connections.py + metadata.py + tasks.py. Whatever waits for long says so through stalls.py.
 """
 
 from minibroker.client.admin import (

@@ -1049,6 +1049,22 @@ class Accumulator:
                     if not batch.is_done:
                         yield batch
 
+    @property
+    def is_waiting(self) -> bool:
+        """There are batches without an ending."""
+        return bool(self._unfinished)
+
+    def oldest(self, now: float) -> dict[tuple[str, int], Batch]:
+        """For each partition (UNASSIGNED for held records) the first batch without an ending, if it does not linger."""
+        oldest: dict[tuple[str, int], Batch] = {}
+        for batch in self._without_ending():
+            key = batch.topic, batch.partition
+            if key not in oldest or batch.order < oldest[key].order:
+                oldest[key] = batch
+        return {
+            key: batch for key, batch in oldest.items() if batch.attempts or batch.created_at + self._linger_s <= now
+        }
+
     def expired(self, now: float) -> list[Batch]:
         """Batches that were not delivered in time. To be given to `expire` one by one."""
         limit = now - self._delivery_timeout_s

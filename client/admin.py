@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ from minibroker.client.cluster import Cluster
 from minibroker.client.connections import Purpose, exponential_backoff_s
 from minibroker.client.errors import ClientCrashed, Closed, InvalidSetting, TopicErrors
 from minibroker.client.settings import Address, check_integer, check_ms
+from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import weakly
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
@@ -26,6 +28,7 @@ from minibroker.protocol.world import World
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 
+logger = logging.getLogger("minibroker.client")
 
 KNOWN_WITHIN_S = 3.0
 """How long brokers may take to hear of a topic that was created, before its creator goes on without them."""
@@ -252,6 +255,7 @@ class Admin:
         pending = change.names()
         attempts = 0
         was_sent = False
+        stalls: Stalls[str] = Stalls(self._cluster.connections.client_id)
         while pending:
             last_error: MinibrokerError
             remaining_s = max(0.001, deadline - self._cluster.clock.monotonic())
@@ -298,9 +302,13 @@ class Admin:
                 if self._cluster.clock.monotonic() + pause_s >= deadline:
                     errors |= dict.fromkeys(pending, _or_yet(last_error, change.may_yet) if was_sent else last_error)
                     break
+                logger.debug("%s: %s of %s: %s", self._cluster.connections.client_id, api.name, pending, last_error)
+                waiting = {api.name: str(last_error)}
+                stalls.look(self._cluster.clock.monotonic(), waiting, waiting.__getitem__)
                 await asyncio.sleep(pause_s)
                 await self._refresh(deadline)
                 self._check_running()
+        stalls.look(self._cluster.clock.monotonic(), (), str)
         return errors
 
     async def _until_known(self, topics: list[str]) -> None:

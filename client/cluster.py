@@ -13,6 +13,7 @@ from minibroker.client.connections import OVERDUE_S, Connections, Purpose
 from minibroker.client.errors import InvalidSetting, WrongEventLoop
 from minibroker.client.metadata import Metadata
 from minibroker.client.settings import Address, check_ms, parse_bootstrap
+from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import BackgroundTasks
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
@@ -133,13 +134,17 @@ class Cluster:
         """`connection.request`, unless metadata says in the meantime that another broker is in charge: then the
         connection is given up. Raises as `Connection.request`."""
         answer = connection.send(api, body, timeout_s=timeout_s)
+        stalls: Stalls[str] = Stalls(self.connections.client_id)
+        waiting = {api.name: f"{connection.address} has not answered yet"}
         while not answer.done():
+            stalls.look(self.clock.monotonic(), waiting, waiting.__getitem__)
             await asyncio.wait([answer], timeout=OVERDUE_S)
             if not answer.done():
                 self.metadata.request_refresh()
                 if not is_in_charge():
                     connection.close(f"no answer to {api.name} yet, and another broker is in charge")
                     await asyncio.wait([answer])
+        stalls.look(self.clock.monotonic(), (), waiting.__getitem__)
         return answer.result()
 
     def dropped(self, client: object, then: Callable[[], Coroutine[object, object, None]]) -> bool:

@@ -8,6 +8,7 @@ back-off has passed (exponential from `backoff_s` to 1 s, with jitter).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
 from random import Random
@@ -18,6 +19,8 @@ from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.rpc import Connection, open_connection
 from minibroker.protocol.world import World
 
+logger = logging.getLogger("minibroker.client")
+
 CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""
 
@@ -26,6 +29,9 @@ MAX_BACKOFF_S = 1.0
 OVERDUE_S = 1.0
 """After that long without an outcome it is worth to ask others whether another broker has taken over: a stopped or
 disconnected one refuses nothing."""
+
+
+CLOSING = "the client is closing"
 
 
 class Purpose(Enum):
@@ -56,7 +62,7 @@ class Connections:
     def __init__(self, world: World, tasks: BackgroundTasks, *, client_id: str, backoff_s: float) -> None:
         self._world = world
         self._tasks = tasks
-        self._client_id = client_id
+        self.client_id = client_id
         self._backoff_s = backoff_s
         self._slots: dict[tuple[Address, Purpose], _Slot] = {}
         self._advertised: dict[Address, int] = {}
@@ -128,7 +134,7 @@ class Connections:
         for slot in self._slots.values():
             if slot.connection is not None:
                 connection = slot.connection
-                connection.close("the client is closing")
+                connection.close(CLOSING)
                 await connection.wait_closed()
 
     def _slot(self, address: Address, purpose: Purpose) -> _Slot:
@@ -139,15 +145,17 @@ class Connections:
 
     def _attempt(self, address: Address, purpose: Purpose, slot: _Slot) -> None:
         slot.attempt_began = self._world.clock.monotonic()
-        slot.attempt = self._tasks.start(self._connect(address, slot), f"connect to {address} for {purpose.value}")
+        slot.attempt = self._tasks.start(
+            self._connect(address, purpose, slot), f"connect to {address} for {purpose.value}"
+        )
 
-    async def _connect(self, address: Address, slot: _Slot) -> None:
+    async def _connect(self, address: Address, purpose: Purpose, slot: _Slot) -> None:
         try:
             connection = await open_connection(
                 self._world.network,
                 address.host,
                 address.port,
-                client_id=self._client_id,
+                client_id=self.client_id,
                 timeout_s=CONNECT_TIMEOUT_S,
             )
         except (NetworkError, ValueError, OverflowError) as error:
@@ -158,13 +166,18 @@ class Connections:
             slot.error = self._explained(address, error)
             pause_s = exponential_backoff_s(slot.failures, self._backoff_s, self._world.random)
             slot.retry_at = self._world.clock.monotonic() + pause_s
+            logger.debug("%s: %s; not again for %.2f s", self.client_id, slot.error, pause_s)
         else:
             slot.failures = 0
             slot.error = None
             slot.connection = connection
             self._reached.add(address)
+            logger.debug("%s: connected to %s for %s", self.client_id, address, purpose.value)
 
             def lost(lost_connection: Connection) -> None:
+                why = lost_connection.closed_because
+                level = logging.DEBUG if why == CLOSING else logging.INFO
+                logger.log(level, "%s: disconnected from %s for %s: %s", self.client_id, address, purpose.value, why)
                 if slot.connection is lost_connection:
                     slot.connection = None
                     self._notify()
@@ -172,6 +185,7 @@ class Connections:
             connection.on_lost(lost)
             if connection.closed:  # before anybody could listen
                 slot.connection = None
+                logger.info("%s: disconnected from %s: %s", self.client_id, address, connection.closed_because)
         finally:
             slot.attempt = None
         self._notify()

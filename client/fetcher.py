@@ -17,6 +17,7 @@ consumed: what is dropped by a seek costs nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.errors import CorruptBatch, LogTruncated
 from minibroker.client.metadata import Leader
 from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, find_offsets
+from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.tasks import Pulse, Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH
@@ -43,6 +45,8 @@ from minibroker.protocol.errors import (
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import BatchHeader, CorruptRecord, iterate_batches
 from minibroker.protocol.rpc import Connection
+
+logger = logging.getLogger("minibroker.client")
 
 PARTITIONS_PER_REQUEST = 100
 MAX_PIECES = 8
@@ -103,6 +107,8 @@ class PartitionState:
         """That of the request that is out for this partition; -1: none is."""
         self.retry_at = 0.0
         self.tried: Leader | None = None
+        self.trouble: ErrorCode | str | None = None
+        """Why the last attempt brought nothing, where it failed."""
         self.error: MinibrokerError | None = None
         """To be raised to the user once what was fetched before is consumed; nothing is fetched before that."""
 
@@ -117,7 +123,7 @@ class PartitionState:
         self.generation += 1
         self.fetched.clear()
         self.fetched_bytes = 0
-        self.error = None
+        self.error = self.trouble = None
         self.retry_at = 0.0
 
 
@@ -176,6 +182,8 @@ class Fetcher:
         """Topics of which all partitions are fetched, and those of single partitions: their ids as last seen."""
         self._whole_topics: dict[str, None] = {}
         self._metadata_is_new = True
+        self._stalls: Stalls[TopicPartition] = Stalls(cluster.connections.client_id)
+        self._next_look = 0.0
         self.states: dict[TopicPartition, PartitionState] = {}
         self.pulse = Pulse()
         self._metadata.listeners.append(self._metadata_changed)
@@ -316,7 +324,49 @@ class Fetcher:
             doubts, self._doubts = self._doubts, {}
             self._confirmation = self._cluster.tasks.start(self._confirm(doubts), "confirm leaders")
         self.pulse.notify()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_EVERY_S
+            self._look_for_stalls(now)
+        if self._stalls.is_any:
+            times.append(self._next_look)
         return min(times, default=None)
+
+    def _look_for_stalls(self, now: float) -> None:
+        mute = {
+            state
+            for requests in self._outstanding.values()
+            for request in requests
+            if now >= request.sent_at + self._max_wait_s + OVERDUE_S
+            for state, _, _, _ in request.asked
+        }
+        waiting = {
+            partition: why
+            for partition, state in self.states.items()
+            if (why := self._why_waiting(state, state in mute)) is not None
+        }
+        self._stalls.look(now, waiting, waiting.__getitem__)
+
+    def _why_waiting(self, state: PartitionState, is_mute: bool) -> str | None:
+        """What keeps a partition from being fetched now; None: nothing does. `is_mute`: an answer is overdue."""
+        if state.is_paused or state.error is not None:
+            return None  # it is the user's turn
+        leader = self._metadata.picture.leader(*state.partition)
+        if leader is None:
+            code = self._metadata.picture.errors.get(state.partition.topic)
+            if code is not None:
+                return str(BrokerError(code, state.partition.topic))
+            return str(self._metadata.last_error or "it has no leader that can be reached")
+        address = self._metadata.address(leader.node_id)
+        assert address is not None, "Picture.leader names only brokers with an address"
+        if (error := self._cluster.connections.error(address, Purpose.FETCH)) is not None:
+            return str(error)
+        if isinstance(state.trouble, ErrorCode):
+            return str(BrokerError(state.trouble, f"fetching from broker {leader.node_id}"))
+        if state.trouble is not None:
+            return state.trouble
+        if is_mute or state.position is None:
+            return f"broker {leader.node_id}, which leads it, does not answer"
+        return None
 
     def _look_for_unknown(self, now: float) -> None:
         """A topic or partition that is gone for long is told to the user."""
@@ -529,6 +579,7 @@ class Fetcher:
                 self._arrived(state, offset, partition.records)
 
     def _arrived(self, state: PartitionState, offset: int, records: memoryview) -> None:
+        state.trouble = None
         state.is_busy = len(records) > 0
         if not records:
             return
@@ -568,6 +619,9 @@ class Fetcher:
         now: float,
     ) -> None:
         state.retry_at = now + self._cluster.retry_backoff_s
+        state.trouble = code
+        who = self._cluster.connections.client_id
+        logger.debug("%s: fetching %s from broker %d: %s", who, state.partition, leader.node_id, code.name)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.position != state.fetch_offset:
                 return  # first things first: it is asked again once what was fetched is consumed
@@ -591,6 +645,7 @@ class Fetcher:
     def _doubt(self, state: PartitionState, leader: Leader, consequence: Callable[[], None]) -> None:
         """What the leader says would take the position away: perhaps it was deposed, cut off from the others, and does
         not know. So it is asked again and again, until there is another leader or `consequence` is confirmed."""
+        state.trouble = f"no other broker says that broker {leader.node_id} leads it, as that one does"
         self._doubts[state] = _Doubt(state.generation, state.fetch_offset, leader, consequence)
 
     async def _confirm(self, doubts: dict[PartitionState, _Doubt]) -> None:
@@ -624,14 +679,15 @@ class Fetcher:
     async def _find_positions(self, states: list[PartitionState]) -> None:
         generations = [state.generation for state in states]
         failure: MinibrokerError | None = None
+        trouble = ""
         found: dict[TopicPartition, Found] = {}
         resets = {state.partition: state.reset for state in states if state.reset is not None}
         try:
             await find_offsets(self._cluster, resets, LOOK_UP_TIMEOUT_S, found)
         except BrokerError as error:
-            failure = None if error.retriable else error
-        except (NetworkError, InvalidMessage):
-            failure = None  # brokers that cannot be reached are waited for
+            failure, trouble = None if error.retriable else error, str(error)
+        except (NetworkError, InvalidMessage) as error:
+            trouble = str(error)  # brokers that cannot be reached are waited for
         for state, generation in zip(states, generations, strict=True):
             if state.generation != generation:
                 continue
@@ -640,4 +696,6 @@ class Fetcher:
                 self.move(state, 0 if result is None else result.offset)
             elif failure is not None:
                 self._stop(state, failure)
+            else:
+                state.trouble = trouble
         self.wake()

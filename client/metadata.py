@@ -19,12 +19,14 @@ bootstrap addresses when no broker answers.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.connections import Connections, Purpose, exponential_backoff_s
 from minibroker.client.settings import Address
+from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import Pulse, Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA, Api
@@ -35,6 +37,8 @@ from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
+
+logger = logging.getLogger("minibroker.client")
 
 FIRST_ATTEMPT_TIMEOUT_S = 1.0
 """For one broker's answer; doubled after each round in which none answered. A stopped process accepts connections
@@ -368,6 +372,7 @@ class Metadata:
                 trouble_began = finished
             if self.last_error is not None:
                 self._is_requested = True
+                logger.debug("%s: %s", self._connections.client_id, self.last_error)
             self._refreshed.notify()
             self._tell()
 
@@ -391,6 +396,7 @@ class Metadata:
         """The answer of whichever broker gives one. All are asked at least once, and again until `timeout_s` has
         passed. Raises NetworkError naming every address and what was wrong, and BrokerError where one refused."""
         deadline = self._clock.monotonic() + timeout_s
+        stalls: Stalls[str] = Stalls(self._connections.client_id)
         while True:
             failures: dict[Address, Exception] = {}
             for address in self._candidates():
@@ -406,15 +412,18 @@ class Metadata:
                 else:
                     self._failed_at.pop(address, None)
                     self._failed_rounds = 0
+                    stalls.look(self._clock.monotonic(), (), str)
                     return response
                 self.suspect(address)
             self._failed_rounds += 1
+            reasons = "; ".join(str(error) for error in failures.values())
             if self._clock.monotonic() >= deadline:
-                reasons = "; ".join(str(error) for error in failures.values())
                 raise NetworkError(
                     f"no broker answered {api.name}: {reasons}. "
                     "Start the cluster (`minibroker up`), or give the address of one that runs as bootstrap"
                 )
+            waiting = {api.name: f"no broker answers: {reasons}"}
+            stalls.look(self._clock.monotonic(), waiting, waiting.__getitem__)
             await asyncio.sleep(exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random))
 
     def _candidates(self) -> list[Address]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from minibroker.client.cluster import Cluster
 from minibroker.client.connections import Purpose
 from minibroker.client.metadata import Leader, Picture
+from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS
 from minibroker.protocol.errors import (
@@ -75,6 +76,7 @@ async def find_offsets(
     deadline = cluster.clock.monotonic() + timeout_s
     pending = dict(timestamps)
     known = known or {}
+    stalls: Stalls[TopicPartition] = Stalls(cluster.connections.client_id)
     while pending:
         error: MinibrokerError | None = None
         is_outdated = False
@@ -108,6 +110,7 @@ async def find_offsets(
             is_final = isinstance(error, BrokerError) and not error.retriable
             if is_final or cluster.clock.monotonic() >= deadline:
                 raise error
+            stalls.look(cluster.clock.monotonic(), pending, dict.fromkeys(pending, str(error)).__getitem__)
             if is_outdated:  # who answers may be cut off from the others, and would be asked again
                 await cluster.metadata.ask_everyone({partition.topic for partition in pending})
             try:
@@ -117,6 +120,7 @@ async def find_offsets(
                 continue  # nobody answers yet; the leaders may, by now
             if isinstance(error, BrokerError) and not ERRORS[error.code].refresh_metadata:
                 await asyncio.sleep(cluster.retry_backoff_s)
+    stalls.look(cluster.clock.monotonic(), (), str)
 
 
 def _problem(picture: Picture, partition: TopicPartition, known: Known | None) -> ErrorCode | None:

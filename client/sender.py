@@ -14,15 +14,17 @@ is asked for, and if the leadership has moved the connection is given up.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from minibroker.client.accumulator import Accumulator, Batch, Identity, PartitionQueue, Verdict
+from minibroker.client.accumulator import UNASSIGNED, Accumulator, Batch, Identity, PartitionQueue, Verdict
 from minibroker.client.cluster import Cluster
 from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
 from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.metadata import Leader
+from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.tasks import Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import INIT_PRODUCER_ID, PRODUCE
@@ -38,6 +40,8 @@ from minibroker.protocol.errors import (
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.rpc import Connection
+
+logger = logging.getLogger("minibroker.client")
 
 ANSWER_GRACE_S = 1.0
 """How long after the time that a broker was given for a request its answer may come, before the connection is
@@ -95,6 +99,10 @@ class Sender:
         """When to look again for what may be sent, if nothing happens before."""
         self._last_errors: dict[tuple[str, int], MinibrokerError] = {}
         """Why the last attempt for a partition failed: the cause of a DeliveryTimedOut."""
+        self._stalls: Stalls[tuple[str, int]] = Stalls(cluster.connections.client_id, _name)
+        self._oldest: dict[tuple[str, int], Batch] = {}
+        """The first batches without an ending when stalls were looked for last: still the first where nothing moves."""
+        self._next_look = 0.0
         self._metadata.listeners.append(self._metadata_changed)
         cluster.connections.listeners.append(self.wake)
 
@@ -133,6 +141,11 @@ class Sender:
         while self._send_ready(now):
             pass
         self._on_progress()
+        if now >= self._next_look or (self._stalls.is_any and not self._accumulator.is_waiting):
+            self._next_look = now + LOOK_EVERY_S
+            self._look_for_stalls(now)
+        if self._accumulator.is_waiting:
+            due = min(due, self._next_look)
         return min(due, self._next_expiry, self._send_due, self._look_for_overdue(now))
 
     # -- before sending --
@@ -173,24 +186,40 @@ class Sender:
                 queue.retry_at = now
 
     def _timed_out(self, batch: Batch, now: float) -> DeliveryTimedOut:
-        cause = (
-            self._last_errors.get((batch.topic, batch.partition))
-            or self._metadata.last_error
-            or self._identity_error
-            or self._unreachable(batch)
-        )
-        where = batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
-        if cause is None and batch.topic in self._accumulator.changing_topics():
-            reason = "the topic was created again, and no broker answered what was sent to the one before"
-        elif cause is None and self._metadata.picture.leader(batch.topic, batch.partition) is None:
-            reason = "it has no leader that can be reached: see `minibroker status`"
-        elif cause is None:
-            reason = "no broker answered in time: see `minibroker status`, or raise delivery_timeout_ms"
-        else:
-            reason = f"the last attempt failed with {cause}"
+        cause, reason = self._why(batch)
+        where = _name((batch.topic, batch.partition))
         error = DeliveryTimedOut(f"{where}: not acknowledged within {now - batch.created_at:.1f} s; {reason}")
         error.__cause__ = cause
         return error
+
+    def _why(self, batch: Batch) -> tuple[MinibrokerError | None, str]:
+        """What keeps a batch from its ending, as far as is known: the error, if there is one, and a text."""
+        topic, partition = batch.topic, batch.partition
+        error = self._metadata.picture.errors.get(topic) if partition == UNASSIGNED else None
+        cause = (
+            self._unreachable(batch)
+            or self._last_errors.get((topic, partition))
+            or self._metadata.last_error
+            or self._identity_error
+            or (None if error is None else BrokerError(error, topic))
+        )
+        if cause is not None:
+            return cause, f"the last attempt failed with {cause}"
+        if topic in self._accumulator.changing_topics():
+            return None, "the topic was created again, and no broker answered what was sent to the one before"
+        if self._metadata.picture.leader(topic, partition) is None:
+            return None, "it has no leader that can be reached: see `minibroker status`"
+        return None, "no broker answered in time: see `minibroker status`, or raise delivery_timeout_ms"
+
+    def _look_for_stalls(self, now: float) -> None:
+        """A partition whose first batch is still the same is stuck; so is one that has lost it to a failure."""
+        before, self._oldest = self._oldest, self._accumulator.oldest(now)
+        stuck = [
+            key
+            for key, batch in self._oldest.items()
+            if (former := before.get(key, batch)) is batch or not former.is_done or former.error is not None
+        ]
+        self._stalls.look(now, stuck, lambda key: self._why(self._oldest[key])[1])
 
     def _unreachable(self, batch: Batch) -> NetworkError | None:
         """Why there is no connection to the leader."""
@@ -365,6 +394,7 @@ class Sender:
                 self._accumulator.delivered(batch, answer.base_offset, answer.log_append_time_ms)
             return
         error = self._last_errors[key] = BrokerError(code, detail)
+        logger.debug("%s: %s: %s", self._cluster.connections.client_id, verdict.value, error)
         if ERRORS[code].refresh_metadata:
             if answer is not None and answer.current_leader_id >= 0:
                 leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
@@ -402,9 +432,15 @@ class Sender:
                 raise BrokerError(error_of(response.error_code), "asking for a producer id")
             except (NetworkError, BrokerError) as error:
                 self._identity_error = error
+                logger.debug("%s: no producer id yet: %s", self._cluster.connections.client_id, error)
             failures += 1
             pause_s = exponential_backoff_s(failures, self._cluster.retry_backoff_s, self._cluster.world.random)
             await asyncio.sleep(pause_s)
         self._identity_error = None
         self._accumulator.identity = Identity(response.producer_id, response.producer_epoch)
         self._waker.wake()
+
+
+def _name(partition: tuple[str, int]) -> str:
+    topic, index = partition
+    return topic if index == UNASSIGNED else f"{topic}-{index}"

@@ -48,6 +48,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._closed_because is not None
 
     @property
+    def closed_because(self) -> str | None:
+        """Why it is closed; None: it is open."""
+        return self._closed_because
+
+    @property
     def in_flight(self) -> int:
         """Requests that wait for their response."""
         return len(self._pending)

@@ -1,0 +1,66 @@
+"""What makes no progress for long, told in the log: once when that is noticed, and once when it is over.
+
+Whoever works in steps looks about once in LOOK_EVERY_S, and says for what it waits just then. So nothing is written
+down, and no clock is read, for records, batches or requests that go well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+logger = logging.getLogger("minibroker.client")
+
+STALL_S = 5.0
+"""Waiting is a stall after that: a failover, and a metadata refresh or two, take less."""
+
+LOOK_EVERY_S = 1.0
+_NAMES_SHOWN = 5
+
+
+class Stalls(Generic[K]):
+    """Of one client, `who`. `name` makes a text of what waits, as a partition."""
+
+    def __init__(self, who: str, name: Callable[[K], str] = str) -> None:
+        self._who = who
+        self._name = name
+        self._since: dict[K, float] = {}
+        self._told: dict[K, float] = {}
+        """Of those for which there was a warning, since when they have waited."""
+
+    def look(self, now: float, waiting: Collection[K], reason: Callable[[K], str]) -> None:
+        """`waiting` is all that makes no progress. Logs a WARNING with a reason and a remedy for what has been in there
+        for STALL_S, and an INFO for what was told and is in there no more: a line each, however many there are."""
+        self._since = {key: self._since.get(key, now) for key in waiting}
+        over = {key: since for key, since in self._told.items() if key not in self._since}
+        for key in over:
+            del self._told[key]
+        if over:
+            took_s = now - min(over.values())
+            logger.info("%s: the stall of %s is over after %.1f s", self._who, self._names(list(over)), took_s)
+        new = {key: since for key, since in self._since.items() if now >= since + STALL_S and key not in self._told}
+        if new:
+            self._told |= new
+            first = next(iter(new))
+            why = reason(first)
+            remedy = "" if "minibroker status" in why else ". See `minibroker status`"
+            logger.warning(
+                "%s: no progress for %.1f s of %s: %s%s",
+                self._who,
+                now - min(new.values()),
+                self._names(list(new)),
+                why.rstrip("."),
+                remedy,
+            )
+
+    @property
+    def is_any(self) -> bool:
+        """Something waited when `look` was called last."""
+        return bool(self._since)
+
+    def _names(self, keys: list[K]) -> str:
+        names = ", ".join(self._name(key) for key in keys[:_NAMES_SHOWN])
+        return names if len(keys) <= _NAMES_SHOWN else f"{names} and {len(keys) - _NAMES_SHOWN} more"

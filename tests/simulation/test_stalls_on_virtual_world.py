@@ -1,0 +1,107 @@
+"""Clients say in the log when they wait for long, why, and when it is over: real brokers, on the virtual World."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from tests.simulation.cluster import VirtualCluster
+from tests.simulation.loop import run
+from tests.simulation.world import Simulation, VirtualWorld
+
+
+async def _start_cluster() -> VirtualCluster:
+    """Three brokers, and a topic of three partitions with three replicas each."""
+    cluster = VirtualCluster(Simulation())
+    await cluster.start()
+    world = cluster.client("admin")
+
+    async def create() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=3, replication_factor=3)
+
+    await world.process.run(create())
+    return cluster
+
+
+def _lines(caplog: pytest.LogCaptureFixture, who: str, level: int) -> list[str]:
+    records = [record for record in caplog.records if record.name == "minibroker.client" and record.levelno == level]
+    return [record.getMessage() for record in records if record.getMessage().startswith(f"{who}: ")]
+
+
+def test_a_cluster_that_is_gone_for_a_while_is_one_warning_and_one_end_for_each_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "minibroker.client")
+
+    async def scenario() -> None:
+        cluster = await _start_cluster()
+        world = cluster.client("client")
+        await world.process.run(use(cluster, world))
+
+    async def use(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        producer = Producer(cluster.bootstrap, client_id="p", world=world)
+        consumer = Consumer(cluster.bootstrap, topics=["orders"], client_id="c", world=world)
+        async with producer, consumer, Admin(cluster.bootstrap, client_id="a", world=world) as admin:
+            await asyncio.gather(*(producer.send("orders", b"before", partition=number) for number in range(3)))
+            for _ in range(3):
+                await anext(consumer)
+            assert not _lines(caplog, "p", logging.WARNING) + _lines(caplog, "c", logging.WARNING)
+            for broker_id in cluster.broker_ids:
+                cluster.kill_broker(broker_id)
+            deliveries = [producer.send("orders", b"after", partition=number) for number in range(3)]
+            listing = asyncio.create_task(admin.list_topics())
+            await asyncio.sleep(30)
+            await asyncio.gather(*(cluster.start_broker(broker_id) for broker_id in cluster.broker_ids))
+            await asyncio.gather(*deliveries)
+            await listing
+            for _ in range(3):
+                await anext(consumer)
+            await asyncio.sleep(5)
+
+    run(scenario(), seed=1)
+    for who, what in (("p", "orders-"), ("c", "orders-"), ("a", "Metadata")):
+        warnings = _lines(caplog, who, logging.WARNING)
+        assert len(warnings) == 1, warnings
+        assert warnings[0].startswith(f"{who}: no progress for ")
+        assert what in warnings[0]
+        assert "connecting to broker-" in warnings[0]
+        assert "minibroker status" in warnings[0]
+        ends = [line for line in _lines(caplog, who, logging.INFO) if "is over after" in line]
+        assert ends
+        assert all(float(line.split()[-2]) > 25 for line in ends)
+    assert any("disconnected from broker-" in line for line in _lines(caplog, "p", logging.INFO))
+    assert any("connected to broker-" in line for line in _lines(caplog, "p", logging.DEBUG))
+    assert any("retry: NETWORK_EXCEPTION" in line for line in _lines(caplog, "p", logging.DEBUG))
+
+
+def test_a_failover_and_a_long_linger_are_no_stalls(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "minibroker.client")
+
+    async def scenario() -> None:
+        cluster = await _start_cluster()
+        world = cluster.client("client")
+        await world.process.run(use(cluster, world))
+
+    async def use(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with (
+            Producer(cluster.bootstrap, client_id="p", linger_ms=20_000, world=world) as producer,
+            Consumer(cluster.bootstrap, topics=["orders"], client_id="c", world=world) as consumer,
+        ):
+            for number in range(30):
+                producer.send("orders", b"v", partition=number % 3)
+                await asyncio.sleep(1)
+                if number == 5:
+                    cluster.kill_broker(1)
+            await producer.flush()
+            for _ in range(30):
+                await anext(consumer)
+            await asyncio.sleep(20)  # nothing to read is no stall either
+
+    run(scenario(), seed=2)
+    assert not _lines(caplog, "p", logging.WARNING) + _lines(caplog, "c", logging.WARNING)

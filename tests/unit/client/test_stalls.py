@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from minibroker.client.stalls import STALL_S, Stalls
+
+Taken = Callable[[], list[str]]
+
+
+@pytest.fixture
+def taken(caplog: pytest.LogCaptureFixture) -> Taken:
+    """What was logged since the last call."""
+    caplog.set_level(logging.INFO, "minibroker.client")
+
+    def take() -> list[str]:
+        lines = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    return take
+
+
+def because(name: str) -> str:
+    return f"{name} has no leader."
+
+
+def test_a_stall_is_told_once_with_reason_and_remedy_and_once_when_it_is_over(taken: Taken) -> None:
+    stalls: Stalls[str] = Stalls("mine")
+    for second in range(60):
+        stalls.look(100.0 + second, ["a-0"], because)
+    assert taken() == ["WARNING mine: no progress for 5.0 s of a-0: a-0 has no leader. See `minibroker status`"]
+    stalls.look(160.0, [], because)
+    stalls.look(161.0, [], because)
+    assert taken() == ["INFO mine: the stall of a-0 is over after 60.0 s"]
+
+
+def test_what_waits_for_a_short_time_only_is_not_told(taken: Taken) -> None:
+    stalls: Stalls[str] = Stalls("mine")
+    for moment in range(100):
+        stalls.look(moment * (STALL_S - 0.1), ["a-0"] if moment % 2 else ["b-0"], because)
+    assert not taken()
+
+
+def test_many_partitions_make_one_line_and_those_that_join_later_another(taken: Taken) -> None:
+    stalls: Stalls[int] = Stalls("mine", lambda number: f"t-{number}")
+    for second in range(20):
+        waiting = range(7) if second < 3 else range(8)
+        stalls.look(float(second), waiting, lambda _: "gone: see `minibroker status`")
+    assert taken() == [
+        "WARNING mine: no progress for 5.0 s of t-0, t-1, t-2, t-3, t-4 and 2 more: gone: see `minibroker status`",
+        "WARNING mine: no progress for 5.0 s of t-7: gone: see `minibroker status`",
+    ]
+    stalls.look(21.0, range(6, 8), lambda _: "gone")
+    assert taken() == ["INFO mine: the stall of t-0, t-1, t-2, t-3, t-4 and 1 more is over after 21.0 s"]
+
+
+def test_a_reason_is_asked_for_only_where_it_is_told() -> None:
+    asked: list[str] = []
+
+    def reason(name: str) -> str:
+        asked.append(name)
+        return "x"
+
+    stalls: Stalls[str] = Stalls("mine")
+    for second in range(30):
+        stalls.look(float(second), ["a-0", "b-0"], reason)
+    assert asked == ["a-0"]
