@@ -147,9 +147,9 @@ class Cluster:
         stalls.look(self.clock.monotonic(), (), waiting.__getitem__)
         return answer.result()
 
-    def dropped(self, client: object, then: Callable[[], Coroutine[object, object, None]]) -> bool:
-        """For `__del__` of a client that is open: warns, and does `then` in the client's loop, whatever thread the
-        garbage collector is in. False: the loop is not there any more."""
+    def dropped(self, client: object, then: Callable[[], Coroutine[object, object, None]], records: int = 0) -> None:
+        """For `__del__` of a client that is open, with so many records not acknowledged: warns, and does `then` in the
+        client's loop, if that is still there, whatever thread the garbage collector is in."""
         loop = None if self._loop is None or self._loop.is_closed() else self._loop
 
         def start() -> None:
@@ -159,8 +159,10 @@ class Cluster:
         if loop is not None:
             with suppress(RuntimeError):  # it is closed by now
                 loop.call_soon_threadsafe(start)
-        warnings.warn(f"{client!r} was dropped without `close`", ResourceWarning, source=client, stacklevel=2)
-        return loop is not None
+        text = f"{client!r} was dropped without `close`"
+        if records:  # it may be for the last time that anything runs here, and nobody sees a ResourceWarning by default
+            logger.warning("%s: %d records were not acknowledged, and may never be sent", text, records)
+        warnings.warn(text, ResourceWarning, source=client, stacklevel=2)
 
     async def close(self) -> None:
         """End the tasks, then close the connections."""

@@ -359,10 +359,8 @@ class Producer:
     def __del__(self) -> None:
         if self._state in ("not started", "closed"):
             return
-        unacknowledged = self._accumulator.unacknowledged()
         parts = self._cluster, self._accumulator, self._sender, self._progress
-        if not self._cluster.dropped(self, partial(_see_off, *parts)) and unacknowledged:
-            logger.warning("%s was dropped without `close`: %s", repr(self), _not_acknowledged(unacknowledged))
+        self._cluster.dropped(self, partial(_see_off, *parts), self._accumulator.unacknowledged())
 
     def __repr__(self) -> str:
         records = self._accumulator.unacknowledged()

@@ -138,9 +138,9 @@ def _let_the_killed_be_silent() -> None:
     """A client object outlives its process here, until the garbage collector finds it; it then has nothing to say."""
     dropped = Cluster.dropped
 
-    def dropped_by_the_living(cluster: Cluster, *arguments: Any) -> bool:
-        is_killed = isinstance(cluster.world, VirtualWorld) and not cluster.world.process.alive
-        return is_killed or dropped(cluster, *arguments)
+    def dropped_by_the_living(cluster: Cluster, *arguments: Any) -> None:
+        if not isinstance(cluster.world, VirtualWorld) or cluster.world.process.alive:
+            dropped(cluster, *arguments)
 
     Cluster.dropped = dropped_by_the_living  # type: ignore[assignment, method-assign]
 

@@ -201,9 +201,10 @@ def test_what_a_dropped_producer_cannot_send_fails_and_is_counted_in_the_log(cap
                 await delivery
 
     run(scenario)
-    (record,) = caplog.records
-    assert (record.name, record.levelno) == ("minibroker.client", logging.WARNING)
-    assert "1 record was not acknowledged" in record.message
+    assert {(record.name, record.levelno) for record in caplog.records} == {("minibroker.client", logging.WARNING)}
+    dropped, failed = caplog.messages
+    assert "unacknowledged=1> was dropped without `close`" in dropped
+    assert "1 record was not acknowledged" in failed
 
 
 def test_a_producer_whose_loop_is_gone_says_how_many_records_are_lost(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,6 +226,25 @@ def test_a_producer_whose_loop_is_gone_says_how_many_records_are_lost(caplog: py
         assert any(", unacknowledged=3> was dropped without `close`" in text for text in texts)
         (message,) = caplog.messages
         assert "3 records were not acknowledged" in message
+
+    run(scenario)
+
+
+def test_a_program_that_forgets_to_close_its_producer_hears_of_it_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async def main() -> None:
+            producer = Producer(cluster.bootstrap)
+            await producer.start()
+            for _ in range(3):
+                producer.send("orders", b"v")
+
+        with resource_warnings() as texts:
+            await asyncio.to_thread(asyncio.run, main())
+            gc.collect()
+        with resource_warnings():  # asyncio's own, of its transports
+            gc.collect()
+        assert len(texts) == 1
+        assert "3 records were not acknowledged, and may never be sent" in caplog.messages[0]
 
     run(scenario)
 
