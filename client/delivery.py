@@ -59,18 +59,26 @@ class Delivery(_Coroutine, gc=False, eq=False):
         return self._place()[0].is_done
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        batch, index = self._batch, self._index
         while True:
-            batch, index = self._awaited_place()
+            while batch.forwarded is not None:
+                batch, index = batch.forwarded[index]
+            if not batch.is_done and batch.check_caller is not None:
+                batch.check_caller()
+            batch.mark_awaited(index)
             if batch.is_done:
-                return _outcome(batch, index)
+                break
             yield from _ending(batch).__await__()
+        if batch.error is not None:
+            raise batch.error.with_traceback(None)
+        timestamp_ms = batch.timestamps[index] if batch.log_append_time_ms < 0 else batch.log_append_time_ms
+        offset = -1 if batch.base_offset < 0 else batch.base_offset + index
+        return RecordMetadata(batch.topic, batch.partition, offset, timestamp_ms)
 
     def send(self, value: None) -> asyncio.Future[None]:
-        """For tasks: a step of the coroutine that awaits it."""
-        batch, index = self._awaited_place()
-        if batch.is_done:
-            raise StopIteration(_outcome(batch, index))
-        return next(_ending(batch).__await__())
+        """For tasks: a step. It waits until the batch has ended or was forwarded, or it ends."""
+        step: asyncio.Future[None] = next(self.__await__())
+        return step
 
     def throw(
         self,
@@ -93,7 +101,8 @@ class Delivery(_Coroutine, gc=False, eq=False):
             return f"<Delivery {where} waiting>"
         if batch.error is not None:
             return f"<Delivery {where} failed: {batch.error}>"
-        return f"<Delivery {where} acknowledged, offset={_outcome(batch, index).offset}>"
+        offset = f", offset={batch.base_offset + index}" if batch.base_offset >= 0 else ""
+        return f"<Delivery {where} acknowledged{offset}>"
 
     def _place(self) -> tuple[Batch, int]:
         """Where the record is by now."""
@@ -101,21 +110,6 @@ class Delivery(_Coroutine, gc=False, eq=False):
         while batch.forwarded is not None:
             batch, index = batch.forwarded[index]
         return batch, index
-
-    def _awaited_place(self) -> tuple[Batch, int]:
-        batch, index = self._place()
-        if not batch.is_done and batch.check_caller is not None:
-            batch.check_caller()
-        batch.mark_awaited(index)
-        return batch, index
-
-
-def _outcome(batch: Batch, index: int) -> RecordMetadata:
-    if batch.error is not None:
-        raise batch.error.with_traceback(None)
-    timestamp_ms = batch.timestamps[index] if batch.log_append_time_ms < 0 else batch.log_append_time_ms
-    offset = -1 if batch.base_offset < 0 else batch.base_offset + index
-    return RecordMetadata(batch.topic, batch.partition, offset, timestamp_ms)
 
 
 def _ending(batch: Batch) -> asyncio.Future[None]:

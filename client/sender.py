@@ -204,7 +204,7 @@ class Sender:
             or (None if error is None else BrokerError(error, topic))
         )
         if cause is not None:
-            return cause, f"the last attempt failed with {cause}"
+            return cause, f"the last attempt failed: {cause}"
         if topic in self._accumulator.changing_topics():
             return None, "the topic was created again, and no broker answered what was sent to the one before"
         if self._metadata.picture.leader(topic, partition) is None:
