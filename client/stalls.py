@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-logger = logging.getLogger("minibroker.client")
+logger = logging.getLogger("minibroker.client.stalls")
 
 STALL_S = 5.0
 """Waiting is a stall after that: a failover, and a metadata refresh or two, take less."""

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.lines import read_lines
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
@@ -55,9 +56,6 @@ AcksOption = Annotated[Acks, typer.Option(help="Who must have a record: all in-s
 CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")]
 
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
-
-_LAST_FLUSH_S = 2.0
-"""How long Ctrl-C waits for acknowledgements. A second one does not wait."""
 
 
 class Template(NamedTuple):
@@ -146,7 +144,7 @@ def produce(
         try:
             produced = run(produce_lines(servers, topic, descriptor, template, acks, compression, tally))
         except KeyboardInterrupt:
-            sys.stderr.write(f"interrupted: {tally}\n")
+            sys.stderr.write(pastable(f"interrupted: {tally}\n"))
             raise
     if format is Format.JSON:
         print_json({**produced._asdict(), "records_per_second": round(produced.records_per_second)})
@@ -207,9 +205,6 @@ async def produce_lines(
                 await asyncio.wait((sending, settling), return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
                 await _end((sending, settling))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LAST_FLUSH_S):
-                        await tally.settle(producer)
                 raise
             await _end((sending, settling))
             await tally.settle(producer)

@@ -30,7 +30,9 @@ async def _start_cluster() -> VirtualCluster:
 
 
 def _lines(caplog: pytest.LogCaptureFixture, who: str, level: int) -> list[str]:
-    records = [record for record in caplog.records if record.name == "minibroker.client" and record.levelno == level]
+    records = [
+        record for record in caplog.records if record.name == "minibroker.client.stalls" and record.levelno == level
+    ]
     return [record.getMessage() for record in records if record.getMessage().startswith(f"{who}: ")]
 
 

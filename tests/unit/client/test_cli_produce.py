@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.client import producer
 from minibroker.client.cli import produce
 from minibroker.client.cli import tally as tally_module
 from minibroker.client.cli.output import FAILURE, TIMED_OUT, explain
@@ -194,7 +195,7 @@ def test_an_interruption_sends_what_was_read_before_it_counts(pipe: Pipe) -> Non
 def test_an_interruption_waits_only_so_long_for_brokers_that_do_not_answer(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(produce, "_LAST_FLUSH_S", 0.1)
+    monkeypatch.setattr(producer, "CANCELLED_FLUSH_S", 0.1)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         tally = Tally()
