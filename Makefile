@@ -10,7 +10,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
 .PHONY: setup demo test check up bench faults full-disk spark-faults hostile simulate simulate-nightly mutants image spark-image \
-	compose-test spark-compose-test clean
+	compose-test spark-compose-test settings clean
 
 setup: $(STAMP)
 
@@ -99,6 +99,10 @@ compose-test: setup image
 # The same with Spark in containers, whose image is 1.2 GB.
 spark-compose-test: setup image spark-image
 	$(BIN)/pytest -s tests/compose/test_spark_profile.py
+
+# The reference of settings, from broker/config.py.
+settings: setup
+	$(BIN)/python -m tests.settings_reference > docs/settings.md
 
 clean:
 	rm -rf $(VENV) $(BENCH_DATA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

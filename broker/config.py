@@ -41,7 +41,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """`host:port,host:port/chroot`."""
 
     zookeeper_session_timeout_ms: Annotated[int, Meta(ge=500, le=300_000)] = 6_000
+    """How long ZooKeeper waits for a broker that says nothing before it is gone."""
     zookeeper_connection_timeout_ms: Milliseconds = 18_000
+    """How long a broker that starts waits for ZooKeeper."""
 
     listeners: str = f"{DEFAULT_LISTENER}://127.0.0.1:9092,{CONTROL_LISTENER}://127.0.0.1:0"
     """Where to listen: `NAME://HOST:PORT,...`; port 0 takes a free one."""
@@ -50,39 +52,66 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """What others are told to connect to, where that differs from `listeners`."""
 
     control_plane_listener_name: str = CONTROL_LISTENER
+    """Which of the listeners takes the controller's requests, and nothing else."""
     broker_rack: str | None = None
+    """Told to clients with the metadata."""
 
     num_network_threads: Annotated[int, Meta(ge=1, le=1_000)] = 3
+    """Processors of the data plane: each serves its share of the connections (tasks here, not threads)."""
     num_io_threads: Annotated[int, Meta(ge=1, le=1_000)] = 8
+    """Request handlers of the data plane (tasks here, not threads)."""
     queued_max_requests: Count = 500
+    """Requests that wait for a handler; above it no more are read from connections."""
     socket_request_max_bytes: Bytes = 100 * 1024 * 1024
+    """Of one request. Who sends a longer one is disconnected."""
     connections_max_idle_ms: Milliseconds = 600_000
+    """A connection on which nothing happens for so long is closed."""
     max_connections: Count = 4_000
+    """Of the whole broker."""
     max_connections_per_ip: Count = 2_000
+    """From one address."""
     max_connection_creation_rate: Count = 1_000
+    """New connections a second."""
 
     num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """Of a topic whose creator does not say."""
     default_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
+    """Of a topic whose creator does not say."""
     min_insync_replicas: Count | None = None
-    """Unset: 2 for topics of three or more replicas, else 1."""
+    """How many replicas must be in sync for anything to be committed. Unset: 2 for topics of three or more replicas,
+    else 1."""
 
     unclean_leader_election_enable: bool = False
     """Whether a replica outside the ISR may lead where no member of the ISR lives: what it lacks is lost."""
 
     message_max_bytes: Bytes = 1_048_588
+    """Of one batch, compressed as it is."""
     log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024 * 1024
+    """A segment that would become larger is closed, and the next one begun."""
     log_index_interval_bytes: Bytes = 4_096
+    """One entry of the offset index for so many bytes of the log."""
     log_flush_offset_checkpoint_interval_ms: Milliseconds = 60_000
+    """How often it is written down how far logs are flushed: a broker that did not stop in order checks what comes
+    after."""
 
     replica_lag_time_max_ms: Milliseconds = 30_000
+    """A follower that has not caught up with its leader's log end for so long leaves the ISR."""
     replica_fetch_max_bytes: Bytes = 1024 * 1024
+    """Of one partition in an answer to a follower (but always at least one batch)."""
     replica_fetch_response_max_bytes: Bytes = 10 * 1024 * 1024
+    """Of a whole answer to a follower."""
     replica_fetch_wait_max_ms: Milliseconds = 500
+    """How long a leader may keep a follower waiting that asks for what is not there yet."""
     replica_fetch_min_bytes: Count = 1
+    """For so much a leader keeps a follower waiting."""
     replica_fetch_backoff_ms: Milliseconds = 100
+    """How long a follower waits after an error."""
     replica_socket_timeout_ms: Milliseconds = 30_000
+    """How long a follower waits for an answer."""
     replica_high_watermark_checkpoint_interval_ms: Milliseconds = 5_000
+    """How often high watermarks are written down."""
     fetch_max_bytes: Bytes = 55 * 1024 * 1024
+    """Of an answer to any fetch, whatever it asks for."""
 
     broker_crash_detection_ms: Milliseconds = 500
     """How long a broker whose connection closed may be unreachable before it is taken for dead (not in Kafka)."""
@@ -140,10 +169,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """What a topic may set for itself; None: the broker's own setting of the same meaning."""
 
     min_insync_replicas: Count | None = None
+    """As the broker's; not above the replication factor. Below it acks=all is refused and consumers see nothing new,
+    records of acks=1 included: so whoever left the ISR by then can still be elected without a loss."""
     unclean_leader_election_enable: bool | None = None
+    """As the broker's."""
     max_message_bytes: Bytes | None = None
+    """The broker's `message.max.bytes`, for this topic."""
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
+    """The broker's `log.segment.bytes`, for this topic."""
     index_interval_bytes: Bytes | None = None
+    """The broker's `log.index.interval.bytes`, for this topic."""
 
 
 def parse_listeners(setting: str, text: str) -> list[Endpoint]:
@@ -168,10 +203,10 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         _, at, name = text.rpartition(" - at `$.")
         if at:
             name = name.rstrip("`")
-            raise InvalidConfig(f"{what} setting {name}={values.get(name)!r}: give {_rule(schema, name)}") from error
+            raise InvalidConfig(f"{what} setting {name}={values.get(name)!r}: give {rule_of(schema, name)}") from error
         if "missing required field" in text:
             missing = text.rpartition("required field `")[2].rstrip("`")
-            raise InvalidConfig(f"{what} setting {missing} is missing: give {_rule(schema, missing)}") from error
+            raise InvalidConfig(f"{what} setting {missing} is missing: give {rule_of(schema, missing)}") from error
         if "unknown field" in text:
             unknown = text.rpartition("unknown field `")[2].rstrip("`")
             known = ", ".join(f.encode_name for f in msgspec.structs.fields(schema))
@@ -179,10 +214,9 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         raise InvalidConfig(f"{what} settings: {text}") from error
 
 
-def _rule(schema: type[Config], name: str) -> str:
+def rule_of(schema: type[Any], name: str) -> str:
     """What a setting may be, as a person would say it."""
-    fields = (f for f in msgspec.structs.fields(schema) if f.encode_name == name)
-    kind = msgspec.inspect.type_info(next(fields).type)
+    kind = msgspec.inspect.type_info(next(f.type for f in msgspec.structs.fields(schema) if f.encode_name == name))
     for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
         match choice:
             case msgspec.inspect.IntType(ge=least, le=most):
@@ -229,11 +263,3 @@ def read_properties(path: str) -> dict[str, str]:
             raise InvalidConfig(f"{path}, line {number}: {text[:80]!r} is not NAME=VALUE")
         values[name.strip()] = value.strip()
     return values
-
-
-def describe(schema: type[Any]) -> list[tuple[str, str]]:
-    """(name, default) of every setting, for help texts."""
-    return [
-        (f.encode_name, "" if f.default is msgspec.NODEFAULT else str(f.default))
-        for f in msgspec.structs.fields(schema)
-    ]

@@ -127,7 +127,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.INVALID_REPLICA_ASSIGNMENT: ErrorInfo(
         False, False, "Assign every partition from 0 on to distinct live brokers, all with the same count."
     ),
-    _E.INVALID_CONFIG: ErrorInfo(False, False, "See the README's list of topic settings for names and ranges."),
+    _E.INVALID_CONFIG: ErrorInfo(False, False, "docs/settings.md has the names and ranges of topic settings."),
     _E.NOT_CONTROLLER: ErrorInfo(True, True, "The controller moved: the client retries at the new one."),
     _E.INVALID_REQUEST: ErrorInfo(False, False, "The request breaks the protocol; the message says where."),
     _E.UNSUPPORTED_FOR_MESSAGE_FORMAT: ErrorInfo(False, False, "The batch's format does not allow this."),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.settings_reference import reference
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("protocol", "controller", "broker", "client", "deploy", "spark_jobs")
 MAP = (ROOT / "ARCHITECTURE.md").read_text().partition("## File map")[2]
@@ -37,3 +39,22 @@ LABELS = [f"P{step}" for step in range(1, 8)] + [f"C{step}" for step in range(1,
 def test_every_label_of_the_two_walks_stands_in_the_code(label: str) -> None:
     sources = [path.read_text() for package in ("broker", "controller") for path in (ROOT / package).rglob("*.py")]
     assert any(re.search(rf"\b{label}\b", source) for source in sources), label
+
+
+def test_the_reference_of_settings_is_what_the_code_says() -> None:
+    assert (ROOT / "docs/settings.md").read_text() == reference(), "run `make settings`"
+
+
+PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_leads_to_every_page_and_is_short() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in readme] == []
+    assert len(readme.splitlines()) <= 250
