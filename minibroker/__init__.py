@@ -135,10 +135,10 @@ def application() -> typer.Typer:
 def main() -> NoReturn:
     """The command line `minibroker`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy."""
     try:
-        from minibroker.client.cli.log import show_warnings
+        from minibroker.client.cli.log import show_stalls
         from minibroker.client.cli.output import run_app
 
-        show_warnings()
+        show_stalls()
         code = run_app(application())
     except KeyboardInterrupt:  # while all that was imported
         code = 130

@@ -6,11 +6,9 @@ with `error:`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -193,7 +191,7 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     make_plain(command)
     if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks, in the way of the script that it was given
         command.main(prog_name="minibroker")
-    with hints.repeating(command), _saying_what_is_waited_for():
+    with hints.repeating(command):
         return _run_command(command, sys.argv[1:] if arguments is None else list(arguments))
 
 
@@ -220,28 +218,6 @@ def _run_command(command: Any, arguments: list[str]) -> int:
         if text:
             sys.stderr.write(pastable(text) + "\n")
     return code
-
-
-class _StallLines(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(pastable(f"{record.levelname.lower()}: {_one_line(record.getMessage())}") + "\n")
-
-
-@contextlib.contextmanager
-def _saying_what_is_waited_for() -> Iterator[None]:
-    """A command that waits for long, or goes on after that, says so on stderr, as the client's log has it. Of the rest
-    of that log nothing is shown: how a command ends is told by the command."""
-    log, stalls = logging.getLogger("minibroker.client"), logging.getLogger("minibroker.client.stalls")
-    silent, lines, level = logging.NullHandler(), _StallLines(logging.INFO), stalls.level
-    log.addHandler(silent)
-    stalls.addHandler(lines)
-    stalls.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(silent)
-        stalls.removeHandler(lines)
-        stalls.setLevel(level)
 
 
 def _open_what_is_closed() -> None:

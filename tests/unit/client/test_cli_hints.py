@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import typer
 from minibroker import application
 from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import DEFAULT_DATA, BootstrapOption, DataOption, note, run_app
-from minibroker.client.stalls import Stalls
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.protocol.errors import MinibrokerError
 
@@ -110,28 +108,3 @@ def test_every_command_that_a_message_names_is_there_with_its_options(hint: str)
             command = command.commands[word]
         elif word.startswith("--"):
             assert any(word in parameter.opts for parameter in command.params), hint
-
-
-def test_a_command_that_waits_says_for_what_and_where_to_look_and_when_it_goes_on(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def wait(data: DataOption = DEFAULT_DATA) -> None:
-        stalls: Stalls[str] = Stalls("minibroker-cli")
-        stalls.look(0.0, ["orders-0"], lambda _: "it has no leader")
-        stalls.look(6.0, ["orders-0"], lambda _: "it has no leader")
-        stalls.look(7.0, [], str)
-        logging.getLogger("minibroker.client").warning("the command says this in its own words")
-
-    @app.command()
-    def status(data: DataOption = DEFAULT_DATA) -> None: ...
-
-    assert run_app(app, ["wait", "--data", "here"]) == 0
-    assert capsys.readouterr().err.splitlines() == [
-        "warning: minibroker-cli: no progress for 6.0 s of orders-0: it has no leader. "
-        "See `minibroker status --data here`",
-        "info: minibroker-cli: the stall of orders-0 is over after 7.0 s",
-    ]
-    assert not logging.getLogger("minibroker.client.stalls").handlers

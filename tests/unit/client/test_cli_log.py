@@ -23,14 +23,38 @@ def test_an_interruption_while_modules_are_imported_is_silent() -> None:
     assert b"KeyboardInterrupt" not in rest
 
 
-def test_what_the_client_warns_of_is_one_line_on_stderr() -> None:
+def test_a_command_that_waits_says_for_what_and_where_to_look_and_when_it_goes_on() -> None:
     program = """
-import logging
-from minibroker.client.cli.log import show_warnings
+import logging, sys
+from pathlib import Path
 
-show_warnings()
-logging.getLogger("minibroker.client").info("connected")
-logging.getLogger("minibroker.client").warning("%s has no leader", "orders-0")
+import typer
+
+from minibroker.client.cli.log import show_stalls
+from minibroker.client.cli.output import DEFAULT_DATA, DataOption, run_app
+from minibroker.client.stalls import Stalls
+
+show_stalls()
+app = typer.Typer(add_completion=False)
+
+@app.command()
+def wait(data: DataOption = DEFAULT_DATA) -> None:
+    stalls = Stalls("minibroker-cli")
+    stalls.look(0.0, ["orders-0"], lambda _: "it has no leader")
+    stalls.look(6.0, ["orders-0"], lambda _: "it has no leader")
+    stalls.look(7.0, [], str)
+    logging.getLogger("minibroker.client").info("connected")
+    logging.getLogger("minibroker.client").warning("of its own end a command speaks itself")
+
+@app.command()
+def status(data: DataOption = DEFAULT_DATA) -> None: ...
+
+sys.exit(run_app(app, ["wait", "--data", "here"]))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert (ended.stdout, ended.stderr) == ("", "warning: orders-0 has no leader\n")
+    assert ended.stdout == ""
+    assert ended.stderr.splitlines() == [
+        "warning: minibroker-cli: no progress for 6.0 s of orders-0: it has no leader. "
+        "See `minibroker status --data here`",
+        "info: minibroker-cli: the stall of orders-0 is over after 7.0 s",
+    ]
