@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from minibroker.broker.config import BrokerConfig, broker_config
 from minibroker.broker.metadata_cache import MetadataCache
@@ -315,10 +314,3 @@ def with_one_broker(
         await world.process.run(inside())
 
     run(main())
-
-
-async def until(condition: Callable[[], Any], within_s: float = 60.0) -> None:
-    """Wait in virtual time."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.01)

@@ -21,6 +21,7 @@ from minibroker.protocol.apis import Plane
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.real_world import RealWorld
 from minibroker.protocol.rpc import open_connection
+from tests.waiting import until
 
 DEADLINE_S = 20
 
@@ -45,12 +46,6 @@ def run(request: pytest.FixtureRequest) -> Run:
             runner.run(bounded(main))
 
     return run
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; the test's deadline bounds it."""
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 class Serving:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -24,6 +24,7 @@ from minibroker.protocol.znodes import (
 )
 from tests.integration.zookeeper_process import zookeeper_process
 from tests.integration.zookeeper_sessions import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS, expire, open_session
+from tests.waiting import until
 
 
 class Broker:
@@ -96,12 +97,6 @@ async def brokers(servers: str, count: int) -> AsyncIterator[list[Broker]]:
         for broker in running:
             await broker.close()
         world.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def elected(running: list[Broker], epoch: int) -> Broker:

@@ -27,6 +27,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
 from tests.simulation.process import Process
 from tests.simulation.world import Simulation, VirtualWorld
+from tests.waiting import until
 
 PORT = 9092
 CONTROL_PORT = 9093
@@ -169,11 +170,7 @@ class VirtualCluster:
 
     async def until(self, condition: Callable[[], object], within_s: float = 60) -> None:
         """Wait in virtual time until the condition is true. Raises TimeoutError."""
-        async with asyncio.timeout(within_s):
-            while True:
-                if condition():
-                    return
-                await asyncio.sleep(_POLL_S)
+        await until(condition, within_s, _POLL_S)
 
     def _config(self, broker_id: int) -> BrokerConfig:
         host = host_name(broker_id)

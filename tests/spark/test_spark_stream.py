@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,17 +16,18 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.initial_offsets import keep_initial_offsets
 from minibroker.spark_jobs.progress import LagListener
 from tests.spark.logs import Logs
+from tests.waiting import until_true
 
 DEADLINE_S = 60.0
 
 
 def until(condition: Callable[[], bool], query: StreamingQuery | None = None) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
+    def is_over() -> bool:
         if query is not None and (error := query.exception()) is not None:
             raise error
-        time.sleep(0.05)
+        return condition()
+
+    until_true(is_over, DEADLINE_S)
 
 
 def rows_of(query: StreamingQuery) -> list[int]:

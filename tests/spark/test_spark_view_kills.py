@@ -25,7 +25,8 @@ from minibroker.spark_jobs.views import VIEWS
 from tests.faults.spark_rounds import descendants
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs
-from tests.spark.test_spark_views import DEADLINE_S, log_end, produce, source, until
+from tests.spark.test_spark_views import DEADLINE_S, log_end, produce, source
+from tests.waiting import until_true
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +51,7 @@ def driver(logs: Logs, root: Path, job: str, *options: str) -> Iterator[Callable
         process.kill()
         process.wait()
         # Its Java process ends by itself once it notices; until then it may go on with the batch.
-        until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in below))
+        until_true(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in below))
 
     try:
         yield kill
@@ -123,10 +124,10 @@ def test_a_kappa_driver_that_is_killed_while_it_replays_goes_on_and_no_reader_no
     first = threading.Thread(target=serve)
     first.start()
     try:
-        until(lambda: log_end(logs, {0: 100, 1: 100})(root))
+        until_true(lambda: log_end(logs, {0: 100, 1: 100})(root))
         with reader(logs, root) as seen:
             with driver(logs, root, "kappa", "--max-offsets-per-trigger", "70") as kill:
-                until(lambda: len(Table(root / "v2").manifests()) >= 1)
+                until_true(lambda: len(Table(root / "v2").manifests()) >= 1)
                 kill()
             assert served_is_exact(logs, root)
             produce(logs, 100, 40)
@@ -152,13 +153,13 @@ def test_a_lambda_driver_that_is_killed_between_its_layers_goes_on_and_no_reader
     logs.create(2)
     produce(logs, 0, 60)
     with driver(logs, root, "lambda", "--batch-every", "500ms", "--max-offsets-per-trigger", "30") as kill:
-        until(lambda: generation(root) == 1)
+        until_true(lambda: generation(root) == 1)
         with reader(logs, root) as seen:
             produce(logs, 60, 60)
-            until(lambda: log_end(logs, {0: 120, 1: 120})(root))
+            until_true(lambda: log_end(logs, {0: 120, 1: 120})(root))
             # The next batch layer is complete, and its stream has not taken over, or has just done so.
             upto = generation(root) + 1
-            until(lambda: bool(Table(root / f"batch-{upto}").manifests()))
+            until_true(lambda: bool(Table(root / f"batch-{upto}").manifests()))
             kill()
             assert served_is_exact(logs, root)
             produce(logs, 120, 30)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,16 +23,10 @@ from minibroker.spark_jobs.view_stream import read_view
 from minibroker.spark_jobs.views import VIEWS
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs
+from tests.waiting import until_true
 
 DEADLINE_S = 120.0
 HOUR_MS = 3_600_000
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def source(logs: Logs, limit: int | None = None) -> Source:
@@ -116,14 +109,14 @@ def test_readers_of_a_kappa_view_notice_nothing_but_new_columns_when_a_version_r
     first = keep("v1", None)
     reader, second = threading.Thread(target=read), None
     try:
-        until(lambda: log_end(logs, {0: 100, 1: 100})(tmp_path))
+        until_true(lambda: log_end(logs, {0: 100, 1: 100})(tmp_path))
         reader.start()
         second = keep("v2", 60)
         for number in range(100, 200, 20):
             produce(logs, number, 20)
         first.join(DEADLINE_S)
         assert ends == {"v1": False}
-        until(lambda: log_end(logs, {0: 200, 1: 200})(tmp_path))
+        until_true(lambda: log_end(logs, {0: 200, 1: 200})(tmp_path))
     finally:
         done.set()
         reader.join()
@@ -155,14 +148,14 @@ def test_both_layers_of_lambda_add_up_to_everything_and_the_batch_job_corrects_w
     with Lambda(logs.spark, source(logs, 25), tmp_path, "v2", "10 minutes", threading.Event()) as layers:
         # From the first boundary on, in small batches, into windows that the batch layer has, too.
         layers.resume("0 seconds")
-        until(lambda: log_end(logs, {0: 90, 1: 90})(tmp_path))
+        until_true(lambda: log_end(logs, {0: 90, 1: 90})(tmp_path))
         assert differences(read_view(logs.spark, tmp_path), recomputed(logs, "v2")) == (0, 0)
         # Two hours later, and then a line of long ago. (Spark lets a batch pass by the bound of the one before.)
         produce(logs, 90, 1, timestamp_ms=3 * HOUR_MS)
-        until(lambda: log_end(logs, {0: 91, 1: 91})(tmp_path))
-        until(lambda: not Table(tmp_path / "speed-1").manifests()[-1].rows)
+        until_true(lambda: log_end(logs, {0: 91, 1: 91})(tmp_path))
+        until_true(lambda: not Table(tmp_path / "speed-1").manifests()[-1].rows)
         logs.produce([b"late"], timestamp_ms=HOUR_MS)
-        until(lambda: log_end(logs, {0: 92, 1: 91})(tmp_path))
+        until_true(lambda: log_end(logs, {0: 92, 1: 91})(tmp_path))
         assert differences(read_view(logs.spark, tmp_path), recomputed(logs, "v2")) == (1, 0)
         stream = layers.next_generation("0 seconds")
         while not stream.serves:
@@ -170,7 +163,7 @@ def test_both_layers_of_lambda_add_up_to_everything_and_the_batch_job_corrects_w
         layers.retire_others(stream)
         assert differences(read_view(logs.spark, tmp_path), recomputed(logs, "v2")) == (0, 0)
         produce(logs, 91, 5, timestamp_ms=3 * HOUR_MS)
-        until(lambda: log_end(logs, {0: 97, 1: 96})(tmp_path))
+        until_true(lambda: log_end(logs, {0: 97, 1: 96})(tmp_path))
         assert differences(read_view(logs.spark, tmp_path), recomputed(logs, "v2")) == (0, 0)
     current = Serving(tmp_path).current()
     assert current is not None

@@ -26,10 +26,11 @@ from minibroker.protocol.apis import Plane
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
 from minibroker.protocol.model import TopicPartition
-from tests.replication_support import LAG_S, ME, TOPIC, state, until
+from tests.replication_support import LAG_S, ME, TOPIC, state
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 from tests.storage_support import batch, open_log, stamped
+from tests.waiting import until
 
 LEADER = 2
 WAIT_MS = 500

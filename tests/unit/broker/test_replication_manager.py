@@ -22,11 +22,11 @@ from tests.replication_support import (
     OneBroker,
     fetch_of,
     state,
-    until,
     with_one_broker,
 )
 from tests.simulation.zookeeper import VirtualSession
 from tests.storage_support import batch, headers
+from tests.waiting import until
 
 RECORDS = batch(3)
 

@@ -18,6 +18,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from tests.unit.client.scripted_broker import HANG, ORDINARY, ScriptedCluster, reject
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -90,12 +91,6 @@ def run(scenario: Callable[[ScriptedCluster], Awaitable[None]]) -> None:
             await scenario(cluster)
 
     asyncio.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Deadline: that of `run`."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def produced(cluster: ScriptedCluster, pipe: Pipe, tally: Tally) -> asyncio.Task[Produced]:

@@ -15,6 +15,7 @@ from minibroker.protocol.znodes import CONTROLLER, CONTROLLER_EPOCH, decode_cont
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 from tests.simulation.zookeeper import VirtualSession
+from tests.waiting import until
 
 SESSION_TIMEOUT_MS = 6_000
 PATIENCE_S = 60.0
@@ -116,9 +117,7 @@ class Cluster:
         return [c for c in self.candidates if c is not candidate]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.001)
+        await until(condition, PATIENCE_S, every_s=0.001)
 
     async def settled(self, epoch: int) -> Candidate:
         """The controller of that epoch, once everybody else agrees that it is."""

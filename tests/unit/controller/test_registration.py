@@ -35,6 +35,7 @@ from tests.simulation.loop import run
 from tests.simulation.network import ProcessNetwork
 from tests.simulation.world import Simulation, VirtualWorld
 from tests.simulation.zookeeper import VirtualSession
+from tests.waiting import until
 
 SESSION_TIMEOUT_MS = 6_000
 PATIENCE_S = 60.0
@@ -123,9 +124,7 @@ class Cluster:
         return asyncio.get_running_loop().time()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.001)
+        await until(condition, PATIENCE_S, every_s=0.001)
 
 
 def simulate(scenario: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
