@@ -1,1 +1,1 @@
-"""The broker: network, handlers, purgatory, replication, storage; composed in `__main__`."""
+"""The broker: network, handlers, purgatory, replication, storage; composed in `broker`."""

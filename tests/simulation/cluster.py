@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import Context
 
-from minibroker.broker.__main__ import Broker
+from minibroker.broker.broker import Broker
 from minibroker.broker.config import BrokerConfig, broker_config
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from minibroker.broker.__main__ import Broker
+from minibroker.broker.broker import Broker
 from minibroker.client.admin import KNOWN_WITHIN_S, Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m

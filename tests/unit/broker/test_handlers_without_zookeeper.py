@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from minibroker.broker.__main__ import Broker
+from minibroker.broker.broker import Broker
 from minibroker.client.admin import Admin
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes

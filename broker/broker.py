@@ -1,0 +1,407 @@
+"""A broker on a World: the composition root, which makes all its parts and starts and stops them in order.
+
+The order of the start: bind (so that a taken port is known first, and a free one before it is registered), ZooKeeper
+session and cluster id, data directory and recovery, then serve and register. Controllers see the broker only when it
+can take their orders; orders wait until the broker knows the epoch that its registration gave it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+
+from minibroker.broker.config import BrokerConfig, topic_config_problem
+from minibroker.broker.handlers.dispatch import dispatcher
+from minibroker.broker.handlers.services import ControlEpoch, Services
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition
+from minibroker.broker.metrics_listener import MetricsListener
+from minibroker.broker.network.server import Request, SocketServer
+from minibroker.broker.network.settings import NetworkSettings
+from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.supervisor import Supervisor
+from minibroker.broker.timeline_file import TimelineFile
+from minibroker.broker.transactions.producer_ids import ProducerIds
+from minibroker.controller.controller import Controller, ControllerSettings
+from minibroker.controller.crash_detection import CrashDetector
+from minibroker.controller.leadership import Leadership
+from minibroker.controller.registration import Registration
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import Plane
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH
+from minibroker.protocol.model import Broker as RegisteredBroker
+from minibroker.protocol.world import (
+    ConnectionLoss,
+    NoNode,
+    SessionExpired,
+    SessionState,
+    World,
+    ZooKeeperError,
+    ZooKeeperSession,
+)
+from minibroker.protocol.znodes import MalformedZnode
+
+logger = logging.getLogger("minibroker.broker")
+
+TIMELINE_FILE = "controller-timeline.jsonl"
+SESSION_RETRY_S = 0.05
+CONTROLLER_RETRY_S = 0.05
+REGISTRATION_PATIENCE_S = 0.5
+"""How long an order waits for this broker to hear of the registration that it is meant for, before it is refused."""
+
+
+class Broker:
+    """One broker on a World. `start`, then `serve` until it fails or `stop`. The only class that knows all parts."""
+
+    def __init__(self, world: World, config: BrokerConfig) -> None:
+        self.config = config
+        self.ports: dict[str, int] = {}
+        self._world = world
+        self._supervisor = Supervisor()
+        self._metadata = MetadataCache()
+        self._timer = Timer()
+        self._topic_purgatory: Purgatory[DelayedOperation] = Purgatory("topic", self._timer)
+        self._logs = LogManager(
+            world,
+            os.path.abspath(config.log_dirs),
+            config.broker_id,
+            default_config=LogConfig(
+                segment_bytes=config.log_segment_bytes,
+                index_interval_bytes=config.log_index_interval_bytes,
+                max_message_bytes=config.message_max_bytes,
+            ),
+            checkpoint_interval_ms=config.log_flush_offset_checkpoint_interval_ms,
+        )
+        self._server = SocketServer(world, _network_settings(config), self._dispatch)
+        self._metrics_listener = MetricsListener(world.network, self._render_metrics)
+        self._metrics: BrokerMetrics | None = None
+        self._services: Services | None = None
+        self._replicas: ReplicaManager | None = None
+        self._registration: Registration | None = None
+        self._leadership: Leadership | None = None
+        self._controller: Controller | None = None
+        self._timeline: TimelineFile | None = None
+        self._registered_again = asyncio.Event()
+        self._watched_brokers: tuple[RegisteredBroker, ...] = ()
+        self._controller_broker: RegisteredBroker | None = None
+        self._controller_epoch = NO_EPOCH
+
+    @property
+    def port(self) -> int:
+        """Of the listener that clients use."""
+        return self.ports[DEFAULT_LISTENER]
+
+    @property
+    def metrics_port(self) -> int | None:
+        """None: no metrics are served."""
+        return self._metrics_listener.port
+
+    @property
+    def broker_epoch(self) -> int:
+        return NO_EPOCH if self._registration is None else self._registration.broker_epoch
+
+    @property
+    def controller(self) -> Controller | None:
+        """This broker's controller, in office or not."""
+        return self._controller
+
+    # -- life --
+
+    async def start(self) -> None:
+        """Returns once this broker is registered and serves. Raises MinibrokerError naming what is in the way; whatever
+        was started by then is stopped again."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop(clean=False)
+            raise
+
+    async def _start(self) -> None:
+        config, world = self.config, self._world
+        control = config.control_plane_listener_name
+        self.ports = await self._server.bind(
+            [
+                (e.listener, e.host, e.port, Plane.CONTROL if e.listener == control else Plane.DATA)
+                for e in config.listener_endpoints()
+            ]
+        )
+        endpoints = config.advertised_endpoints(self.ports)
+        metrics_address = config.metrics_address()
+        if metrics_address is not None:
+            await self._metrics_listener.bind(*metrics_address)
+        registration = self._registration = Registration(
+            world,
+            zookeeper_connect=config.zookeeper_connect,
+            session_timeout_ms=config.zookeeper_session_timeout_ms,
+            connect_timeout_ms=config.zookeeper_connection_timeout_ms,
+            broker_id=config.broker_id,
+            trusted_since=lambda: self._logs.trusted_since,
+            rack=config.broker_rack,
+        )
+        await self._connect_to_zookeeper(registration)
+        self._metadata.cluster_id = registration.cluster_id
+
+        self._logs.on_offline(self._log_directory_failed)
+        await self._logs.open(registration.cluster_id)
+        self._timeline = TimelineFile(world.disk, os.path.join(self._logs.log_dir, TIMELINE_FILE))
+
+        self._replicas = ReplicaManager(
+            world,
+            config,
+            self._logs,
+            self._metadata,
+            self._supervisor,
+            self._session,
+            lambda: self.broker_epoch,
+            self._has_session,
+        )
+        self._replicas.start()
+        self._start_controller(registration)
+        assert self._controller is not None
+        self._services = Services(
+            metadata=self._metadata,
+            replicas=self._replicas,
+            producer_ids=ProducerIds(config.broker_id, self._session),
+            administration=self._controller,
+            topic_purgatory=self._topic_purgatory,
+            control_epoch=ControlEpoch(),
+            registered_epoch=self._registered_epoch,
+            background=self._supervisor.start,
+        )
+        self._handle = dispatcher(self._services)
+        self._server.start()
+        if metrics_address is not None:
+            self._start_metrics(self._replicas, self._controller)
+        registration.on_failure(self._supervisor.fail)
+        await registration.start(endpoints)
+        logger.info("broker %d serves on port %d", config.broker_id, self.port)
+
+    async def _connect_to_zookeeper(self, registration: Registration) -> None:
+        try:
+            await registration.connect()
+        except (ZooKeeperError, ValueError) as error:
+            raise MinibrokerError(
+                f"no ZooKeeper session at zookeeper.connect={self.config.zookeeper_connect}: {error}"
+            ) from error
+
+    def _start_controller(self, registration: Registration) -> None:
+        config, world = self.config, self._world
+        assert self._timeline is not None
+        detector = self._detector = CrashDetector(
+            world.network, world.clock, config.broker_crash_detection_ms, self._suspect, self._in_touch
+        )
+        controller = self._controller = Controller(
+            world,
+            ControllerSettings(
+                num_partitions=config.num_partitions,
+                default_replication_factor=config.default_replication_factor,
+                unclean_leader_election=config.unclean_leader_election_enable,
+                min_insync_replicas=config.min_insync_replicas,
+            ),
+            config.broker_id,
+            probe=detector.probe,
+            validate_config=topic_config_problem,
+            on_brokers_changed=self._brokers_changed,
+            request_resign=lambda reason: leadership.resign(reason),
+            timeline_sink=self._record,
+        )
+        leadership = self._leadership = Leadership(
+            world,
+            config.broker_id,
+            on_elected=controller.take_office,
+            on_resign=controller.resign,
+            on_controller=self._controller_changed,
+        )
+        leadership.start()
+        registration.on_session(self._registered)
+
+    def _start_metrics(self, replicas: ReplicaManager, controller: Controller) -> None:
+        clock, loop_lag = self._world.clock.monotonic, LoopLag()
+        purgatories = [*replicas.purgatories(), self._topic_purgatory]
+        self._metrics = BrokerMetrics(self._server, replicas, self._logs, purgatories, controller, loop_lag)
+        self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
+        self._metrics_listener.start()
+        logger.info("broker %d serves /metrics on port %d", self.config.broker_id, self.metrics_port)
+
+    async def _render_metrics(self) -> bytes:
+        assert self._metrics is not None
+        return await exposition(self._metrics.collect(), self._world.clock.monotonic)
+
+    async def serve(self) -> None:
+        """Until something breaks: raises its error."""
+        # Shielded: who stops waiting must not take away the place where failures are noted.
+        await asyncio.shield(self._supervisor.failure)
+
+    async def stop(self, *, clean: bool = True) -> None:
+        """Give up office, serve no more, end the session, and leave the data directory marked as clean. In that order:
+        who marks it clean must not append any more, and a session that ends last would keep others waiting.
+
+        Whatever fails on the way is raised in the end, and keeps the mark from being set; so does a task that failed
+        before or meanwhile. The session ends, and the files are closed, all the same."""
+        try:
+            await self._stop_serving()
+            if not self._supervisor.failure.cancelled():  # as it is once all tasks have ended without a failure
+                clean = False
+        except BaseException:
+            clean = False
+            raise
+        finally:
+            broker_epoch = self.broker_epoch
+            try:
+                if self._registration is not None:
+                    await self._registration.close()
+            finally:
+                await self._logs.close(clean=clean, broker_epoch=broker_epoch)
+                if self._timeline is not None:
+                    self._timeline.close()
+
+    async def _stop_serving(self) -> None:
+        if self._leadership is not None:
+            await self._leadership.close()
+        if self._controller is not None:
+            await self._controller.close()
+            await self._detector.close()
+        await self._server.close()
+        await self._metrics_listener.close()
+        await self._supervisor.close()
+        if self._replicas is not None:
+            await self._replicas.close()
+        self._topic_purgatory.close()
+        self._timer.close()
+
+    # -- between the parts --
+
+    async def _dispatch(self, request: Request) -> None:
+        await self._handle(request)
+
+    async def _session(self) -> ZooKeeperSession:
+        """The ZooKeeper session, once there is one."""
+        assert self._registration is not None
+        while True:
+            try:
+                return self._registration.session
+            except SessionExpired:
+                await asyncio.sleep(SESSION_RETRY_S)
+
+    def _has_session(self) -> bool:
+        """ZooKeeper can be reached, as far as is known."""
+        assert self._registration is not None
+        try:
+            return self._registration.session.state is SessionState.CONNECTED
+        except SessionExpired:
+            return False
+
+    async def _in_touch(self) -> None:
+        """Returns once ZooKeeper has answered."""
+        while True:
+            try:
+                await (await self._session()).exists(znodes.CONTROLLER_EPOCH)
+                return
+            except (ConnectionLoss, SessionExpired):
+                await asyncio.sleep(SESSION_RETRY_S)
+
+    async def _registered_epoch(self, at_least: int) -> int:
+        """The broker epoch, once it is as high as the controller says it is: the answer to our registration may reach
+        us after the order that follows from it. Raises BrokerError(BROKER_ID_NOT_REGISTERED) where it takes its time:
+        the answer may be lost, ZooKeeper away, and a newer controller's order wait behind this one.
+        """
+        try:
+            async with asyncio.timeout(REGISTRATION_PATIENCE_S):
+                while self.broker_epoch < at_least:
+                    self._registered_again.clear()
+                    await self._registered_again.wait()
+        except TimeoutError:
+            raise BrokerError(
+                ErrorCode.BROKER_ID_NOT_REGISTERED,
+                f"the request is for broker epoch {at_least}, this broker knows of {self.broker_epoch}",
+            ) from None
+        return self.broker_epoch
+
+    def _registered(self, session: ZooKeeperSession, broker_epoch: int) -> None:
+        assert self._leadership is not None
+        self._logs.registered(broker_epoch)  # before any order of this epoch is obeyed
+        self._registered_again.set()
+        self._leadership.attach(session)
+
+    def _record(self, entry: Mapping[str, object]) -> None:
+        """What the controller did. A disk that does not take it takes no records either; the controller goes on until
+        the broker stops for that."""
+        assert self._timeline is not None
+        if self._logs.failure is None:
+            try:
+                self._timeline.write(entry)
+            except OSError as error:
+                self._logs.fail(error, f"writing {TIMELINE_FILE}")
+
+    def _log_directory_failed(self) -> None:
+        failure = self._logs.failure
+        self._supervisor.fail(
+            MinibrokerError(
+                f"the log directory {self._logs.log_dir} has failed: {failure}; mend the disk, then restart"
+            )
+        )
+
+    # -- crash detection: the controller watches every broker, every broker the controller's --
+
+    def _brokers_changed(self, brokers: tuple[RegisteredBroker, ...]) -> None:
+        """This broker's controller has a new picture; none, once it is out of office."""
+        self._watched_brokers = tuple(b for b in brokers if b.id != self.config.broker_id)
+        self._follow()
+
+    def _controller_changed(self, controller_id: int | None, epoch: int) -> None:
+        self._controller_epoch = epoch
+        self._controller_broker = None
+        self._follow()
+        if controller_id is not None and controller_id != self.config.broker_id:
+            self._supervisor.start(
+                self._find_controller(controller_id, epoch), f"address of controller {controller_id}"
+            )
+
+    async def _find_controller(self, controller_id: int, epoch: int) -> None:
+        """Where the controller's broker listens, from its registration; then watch it."""
+        path = znodes.broker_path(controller_id)
+        while self._controller_epoch == epoch:
+            try:
+                data, stat = await (await self._session()).get(path)
+                broker = znodes.decode_broker(controller_id, data, stat.czxid)
+            except (ConnectionLoss, SessionExpired, NoNode, MalformedZnode):
+                # Not registered: about to be again, or a dead controller whose session, and office, end soon. Or
+                # somebody has scribbled on it, which this broker can do without.
+                await asyncio.sleep(CONTROLLER_RETRY_S)
+                continue
+            if self._controller_epoch == epoch:
+                self._controller_broker = broker
+                self._follow()
+            return
+
+    def _follow(self) -> None:
+        watched = {broker.id: broker for broker in self._watched_brokers}
+        if self._controller_broker is not None:
+            watched.setdefault(self._controller_broker.id, self._controller_broker)
+        self._detector.follow(watched.values())
+
+    def _suspect(self, broker_id: int, broker_epoch: int, reason: str) -> None:
+        """label C2: see ARCHITECTURE.md, "A broker crash"."""
+        assert self._controller is not None
+        assert self._leadership is not None
+        self._controller.suspect(broker_id, broker_epoch, reason)
+        controller = self._controller_broker
+        if controller is not None and (controller.id, controller.epoch) == (broker_id, broker_epoch):
+            self._leadership.remove_crashed(broker_id, self._controller_epoch)
+
+
+def _network_settings(config: BrokerConfig) -> NetworkSettings:
+    return NetworkSettings(
+        num_network_threads=config.num_network_threads,
+        num_io_threads=config.num_io_threads,
+        queued_max_requests=config.queued_max_requests,
+        socket_request_max_bytes=config.socket_request_max_bytes,
+        max_connections=config.max_connections,
+        max_connections_per_ip=config.max_connections_per_ip,
+        max_connection_creation_rate=config.max_connection_creation_rate,
+        connections_max_idle_ms=config.connections_max_idle_ms,
+    )
