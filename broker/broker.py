@@ -385,7 +385,6 @@ class Broker:
         self._detector.follow(watched.values())
 
     def _suspect(self, broker_id: int, broker_epoch: int, reason: str) -> None:
-        """label C2: see ARCHITECTURE.md, "A broker crash"."""
         assert self._controller is not None
         assert self._leadership is not None
         self._controller.suspect(broker_id, broker_epoch, reason)

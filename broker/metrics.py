@@ -322,8 +322,8 @@ class BrokerMetrics(Collector):
         ):
             yield GaugeMetricFamily(f"kafka_server_replicamanager_{name}", documentation, value)
         for name, documentation, count in (
-            ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_shrinks),
-            ("replicamanager_isrexpands", "Times that a replica joined an ISR", replicas.isr_expands),
+            ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_writer.shrinks),
+            ("replicamanager_isrexpands", "Times that a replica joined an ISR", replicas.isr_writer.expands),
             ("delayedproducemetrics_expires", "Produce requests timed out", replicas.expired_produces),
             ("delayedfetchmetrics_expires", "Fetch requests answered for their time was up", replicas.expired_fetches),
         ):

@@ -133,7 +133,7 @@ class Controller:
 
     # -- for crash detection --
 
-    def suspect(self, broker_id: int, broker_epoch: int, reason: str) -> None:
+    def suspect(self, broker_id: int, broker_epoch: int, reason: str) -> None:  # C2
         """That run of a broker has crashed, as it seems. Does nothing while not active, nor about this broker."""
         if self._tenure is not None and broker_id != self._broker_id:
             self._tenure.post(BrokerSuspected(self._tenure.epoch, broker_id, broker_epoch, reason))

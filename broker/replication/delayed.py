@@ -1,17 +1,18 @@
 """The two waits of the data path: a produce with acks=all for its replicas, a fetch for something to read."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
 
 from minibroker.broker.purgatory.purgatory import DelayedOperation
+from minibroker.broker.replication.partition import Partition
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import FetchPartition, FetchPartitionResponse, ProducePartitionResponse
+from minibroker.protocol.messages import FetchPartition, ProducePartitionResponse
 from minibroker.protocol.model import TopicPartition
 
-if TYPE_CHECKING:
-    from minibroker.broker.replication.manager import ReplicaManager
+FindPartition = Callable[[TopicPartition], Partition | None]
+"""The replica of this broker, None where it has none."""
 
 
 class ProduceStatus(msgspec.Struct):
@@ -23,7 +24,7 @@ class ProduceStatus(msgspec.Struct):
     pending: bool = False
 
 
-class DelayedProduce(DelayedOperation):
+class DelayedProduce(DelayedOperation):  # P5
     """Completes when every partition has one of three endings: an error, the leader moved, or all in-sync replicas have
     what was appended (Kafka's DelayedProduce). What is still pending at the deadline is REQUEST_TIMED_OUT, which leaves
     open whether the records will survive."""
@@ -32,12 +33,14 @@ class DelayedProduce(DelayedOperation):
         self,
         timeout_ms: int,
         statuses: dict[TopicPartition, ProduceStatus],
-        manager: "ReplicaManager",
+        find: FindPartition,
         respond: Callable[[dict[TopicPartition, ProduceStatus]], None],
+        on_expired: Callable[[], None],
     ) -> None:
         super().__init__(timeout_ms)
         self._statuses = statuses
-        self._manager = manager
+        self._find = find
+        self._on_expired = on_expired
         self._respond: Callable[[dict[TopicPartition, ProduceStatus]], None] | None = respond
 
     def try_complete(self) -> bool:
@@ -45,7 +48,7 @@ class DelayedProduce(DelayedOperation):
         for topic_partition, status in self._statuses.items():
             if not status.pending:
                 continue
-            partition = self._manager.partition(topic_partition)
+            partition = self._find(topic_partition)
             if partition is None:
                 code: ErrorCode | None = ErrorCode.NOT_LEADER_OR_FOLLOWER
             else:
@@ -74,51 +77,64 @@ class DelayedProduce(DelayedOperation):
         respond(self._statuses)
 
     def on_expiration(self) -> None:
-        self._manager.expired_produces += 1
+        self._on_expired()
+
+
+class AdmittedFetch(NamedTuple):
+    """One partition of a fetch, which may be read for while the leadership lasts that admitted it."""
+
+    topic_partition: TopicPartition
+    fetch: FetchPartition
+    partition: Partition
+    leader_epoch: int
+
+    def holds(self, find: FindPartition) -> bool:
+        return find(self.topic_partition) is self.partition and self.partition.leads_in(self.leader_epoch)
 
 
 class DelayedFetch(DelayedOperation):
-    """Completes when the partitions together have `min_bytes` to read, or one of them has an error or a diverging epoch
-    to report (Kafka's DelayedFetch). It reads when it completes, so the answer is as fresh as can be."""
+    """Completes when the partitions together have `min_bytes` to read, or the leadership of one of them is another
+    than the one that admitted it (Kafka's DelayedFetch). It is read for when it completes, so the answer is as fresh as
+    can be."""
 
     def __init__(
         self,
         timeout_ms: int,
         min_bytes: int,
         replica_id: int,
-        fetches: list[tuple[TopicPartition, FetchPartition]],
-        manager: "ReplicaManager",
-        read: Callable[[], list[tuple[TopicPartition, FetchPartitionResponse]]],
-        respond: Callable[[list[tuple[TopicPartition, FetchPartitionResponse]]], None],
+        admitted: list[AdmittedFetch],
+        find: FindPartition,
+        answer: Callable[[], None],
+        on_expired: Callable[[], None],
     ) -> None:
+        """`answer` reads and responds."""
         super().__init__(timeout_ms)
         self._min_bytes = min_bytes
         self._replica_id = replica_id
-        self._fetches = fetches
-        self._manager = manager
-        self._read = read
-        self._respond = respond
+        self._admitted = admitted
+        self._find = find
+        self._answer = answer
+        self._on_expired = on_expired
 
     def try_complete(self) -> bool:
         available = 0
-        for topic_partition, fetch in self._fetches:
-            partition = self._manager.partition(topic_partition)
-            if partition is None:
+        for admitted in self._admitted:
+            if not admitted.holds(self._find):
                 return self.force_complete()
+            partition, fetch = admitted.partition, admitted.fetch
             end = partition.readable_end(self._replica_id)
-            try:
-                if partition.check_fetch(fetch, self._replica_id) is not None:
+            if fetch.fetch_offset < end:
+                if self._min_bytes <= 1:
                     return self.force_complete()
-                if fetch.fetch_offset < end:
-                    if self._min_bytes <= 1:
-                        return self.force_complete()
-                    available += min(partition.log.bytes_between(fetch.fetch_offset, end), fetch.partition_max_bytes)
-            except BrokerError:
-                return self.force_complete()
+                try:
+                    readable = partition.log.bytes_between(fetch.fetch_offset, end)
+                except BrokerError:
+                    return self.force_complete()
+                available += min(readable, fetch.partition_max_bytes)
         return self.force_complete() if available >= self._min_bytes else False
 
     def on_complete(self) -> None:
-        self._respond(self._read())
+        self._answer()
 
     def on_expiration(self) -> None:
-        self._manager.expired_fetches += 1
+        self._on_expired()

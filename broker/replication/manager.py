@@ -1,12 +1,8 @@
 """All replicas of this broker: what the handlers call (Kafka's ReplicaManager).
 
-Appends and reads, the two purgatories, the fetchers of the partitions that others lead, the ISR's writes to
-ZooKeeper, the checkpoint of high watermarks, and the control requests that decide who leads.
-
-An ISR change is one conditional write of the partition's state znode, in a `multi` that also asks for its topic's id:
-versions alone do not tell a topic from the next one of its name. Its outcome can be unknown (the connection
-broke): then the znode is read until it is known, and meanwhile the partition counts both ISRs (see `isr`). The
-controller learns of changes by a sequential node under `/isr_change_notification`, several changes to a node.
+The table of partitions, what handlers ask of them (appends and reads, and the two purgatories in which these wait), and
+the controller's orders that decide who leads. What goes on by itself has rooms of its own: `IsrWriter`,
+`FetcherManager`, `HighWatermarkCheckpoint`.
 """
 
 import asyncio
@@ -14,15 +10,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, topic_config
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
-from minibroker.broker.replication.delayed import DelayedFetch, DelayedProduce, ProduceStatus
-from minibroker.broker.replication.fetcher import Fetcher, FetcherSettings
+from minibroker.broker.replication.delayed import AdmittedFetch, DelayedFetch, DelayedProduce, ProduceStatus
+from minibroker.broker.replication.fetcher_manager import FetcherManager
+from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
+from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
-from minibroker.broker.storage.checkpoints import Staged
 from minibroker.broker.storage.log import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.supervisor import Supervisor
@@ -40,19 +35,12 @@ from minibroker.protocol.messages import (
     StopReplicaRequest,
     UpdateMetadataPartition,
 )
-from minibroker.protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, TopicPartition
 from minibroker.protocol.world import (
-    BadVersion,
-    Check,
     ConnectionLoss,
-    MultiFailed,
     NoNode,
-    Operation,
     SessionExpired,
-    SetData,
-    Stat,
     World,
-    ZooKeeperError,
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import MalformedZnode
@@ -63,21 +51,15 @@ EPOCH_DURING_DELETE = -2
 """The leader epoch of a StopReplica that deletes whatever there is (Kafka's LeaderAndIsr.EpochDuringDelete)."""
 
 ZOOKEEPER_RETRY_S = 0.1
-ZOOKEEPER_TROUBLE_S = 1.0
-"""Before the next attempt, where ZooKeeper refused something or a znode is malformed."""
-ISR_NOTIFICATION_DELAY_S = 0.05
-ISR_CHANGES_PER_NODE = 1_000
-"""With the longest topic names still well below what a znode may hold."""
 
 DELETIONS_REMEMBERED = 10_000
 """Of replicas, for as long as the broker runs: an order that comes after as many others is not expected any more."""
 
-PARTITIONS_PER_SLICE = 200
-BREATH_S = 0.001
-
 SessionSource = Callable[[], Awaitable[ZooKeeperSession]]
 """Waits until there is a session, and returns it."""
 
+RefusedFetch = tuple[TopicPartition, FetchPartitionResponse]
+"""One partition of a fetch that cannot be read for, and its answer."""
 FetchAnswer = list[tuple[TopicPartition, FetchPartitionResponse]]
 
 
@@ -113,18 +95,13 @@ class ReplicaManager:
         self._partitions: dict[TopicPartition, Partition] = {}
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
-        self._fetchers: dict[int, Fetcher] = {}
         self._timer = Timer()
         self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
         self._fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
-        self._changed_isrs: dict[TopicPartition, None] = {}
-        self._isr_changed = asyncio.Event()
         self._up_to_date: ZooKeeperSession | None = None
         """See `_up_to_date_session`."""
         self.expired_produces = 0
         self.expired_fetches = 0
-        self.isr_shrinks = 0
-        self.isr_expands = 0
         self.traffic: dict[str, Traffic] = {}
         """By topic, of those that have a partition here."""
         self._settings = Settings(
@@ -132,34 +109,33 @@ class ReplicaManager:
             lag_time_max_s=config.replica_lag_time_max_ms / 1_000,
             min_insync_replicas=config.min_insync_replicas,
         )
-        self._fetcher_settings = FetcherSettings(
-            broker_id=config.broker_id,
-            wait_max_ms=config.replica_fetch_wait_max_ms,
-            min_bytes=config.replica_fetch_min_bytes,
-            response_max_bytes=config.replica_fetch_response_max_bytes,
-            partition_max_bytes=config.replica_fetch_max_bytes,
-            backoff_s=config.replica_fetch_backoff_ms / 1_000,
-            socket_timeout_s=config.replica_socket_timeout_ms / 1_000,
+        self._fetchers = FetcherManager(world, config, supervisor, broker_epoch, self._set_aside)
+        self.isr_writer = IsrWriter(
+            self._partitions,
+            supervisor,
+            sessions,
+            config.replica_lag_time_max_ms,
+            self._high_watermark_moved,
+            self._isr_changed,
+        )
+        self._checkpoint = HighWatermarkCheckpoint(
+            world.executor, logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
         )
 
     # -- start and stop --
 
     def start(self) -> None:
         """After the logs were opened, before the first control request."""
-        self._supervisor.start(self._check_isrs(), "ISR expiration")
-        self._supervisor.start(self._announce_isr_changes(), "ISR change notification")
-        self._supervisor.start(self._checkpoint(), "high watermark checkpoint")
+        self.isr_writer.start()
+        self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
 
     async def close(self) -> None:
         """Stop following, drop what waits, write the last checkpoint. The supervisor has ended the tasks."""
-        for fetcher in self._fetchers.values():
-            await fetcher.close()
-        self._fetchers.clear()
+        await self._fetchers.close()
         self._produces.close()
         self._fetches.close()
         self._timer.close()
-        if self._logs.failure is None:
-            self._logs.write_high_watermarks(self._stage_high_watermarks())
+        self._checkpoint.write()
 
     # -- for handlers --
 
@@ -202,8 +178,11 @@ class ReplicaManager:
         if not waiting:
             respond(statuses)
             return
-        operation = DelayedProduce(timeout_ms, statuses, self, respond)  # P5
+        operation = DelayedProduce(timeout_ms, statuses, self.partition, respond, self._produce_expired)
         self._produces.try_complete_else_watch(operation, statuses)
+
+    def _produce_expired(self) -> None:
+        self.expired_produces += 1
 
     def _append(
         self, topic_partition: TopicPartition, topic_id: str, records: Buffer, acks: int, now_ms: int
@@ -244,103 +223,113 @@ class ReplicaManager:
 
     def fetch(self, request: FetchRequest, respond: Callable[[FetchAnswer], None]) -> None:
         """Read for a consumer or a follower; `respond` at once with what there is, or once `min_bytes` can be read, or
-        after `max_wait_ms`. A follower's offsets move the high watermark first."""
-        fetches = [
-            (TopicPartition(topic.topic, fetch.partition), fetch, topic.topic_id)
+        after `max_wait_ms`. A follower's offsets move the high watermark first.
+
+        Each partition is admitted, its follower's progress noted, and read for, in this order. A fetch that waits is
+        read for once more when it need not wait any longer."""
+        admissions = [
+            self._admit(TopicPartition(topic.topic, fetch.partition), fetch, topic.topic_id, request.replica_id)
             for topic in request.topics
             for fetch in topic.partitions
         ]
-        refused: dict[TopicPartition, FetchPartitionResponse] = {}
-        for topic_partition, fetch, topic_id in fetches:
-            problem = self._refusal(topic_partition, fetch, topic_id, request)
-            if problem is not None:
-                refused[topic_partition] = problem
-        wanted = [(tp, fetch) for tp, fetch, _ in fetches]
-
-        def read() -> FetchAnswer:
-            return self._read(wanted, refused, request)
-
-        def deliver(answer: FetchAnswer) -> None:
-            self._count_fetched(answer, request.replica_id)
-            respond(answer)
-
-        answer = read()
+        admitted = [admission for admission in admissions if isinstance(admission, AdmittedFetch)]
+        if request.replica_id != CONSUMER:
+            for part in admitted:
+                self._note_progress(part, request.replica_id, request.replica_epoch)
+        answer = self._read(admissions, request)
         size = sum(len(response.records) for _, response in answer)
         settled = any(r.error_code != 0 or r.diverging_epoch is not None for _, r in answer)
-        if settled or size >= request.min_bytes or request.max_wait_ms <= 0 or not wanted:
-            deliver(answer)
+        if settled or size >= request.min_bytes or request.max_wait_ms <= 0 or not admissions:
+            self._deliver(answer, request, respond)
             return
+
+        def read_and_deliver() -> None:
+            present = [self._admit_after_waiting(part, request.replica_id) for part in admitted]
+            self._deliver(self._read(present, request), request, respond)
+
         operation = DelayedFetch(
-            request.max_wait_ms, request.min_bytes, request.replica_id, wanted, self, read, deliver
+            request.max_wait_ms,
+            request.min_bytes,
+            request.replica_id,
+            admitted,
+            self.partition,
+            read_and_deliver,
+            self._fetch_expired,
         )
-        self._fetches.try_complete_else_watch(operation, [tp for tp, _ in wanted])
+        self._fetches.try_complete_else_watch(operation, [part.topic_partition for part in admitted])
 
-    def _count_fetched(self, answer: FetchAnswer, replica_id: int) -> None:
-        for topic_partition, response in answer:
-            partition = self._partitions.get(topic_partition) if response.records else None
-            if partition is None:
-                continue
-            if replica_id == CONSUMER:
-                partition.traffic.bytes_out += len(response.records)
-            else:
-                partition.traffic.replication_bytes_out += len(response.records)
+    def _fetch_expired(self) -> None:
+        self.expired_fetches += 1
 
-    def _refusal(
-        self, topic_partition: TopicPartition, fetch: FetchPartition, topic_id: str, request: FetchRequest
-    ) -> FetchPartitionResponse | None:
-        """The error of one partition of a fetch, or None; for a follower, note what its offset tells."""
-        partition: Partition | None = None
+    def _admit(
+        self, topic_partition: TopicPartition, fetch: FetchPartition, topic_id: str, replica_id: int
+    ) -> AdmittedFetch | RefusedFetch:
         try:
             partition = self.leader(topic_partition)
             partition.check_topic_id(topic_id)
-            if request.replica_id != CONSUMER and partition.check_fetch(fetch, request.replica_id) is None:
-                self._follower_fetched(partition, request.replica_id, fetch.fetch_offset, request.replica_epoch)
         except BrokerError as error:
-            if partition is not None and error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
-                return partition.refusal(error.code)
             known = self._known(topic_partition, topic_id)
-            return FetchPartitionResponse(
+            return topic_partition, FetchPartitionResponse(
                 topic_partition.partition,
                 error.code,
                 current_leader_id=known.leader if known else -1,
                 current_leader_epoch=known.leader_epoch if known else -1,
             )
-        return None
+        return _admit_to(partition, fetch, replica_id)
 
-    def _follower_fetched(self, partition: Partition, replica_id: int, offset: int, broker_epoch: int) -> None:
-        if partition.record_follower_fetch(replica_id, offset, broker_epoch):
+    def _admit_after_waiting(self, admitted: AdmittedFetch, replica_id: int) -> AdmittedFetch | RefusedFetch:
+        """Anew only where the leadership is another by now."""
+        if admitted.holds(self.partition):
+            return admitted
+        topic_partition = admitted.topic_partition
+        if self.partition(topic_partition) is not admitted.partition:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return topic_partition, FetchPartitionResponse(topic_partition.partition, code)
+        return _admit_to(admitted.partition, admitted.fetch, replica_id)
+
+    def _note_progress(self, admitted: AdmittedFetch, replica_id: int, broker_epoch: int) -> None:
+        """A follower asks for what comes after all that it has."""
+        partition = admitted.partition
+        if partition.record_follower_fetch(replica_id, admitted.fetch.fetch_offset, broker_epoch):
             self._high_watermark_moved(partition)
         if replica_id not in partition.isr:
-            self._propose_isr(partition)
+            self.isr_writer.propose(partition)
 
     def _high_watermark_moved(self, partition: Partition) -> None:
         # P6: checked once per turn of the loop, however many fetches moved it.
         self._produces.check_soon(partition.topic_partition)
         self._fetches.check_soon(partition.topic_partition)
 
-    def _read(
-        self,
-        wanted: list[tuple[TopicPartition, FetchPartition]],
-        refused: dict[TopicPartition, FetchPartitionResponse],
-        request: FetchRequest,
-    ) -> FetchAnswer:
+    def _isr_changed(self, partition: Partition) -> None:
+        self._produces.check_soon(partition.topic_partition)  # an ISR that is too small now is an answer too
+
+    def _read(self, admissions: Sequence[AdmittedFetch | RefusedFetch], request: FetchRequest) -> FetchAnswer:
         """Whole batches, `max_bytes` in all; the first that has any is served even where it is larger."""
         left = min(request.max_bytes, self._config.fetch_max_bytes)
         answer: FetchAnswer = []
         nothing_yet = True
-        for topic_partition, fetch in wanted:
-            response = refused.get(topic_partition)
-            if response is None:
-                partition = self._partitions.get(topic_partition)
-                if partition is None:
-                    response = FetchPartitionResponse(topic_partition.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                else:
-                    response = partition.read(fetch, request.replica_id, max_bytes=left, at_least_one=nothing_yet)
-                    size = len(response.records)
-                    left = max(0, left - size)
-                    nothing_yet = nothing_yet and not size
+        for admission in admissions:
+            if not isinstance(admission, AdmittedFetch):
+                answer.append(admission)
+                continue
+            topic_partition, fetch, partition, _ = admission
+            response = partition.read(fetch, request.replica_id, max_bytes=left, at_least_one=nothing_yet)
+            size = len(response.records)
+            left = max(0, left - size)
+            nothing_yet = nothing_yet and not size
             answer.append((topic_partition, response))
         return answer
+
+    def _deliver(self, answer: FetchAnswer, request: FetchRequest, respond: Callable[[FetchAnswer], None]) -> None:
+        for topic_partition, response in answer:
+            partition = self._partitions.get(topic_partition) if response.records else None
+            if partition is None:
+                continue
+            if request.replica_id == CONSUMER:
+                partition.traffic.bytes_out += len(response.records)
+            else:
+                partition.traffic.replication_bytes_out += len(response.records)
+        respond(answer)
 
     # -- control requests --
 
@@ -400,7 +389,7 @@ class ReplicaManager:
                 continue
             if entry.state.leader == NO_LEADER:
                 errors.append(_log_end(entry.partition))
-        self._close_idle_fetchers()
+        self._fetchers.close_idle()
         return errors
 
     async def _topic_config(self, topic: str, states: list[LeaderAndIsrPartition]) -> TopicConfig:
@@ -440,7 +429,7 @@ class ReplicaManager:
         created just now. Raises ZooKeeperError."""
         session = await self._sessions()
         if session is not self._up_to_date:
-            await _catch_up(session)
+            await catch_up(session)
             self._up_to_date = session
         return session
 
@@ -488,15 +477,15 @@ class ReplicaManager:
         known_epoch = partition.leader_epoch
         partition.told_in_broker_epoch = self._broker_epoch()
         if state.leader == me:
-            self._stop_following(topic_partition)
+            self._fetchers.stop_following(topic_partition)
             partition.become_leader(state)
         else:
             partition.become_follower(state)
             address = addresses.get(state.leader)
             if address is None:
-                self._stop_following(topic_partition)
-            elif state.leader_epoch > known_epoch or not self._follows(state.leader, address, topic_partition):
-                self._follow(partition, state.leader, address)
+                self._fetchers.stop_following(topic_partition)
+            elif state.leader_epoch > known_epoch or not self._fetchers.follows(topic_partition, state.leader, address):
+                self._fetchers.follow(partition, state.leader, address)
         logger.info(
             "%s: %s in epoch %d, leader %d, ISR %s",
             topic_partition,
@@ -529,7 +518,7 @@ class ReplicaManager:
                     code = ErrorCode.FENCED_LEADER_EPOCH
                     errors.append(PartitionError(topic.topic_name, state.partition_index, code))
                     continue
-                self._stop_following(topic_partition)
+                self._fetchers.stop_following(topic_partition)
                 if state.delete_partition:
                     self._remember_deletion(topic_partition, topic.topic_id, state.leader_epoch)
                     self._partitions.pop(topic_partition, None)
@@ -540,38 +529,12 @@ class ReplicaManager:
             deleted = any(state.delete_partition for state in topic.partition_states)
             if deleted and not any(partition.topic == topic.topic_name for partition in self._partitions):
                 self.traffic.pop(topic.topic_name, None)
-        self._close_idle_fetchers()
+        self._fetchers.close_idle()
         return errors
 
     def reconsider_isrs(self) -> None:
         """The controller announced brokers: followers that waited to be known as alive may join now."""
-        for partition in self._partitions.values():
-            if partition.is_leader and len(partition.isr) < len(partition.assignment):
-                self._propose_isr(partition)
-
-    # -- following --
-
-    def _follows(self, leader_id: int, address: tuple[str, int], topic_partition: TopicPartition) -> bool:
-        fetcher = self._fetchers.get(leader_id)
-        return fetcher is not None and fetcher.address == address and fetcher.follows(topic_partition)
-
-    def _follow(self, partition: Partition, leader_id: int, address: tuple[str, int]) -> None:
-        fetcher = self._fetchers.get(leader_id)
-        moved: list[Partition] = []
-        if fetcher is not None and fetcher.address != address:
-            moved = fetcher.partitions
-            self._retire(self._fetchers.pop(leader_id))
-            fetcher = None
-        self._stop_following(partition.topic_partition, but=leader_id)
-        if fetcher is None:
-            host, port = address
-            fetcher = self._fetchers[leader_id] = Fetcher(
-                self._world, leader_id, host, port, self._fetcher_settings, self._broker_epoch, self._set_aside
-            )
-            self._supervisor.watch(fetcher.task)
-            for other in moved:
-                fetcher.add(other)
-        fetcher.add(partition)
+        self.isr_writer.reconsider()
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
         """A follower's log cannot go on: it costs this replica alone, as if its files were damaged. Its leader takes it
@@ -583,153 +546,12 @@ class ReplicaManager:
                 self._logs.set_aside(topic_partition, reason), f"end of the log of {topic_partition}"
             )
 
-    def _stop_following(self, topic_partition: TopicPartition, *, but: int | None = None) -> None:
-        for leader_id, fetcher in self._fetchers.items():
-            if leader_id != but:
-                fetcher.remove(topic_partition)
 
-    def _close_idle_fetchers(self) -> None:
-        for leader_id in [leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.idle]:
-            self._retire(self._fetchers.pop(leader_id))
-
-    def _retire(self, fetcher: Fetcher) -> None:
-        self._supervisor.start(fetcher.close(), f"end of the fetcher of broker {fetcher.leader_id}")
-
-    # -- the ISR --
-
-    async def _check_isrs(self) -> None:
-        """Twice per allowed lag, as Kafka: a follower leaves after 1 to 1.5 times `replica.lag.time.max.ms`."""
-        while True:
-            await asyncio.sleep(self._config.replica_lag_time_max_ms / 2_000)
-            for number, partition in enumerate(list(self._partitions.values()), 1):
-                self._propose_isr(partition)
-                # It may have waited for a follower outside of the ISR that is given up only by the passing of time.
-                if partition.advance_high_watermark():
-                    self._high_watermark_moved(partition)
-                if number % PARTITIONS_PER_SLICE == 0:
-                    await asyncio.sleep(BREATH_S)
-
-    def _propose_isr(self, partition: Partition) -> None:
-        isr = partition.isr_to_propose()
-        if isr is None:
-            return
-        logger.info("%s: proposing ISR %s for %s", partition.topic_partition, list(isr), list(partition.isr))
-        if len(isr) < len(partition.isr):
-            self.isr_shrinks += 1
-        elif len(isr) > len(partition.isr):
-            self.isr_expands += 1
-        proposal = partition.propose_isr(isr)
-        self._supervisor.start(self._write_isr(partition, proposal), f"ISR of {partition.topic_partition}")
-
-    async def _write_isr(self, partition: Partition, proposal: LeaderAndIsr) -> None:
-        """Until it is known whether the proposal holds, or somebody else's state does, or it does not matter any more.
-
-        Nor does it where another topic has taken the name, whose state may have the same version. To look before the
-        call is not enough, since that may wait for a connection: so the write, and what is read, hold for this very
-        topic only.
-        """
-        path = znodes.state_path(partition.topic_partition)
-        outcome_unknown = False
-        while True:
-            try:
-                session = await self._sessions()
-                here = self._partitions.get(partition.topic_partition) is partition
-                if not (here and partition.is_pending(proposal)):
-                    return
-                if outcome_unknown:
-                    await _catch_up(session)  # a state from before this leadership would be taken for its successor's
-                    data, stat = await session.get(path)
-                    actual = znodes.decode_state(partition.topic_partition, data, stat.version)
-                    if await _is_gone(session, partition):  # asked last: then the state was still this topic's
-                        return
-                    if actual == msgspec.structs.replace(proposal, partition_epoch=proposal.partition_epoch + 1):
-                        moved = partition.isr_written(proposal, actual.partition_epoch)
-                        break
-                    if actual.partition_epoch != proposal.partition_epoch:
-                        moved = partition.isr_conflict(proposal, actual)
-                        break
-                    outcome_unknown = False
-                *_, written = await session.multi(_isr_write(partition, proposal))
-                assert isinstance(written, Stat)
-                moved = partition.isr_written(proposal, written.version)
-                break
-            except NoNode:
-                return
-            except (ConnectionLoss, SessionExpired):
-                outcome_unknown = True
-                await asyncio.sleep(ZOOKEEPER_RETRY_S)
-            except MultiFailed as refused:
-                # What was refused is looked at as if its outcome were unknown: another may have written, the topic may
-                # be gone, or the node of its id is still to be made.
-                outcome_unknown = True
-                if not isinstance(refused.cause, BadVersion):
-                    await asyncio.sleep(ZOOKEEPER_TROUBLE_S)
-            except (ZooKeeperError, MalformedZnode) as error:
-                outcome_unknown = True
-                logger.error("%s: its ISR cannot be changed: %s", partition.topic_partition, error)
-                await asyncio.sleep(ZOOKEEPER_TROUBLE_S)
-        if moved:
-            self._high_watermark_moved(partition)
-        self._produces.check_soon(partition.topic_partition)  # an ISR that is too small now is an answer too
-        self._changed_isrs[partition.topic_partition] = None
-        self._isr_changed.set()
-        self._propose_isr(partition)
-
-    async def _announce_isr_changes(self) -> None:
-        while True:
-            await self._isr_changed.wait()
-            await asyncio.sleep(ISR_NOTIFICATION_DELAY_S)
-            self._isr_changed.clear()
-            changed = list(self._changed_isrs)
-            self._changed_isrs.clear()
-            for start in range(0, len(changed), ISR_CHANGES_PER_NODE):
-                await self._announce(changed[start : start + ISR_CHANGES_PER_NODE])
-
-    async def _announce(self, changed: list[TopicPartition]) -> None:
-        while True:
-            try:
-                session = await self._sessions()
-                await session.create(znodes.ISR_CHANGE_PREFIX, znodes.encode_isr_change(changed), sequence=True)
-                return
-            except (ConnectionLoss, SessionExpired):
-                # Announced twice at worst: the controller reads the znodes, not the announcement.
-                await asyncio.sleep(ZOOKEEPER_RETRY_S)
-
-    # -- high watermarks --
-
-    async def _checkpoint(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.replica_high_watermark_checkpoint_interval_ms / 1_000)
-            await self._world.executor.run(self._logs.write_high_watermarks, self._stage_high_watermarks())
-
-    def _stage_high_watermarks(self) -> Staged:
-        return self._logs.stage_high_watermarks(
-            {topic_partition: partition.high_watermark for topic_partition, partition in self._partitions.items()}
-        )
-
-
-def _isr_write(partition: Partition, proposal: LeaderAndIsr) -> list[Operation]:
-    """Refused unless the state is the one that was decided on, and is this topic's. Nobody is asked for the id of a
-    topic that has none."""
-    topic_partition, topic_id = partition.topic_partition, partition.log.topic_id
-    write = SetData(znodes.state_path(topic_partition), znodes.encode_state(proposal), proposal.partition_epoch)
-    return [Check(znodes.topic_id_path(topic_partition.topic, topic_id), -1), write] if topic_id else [write]
-
-
-async def _catch_up(session: ZooKeeperSession) -> None:
-    """From now on the session reads what there is now, or newer. A server of an ensemble may be behind, after a
-    reconnect too. It answers a write when it has caught up with it, and this one, of which nothing remains, will do.
-    Raises ZooKeeperError."""
-    await session.multi([Check(znodes.TOPICS, -1)])
-
-
-async def _is_gone(session: ZooKeeperSession, partition: Partition) -> bool:
-    """The topic that this replica is of: another of its name may be there, but ids never come back."""
-    topic, topic_id = partition.topic_partition.topic, partition.log.topic_id
-    if not topic_id:
-        return False
-    data, _ = await session.get(znodes.topic_path(topic))
-    return znodes.decode_topic(topic, data).topic_id != topic_id
+def _admit_to(partition: Partition, fetch: FetchPartition, replica_id: int) -> AdmittedFetch | RefusedFetch:
+    refusal = partition.admit(fetch, replica_id)
+    if refusal is not None:
+        return partition.topic_partition, refusal
+    return AdmittedFetch(partition.topic_partition, fetch, partition, partition.leader_epoch)
 
 
 def _log_end(partition: Partition) -> PartitionError:

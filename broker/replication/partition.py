@@ -1,8 +1,12 @@
 """One replica of one partition on this broker: leader or follower, its log, ISR and high watermark.
 
 Synchronous throughout: nothing here awaits, so each method is atomic on the event loop, and what is checked at
-its top still holds at its bottom. Writing the ISR to ZooKeeper is the manager's business; this class says what to
+its top still holds at its bottom. Writing the ISR to ZooKeeper is the business of `IsrWriter`; this class says what to
 write (`propose_isr`) and is told how it went (`isr_written`, `isr_conflict`).
+
+A fetch comes in three steps, each taken once: `admit` it, note a follower's progress (`record_follower_fetch`), `read`
+for it. What is admitted stays so while this leadership lasts, as a leader's log is not cut: who has waited before he
+reads asks `leads_in` alone.
 """
 
 from collections.abc import Callable
@@ -170,6 +174,9 @@ class Partition:
     def is_leader(self) -> bool:
         return self.role is Role.LEADER
 
+    def leads_in(self, leader_epoch: int) -> bool:
+        return self.leader_epoch == leader_epoch and self.role is Role.LEADER
+
     @property
     def _configured_min_insync_replicas(self) -> int | None:
         return self._topic_min_insync_replicas or self._settings.min_insync_replicas
@@ -318,14 +325,9 @@ class Partition:
     # -- leader: fetches --
 
     def record_follower_fetch(self, replica_id: int, fetch_offset: int, broker_epoch: int) -> bool:
-        """A follower has everything below `fetch_offset`. True if the high watermark moved. Raises BrokerError where
-        it is no replica of this partition."""
-        follower = self.followers.get(replica_id)
-        if follower is None:
-            raise BrokerError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"broker {replica_id} holds no replica of {self.topic_partition} {list(self.assignment)}",
-            )
+        """A follower has everything below `fetch_offset`, the offset of an admitted fetch. True if the high watermark
+        moved."""
+        follower = self.followers[replica_id]
         isr_rules.record_fetch(follower, fetch_offset, self.log.log_end_offset, self._clock.monotonic(), broker_epoch)
         return self.advance_high_watermark()
 
@@ -341,9 +343,19 @@ class Partition:
                 f"{self.topic_partition} has topic id {self.log.topic_id} here, not {topic_id}",
             )
 
+    def admit(self, fetch: FetchPartition, replica_id: int) -> FetchPartitionResponse | None:
+        """None where there may be read for the fetch, now and for as long as this leadership lasts. Else its answer: an
+        error, or the diverging epoch."""
+        try:
+            diverging = self.check_fetch(fetch, replica_id)
+        except BrokerError as error:
+            return self.refusal(error.code)
+        return None if diverging is None else self._response(b"", diverging)
+
     def check_fetch(self, fetch: FetchPartition, replica_id: int) -> EpochEndOffset | None:
-        """Raises BrokerError (not leader, another epoch, out of range). The diverging epoch where the follower's log is
-        not a prefix of this one (KIP-595), which includes a follower that is ahead."""
+        """Raises BrokerError (not leader, another epoch, out of range, no replica of this partition). The diverging
+        epoch where the follower's log is not a prefix of this one (KIP-595), which includes a follower that is ahead.
+        """
         self._require_leader(fetch.current_leader_epoch)
         log = self.log
         if fetch.last_fetched_epoch != NO_EPOCH:
@@ -365,21 +377,28 @@ class Partition:
                 f"offset {fetch.fetch_offset} of {self.topic_partition}, "
                 f"which holds {log.log_start_offset} to {log.log_end_offset}",
             )
+        if replica_id != CONSUMER and replica_id not in self.followers:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"broker {replica_id} holds no replica of {self.topic_partition} {list(self.assignment)}",
+            )
         return None
 
     def read(
         self, fetch: FetchPartition, replica_id: int, *, max_bytes: int, at_least_one: bool
     ) -> FetchPartitionResponse:
-        """The records from the fetch's offset, whole batches; an error code instead of an exception."""
+        """For a fetch that is admitted: the records from its offset, whole batches; an error code instead of an
+        exception."""
+        end = self.readable_end(replica_id)
+        if fetch.fetch_offset >= end:
+            return self._response(b"")
+        limit = min(max_bytes, fetch.partition_max_bytes)
         try:
-            diverging = self.check_fetch(fetch, replica_id)
-            records = b""
-            end = self.readable_end(replica_id)
-            if diverging is None and fetch.fetch_offset < end:
-                limit = min(max_bytes, fetch.partition_max_bytes)
-                records = self.log.read(fetch.fetch_offset, limit, end, min_one=at_least_one)
+            return self._response(self.log.read(fetch.fetch_offset, limit, end, min_one=at_least_one))
         except BrokerError as error:
             return self.refusal(error.code)
+
+    def _response(self, records: bytes, diverging: EpochEndOffset | None = None) -> FetchPartitionResponse:
         return FetchPartitionResponse(
             partition_index=self.topic_partition.partition,
             error_code=ErrorCode.NONE,

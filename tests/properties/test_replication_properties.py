@@ -273,15 +273,15 @@ class Replication(RuleBasedStateMachine):
                 return
             leader = self.partitions[partition.leader_id]
             request = partition.next_fetch(1_000)
-            try:
-                if leader.check_fetch(request, broker_id) is None:
-                    leader.record_follower_fetch(broker_id, request.fetch_offset, self.broker_epochs[broker_id])
-                    self.propose(leader)
-            except BrokerError as error:
-                if error.code not in MOVED:
-                    raise
+            answer = leader.admit(request, broker_id)
+            if answer is None:
+                leader.record_follower_fetch(broker_id, request.fetch_offset, self.broker_epochs[broker_id])
+                self.propose(leader)
+                answer = leader.read(request, broker_id, max_bytes=1_000, at_least_one=True)
+            elif answer.error_code != ErrorCode.NONE:
+                assert answer.error_code in MOVED
                 return
-            partition.apply_fetched(leader.read(request, broker_id, max_bytes=1_000, at_least_one=True))
+            partition.apply_fetched(answer)
 
     def propose(self, partition: Partition) -> None:
         isr = partition.isr_to_propose()

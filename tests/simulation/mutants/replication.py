@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from minibroker.broker.replication import isr as isr_rules
-from minibroker.broker.replication import manager as replica_manager
+from minibroker.broker.replication import isr_writer
 from minibroker.broker.replication.fetcher import Fetcher
+from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import CONSUMER, Partition
 from minibroker.broker.storage.log import Log
@@ -223,7 +224,7 @@ def settings_of_a_server_that_is_behind(patches: Patches) -> None:
     "an ensemble's stale read", "what became of an ISR is read from whichever server of ZooKeeper the session is at"
 )
 def outcome_of_a_server_that_is_behind(patches: Patches) -> None:
-    @patches.instead_of(replica_manager, "_catch_up")
+    @patches.instead_of(isr_writer, "catch_up")
     async def catch_up(original: Any, session: Any) -> None:
         pass
 
@@ -246,8 +247,8 @@ class _WithoutVersions:
 
 @mutant("KAFKA-8836", "a leader writes the ISR whatever the state znode's version is")
 def isr_written_without_version(patches: Patches) -> None:
-    @patches.instead_of(ReplicaManager, "__init__")
-    def init(original: Any, self: ReplicaManager, *arguments: Any, **named: Any) -> None:
+    @patches.instead_of(IsrWriter, "__init__")
+    def init(original: Any, self: IsrWriter, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
         sessions = self._sessions
 
@@ -266,11 +267,11 @@ def deleted_replica_made_again(patches: Patches) -> None:
 
 @mutant("a topic created again", "a leader does not look of which topic the state znode is that it writes and reads")
 def isr_of_another_topic(patches: Patches) -> None:
-    @patches.instead_of(replica_manager, "_isr_write")
+    @patches.instead_of(isr_writer, "_isr_write")
     def isr_write(original: Any, *rest: Any) -> Any:
         return [operation for operation in original(*rest) if isinstance(operation, SetData)]
 
-    @patches.instead_of(replica_manager, "_is_gone")
+    @patches.instead_of(isr_writer, "_is_gone")
     async def is_gone(original: Any, *rest: Any) -> bool:
         return False
 

@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minibroker.broker.replication.manager import DELETIONS_REMEMBERED
+from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.log import Log
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -299,6 +302,66 @@ def test_a_waiting_fetch_is_answered_when_its_log_has_been_closed(tmp_path: Path
     with_one_broker(tmp_path, scenario)
 
 
+def test_a_fetch_is_admitted_once_and_its_progress_noted_once_however_often_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def count(name: str) -> None:
+        original = getattr(Partition, name)
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(Partition, name, counted)
+
+    for name in ("check_fetch", "record_follower_fetch", "read"):
+        count(name)
+
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        reading = broker.fetch(fetch_of(0, epoch=0), replica=2, max_wait_ms=10_000, min_bytes=2 * len(RECORDS))
+        for _ in range(2):
+            assert not reading.done()
+            broker.produce(RECORDS, acks=1)
+            await asyncio.sleep(0.01)
+        assert len(reading.result()[0].records) == 2 * len(RECORDS)
+        assert calls == {"check_fetch": 1, "record_follower_fetch": 1, "read": 2}
+        calls.clear()
+        assert broker.fetch(fetch_of(0, epoch=0), replica=2).result()[0].error_code == 0
+        assert calls == {"check_fetch": 1, "record_follower_fetch": 1, "read": 1}
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_what_a_refused_fetch_says_of_a_follower_is_not_noted(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=2))
+        broker.produce(RECORDS, acks=1)
+        for refused in (fetch_of(3, epoch=1), fetch_of(3, epoch=3), fetch_of(4, epoch=2)):
+            broker.fetch(refused, replica=2)
+            broker.fetch(refused, replica=3)
+        broker.fetch(fetch_of(3, epoch=2), replica=2, topic_id="another")
+        assert {follower.log_end_offset for follower in broker.partition().followers.values()} == {-1}
+        assert broker.partition().high_watermark == 0
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_waiting_fetch_is_admitted_anew_in_another_epoch_of_the_same_leader(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        fenced = broker.fetch(fetch_of(0, epoch=0), max_wait_ms=10_000)
+        unfenced = broker.fetch(fetch_of(0), max_wait_ms=10_000)
+        await broker.told(state(epoch=1))
+        await asyncio.sleep(0.01)
+        assert fenced.result()[0].error_code == ErrorCode.FENCED_LEADER_EPOCH
+        assert (unfenced.result()[0].error_code, len(unfenced.result()[0].records)) == (ErrorCode.NONE, 0)
+
+    with_one_broker(tmp_path, scenario)
+
+
 @pytest.mark.parametrize(
     ("fetch", "code"),
     [
@@ -553,7 +616,7 @@ def test_stop_replica_of_another_topic_of_the_same_name_stops_and_deletes_nothin
             assert await broker.stop_replica(epoch=9, delete=True, index=index, topic_id="of an earlier topic") == []
         assert broker.partition().is_leader
         following = TopicPartition(TOPIC, 1)
-        assert broker.replicas._follows(2, ("broker-2", 9092), following)
+        assert broker.replicas._fetchers.follows(following, 2, ("broker-2", 9092))
         assert broker.logs.get(ORDERS) is broker.partition().log
         # Nor of a log that nobody has asked for since the start.
         del broker.replicas._partitions[following]
@@ -651,7 +714,7 @@ def test_a_leader_at_a_new_address_is_followed_there_with_all_its_partitions(tmp
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(leader=2), state(leader=2, index=1), leader_ports={2: 9092})
         await broker.told(state(leader=2), leader_ports={2: 9999})  # the same epoch
-        [fetcher] = broker.replicas._fetchers.values()
+        [fetcher] = broker.replicas._fetchers._fetchers.values()
         assert fetcher.address == ("broker-2", 9999)
         assert fetcher.follows(ORDERS)
         assert fetcher.follows(TopicPartition(TOPIC, 1))
@@ -662,9 +725,9 @@ def test_a_leader_at_a_new_address_is_followed_there_with_all_its_partitions(tmp
 def test_a_partition_without_a_leader_is_not_fetched(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(leader=2))
-        assert len(broker.replicas._fetchers) == 1
+        assert len(broker.replicas._fetchers._fetchers) == 1
         await broker.told(state(leader=NO_LEADER, epoch=1))
-        assert not broker.replicas._fetchers
+        assert not broker.replicas._fetchers._fetchers
         with pytest.raises(BrokerError):
             broker.partition().append(RECORDS, required_acks=1, now_ms=0)
 
@@ -690,8 +753,8 @@ def test_an_order_for_a_former_registration_changes_no_role_however_long_it_took
 def test_many_isr_changes_are_announced_in_nodes_that_zookeeper_takes(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         changed = [TopicPartition("t" * 249, number) for number in range(5_000)]
-        broker.replicas._changed_isrs.update(dict.fromkeys(changed))
-        broker.replicas._isr_changed.set()
+        broker.replicas.isr_writer._changed.update(dict.fromkeys(changed))
+        broker.replicas.isr_writer._has_changed.set()
         await until(lambda: len(broker.zookeeper.names(znodes.ISR_CHANGES)) == 5)
         announced: list[TopicPartition] = []
         for name in broker.zookeeper.names(znodes.ISR_CHANGES):

@@ -81,7 +81,8 @@ def test_a_deposed_leader_refuses_what_only_a_leader_does(tmp_path: Path) -> Non
     assert refusal(lambda: partition.check_fetch(fetch_of(0, epoch=0), 3)) is ErrorCode.FENCED_LEADER_EPOCH
     assert refusal(lambda: partition.check_fetch(fetch_of(0, epoch=2), 3)) is ErrorCode.UNKNOWN_LEADER_EPOCH
     assert partition.isr_to_propose() is None
-    found = partition.read(fetch_of(0), CONSUMER, max_bytes=100, at_least_one=True)
+    found = partition.admit(fetch_of(0), CONSUMER)
+    assert found is not None
     assert (found.error_code, found.current_leader_id, found.current_leader_epoch) == (
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         2,
@@ -277,7 +278,7 @@ def test_who_lags_does_not_join_even_where_the_high_watermark_stands_still(tmp_p
 def test_who_holds_no_replica_cannot_fetch_as_one(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state())
-    assert refusal(lambda: partition.record_follower_fetch(9, 0, 1)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert refusal(lambda: partition.check_fetch(fetch_of(0), 9)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 # -- below min.insync.replicas, and who is eligible then --

@@ -1,0 +1,84 @@
+"""The fetchers of this broker: one for each leader that it follows, made when it is needed, closed when it is idle
+(Kafka's ReplicaFetcherManager).
+"""
+
+from collections.abc import Callable
+
+from minibroker.broker.config import BrokerConfig
+from minibroker.broker.replication.fetcher import Fetcher, FetcherSettings
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.supervisor import Supervisor
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import World
+
+
+class FetcherManager:
+    """Each partition is with one fetcher at most, that of the leader whom it was told to follow last."""
+
+    def __init__(
+        self,
+        world: World,
+        config: BrokerConfig,
+        supervisor: Supervisor,
+        broker_epoch: Callable[[], int],
+        set_aside: Callable[[Partition, str], None],
+    ) -> None:
+        """`set_aside`: see `Fetcher`."""
+        self._world = world
+        self._supervisor = supervisor
+        self._broker_epoch = broker_epoch
+        self._set_aside = set_aside
+        self._fetchers: dict[int, Fetcher] = {}
+        """By the id of the leader."""
+        self._settings = FetcherSettings(
+            broker_id=config.broker_id,
+            wait_max_ms=config.replica_fetch_wait_max_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            response_max_bytes=config.replica_fetch_response_max_bytes,
+            partition_max_bytes=config.replica_fetch_max_bytes,
+            backoff_s=config.replica_fetch_backoff_ms / 1_000,
+            socket_timeout_s=config.replica_socket_timeout_ms / 1_000,
+        )
+
+    def follows(self, topic_partition: TopicPartition, leader_id: int, address: tuple[str, int]) -> bool:
+        fetcher = self._fetchers.get(leader_id)
+        return fetcher is not None and fetcher.address == address and fetcher.follows(topic_partition)
+
+    def follow(self, partition: Partition, leader_id: int, address: tuple[str, int]) -> None:
+        """From now on, and in the partition's present epoch. A leader at a new address is followed there with all its
+        partitions."""
+        fetcher = self._fetchers.get(leader_id)
+        moved: list[Partition] = []
+        if fetcher is not None and fetcher.address != address:
+            moved = fetcher.partitions
+            self._retire(self._fetchers.pop(leader_id))
+            fetcher = None
+        self.stop_following(partition.topic_partition, but=leader_id)
+        if fetcher is None:
+            host, port = address
+            fetcher = self._fetchers[leader_id] = Fetcher(
+                self._world, leader_id, host, port, self._settings, self._broker_epoch, self._set_aside
+            )
+            self._supervisor.watch(fetcher.task)
+            for other in moved:
+                fetcher.add(other)
+        fetcher.add(partition)
+
+    def stop_following(self, topic_partition: TopicPartition, *, but: int | None = None) -> None:
+        """Whichever leader; `but`: go on where it is this one."""
+        for leader_id, fetcher in self._fetchers.items():
+            if leader_id != but:
+                fetcher.remove(topic_partition)
+
+    def close_idle(self) -> None:
+        """Those that have nothing to follow any more."""
+        for leader_id in [leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.idle]:
+            self._retire(self._fetchers.pop(leader_id))
+
+    def _retire(self, fetcher: Fetcher) -> None:
+        self._supervisor.start(fetcher.close(), f"end of the fetcher of broker {fetcher.leader_id}")
+
+    async def close(self) -> None:
+        for fetcher in self._fetchers.values():
+            await fetcher.close()
+        self._fetchers.clear()

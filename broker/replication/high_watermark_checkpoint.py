@@ -1,0 +1,41 @@
+"""Writes the high watermarks of all partitions to `replication-offset-checkpoint`, now and then and at the end.
+
+A restarted broker begins with what stands there. What the file may say, and when it is lowered, is the business of
+`LogManager`.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage.checkpoints import Staged
+from minibroker.broker.storage.manager import LogManager
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Executor
+
+
+class HighWatermarkCheckpoint:
+    def __init__(
+        self, executor: Executor, logs: LogManager, partitions: Mapping[TopicPartition, Partition], interval_ms: int
+    ) -> None:
+        """`partitions` is looked at each time."""
+        self._executor = executor
+        self._logs = logs
+        self._partitions = partitions
+        self._interval_s = interval_ms / 1_000
+
+    async def run(self) -> None:
+        """Until cancelled. Raises BrokerError(KAFKA_STORAGE_ERROR) when the disk has failed."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self._executor.run(self._logs.write_high_watermarks, self._stage())
+
+    def write(self) -> None:
+        """At once. Blocks. Nothing on a disk that has failed, else as `run`."""
+        if self._logs.failure is None:
+            self._logs.write_high_watermarks(self._stage())
+
+    def _stage(self) -> Staged:
+        return self._logs.stage_high_watermarks(
+            {topic_partition: partition.high_watermark for topic_partition, partition in self._partitions.items()}
+        )
