@@ -8,7 +8,7 @@ the controller's orders that decide who leads. What goes on by itself has rooms 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, topic_config
 from minibroker.broker.metadata_cache import MetadataCache
@@ -63,6 +63,28 @@ RefusedFetch = tuple[TopicPartition, FetchPartitionResponse]
 FetchAnswer = list[tuple[TopicPartition, FetchPartitionResponse]]
 
 
+class LeadershipListener(Protocol):
+    """Told which role this broker has taken in a partition: what lives on the partitions that a broker leads, as
+    coordinators do, begins and ends with it (Kafka's onElection and onResignation).
+
+    Guaranteed: of each leader epoch in which this broker is given a role, one of the two is told, once, however often
+    the order comes; of one partition in the order of its epochs, of several in the order in which the controller names
+    them. The role is taken by then, and nothing has run since: of the epoch that begins nothing was appended, and the
+    end of the log is where it begins. A role that could not be taken is not told.
+
+    `on_follower` comes in the epoch of `on_leader` where the replica that led was deleted. After that, epochs may begin
+    at 0 again: they are those of another topic of that name.
+
+    To be called before anything else of the broker runs, these neither wait nor raise: what takes long is for a task.
+    """
+
+    def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
+        """This broker leads in `epoch`, as it may have done in earlier ones."""
+
+    def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
+        """This broker does not lead, in `epoch`, or no more: it follows another, or nobody, or has no replica left."""
+
+
 class _Assigned(NamedTuple):
     """One partition of a LeaderAndIsr request, ready to be applied."""
 
@@ -95,6 +117,7 @@ class ReplicaManager:
         self._partitions: dict[TopicPartition, Partition] = {}
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
+        self._listeners: list[LeadershipListener] = []
         self._timer = Timer()
         self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
         self._fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
@@ -128,6 +151,11 @@ class ReplicaManager:
         """After the logs were opened, before the first control request."""
         self.isr_writer.start()
         self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
+
+    def add_listener(self, listener: LeadershipListener) -> None:
+        """Before the first control request: the listener hears of nothing that was before. Called in the order in which
+        they were added."""
+        self._listeners.append(listener)
 
     async def close(self) -> None:
         """Stop following, drop what waits, write the last checkpoint. The supervisor has ended the tasks."""
@@ -474,7 +502,7 @@ class ReplicaManager:
         if self._partitions.get(topic_partition) is not partition:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} has been set aside meanwhile")
         me = self._config.broker_id
-        known_epoch = partition.leader_epoch
+        known_role, known_epoch = partition.role, partition.leader_epoch
         partition.told_in_broker_epoch = self._broker_epoch()
         if state.leader == me:
             self._fetchers.stop_following(topic_partition)
@@ -496,6 +524,10 @@ class ReplicaManager:
         )
         self._produces.check_soon(topic_partition)
         self._fetches.check_soon(topic_partition)
+        if (partition.role, partition.leader_epoch) != (known_role, known_epoch):
+            for listener in self._listeners:
+                told = listener.on_leader if partition.is_leader else listener.on_follower
+                told(topic_partition, partition.leader_epoch)
 
     async def stop_replicas(self, request: StopReplicaRequest) -> list[PartitionError]:
         """Stop following or leading; delete the log where told to. A partition that is not here is stopped already, and
@@ -522,6 +554,9 @@ class ReplicaManager:
                 if state.delete_partition:
                     self._remember_deletion(topic_partition, topic.topic_id, state.leader_epoch)
                     self._partitions.pop(topic_partition, None)
+                    if partition is not None and partition.is_leader:
+                        for listener in self._listeners:
+                            listener.on_follower(topic_partition, partition.leader_epoch)
                     await self._logs.delete(topic_partition)
                     logger.info("%s: deleted", topic_partition)
                 self._produces.check_soon(topic_partition)

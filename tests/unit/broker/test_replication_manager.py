@@ -764,6 +764,102 @@ def test_many_isr_changes_are_announced_in_nodes_that_zookeeper_takes(tmp_path: 
     with_one_broker(tmp_path, scenario)
 
 
+# -- who is told of roles --
+
+
+class Listener:
+    """Writes down what it is told, and how the partition stands then."""
+
+    def __init__(self, broker: OneBroker, told: list[tuple[object, ...]], name: str = "") -> None:
+        self.broker = broker
+        self.told = told
+        self.name = name
+
+    def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
+        partition = self.broker.partition(topic_partition)
+        assert partition.leads_in(epoch)
+        assert partition.epoch_start_offset == partition.log.log_end_offset
+        self.told.append((f"{self.name}leader", topic_partition.partition, epoch))
+
+    def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
+        partition = self.broker.replicas.partition(topic_partition)
+        assert partition is None or (not partition.is_leader and partition.leader_epoch == epoch)
+        self.told.append((f"{self.name}follower", topic_partition.partition, epoch))
+
+
+def test_listeners_are_told_of_each_epoch_once_and_of_none_that_is_stale(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        told: list[tuple[object, ...]] = []
+        broker.replicas.add_listener(Listener(broker, told))
+        for order in (
+            state(),
+            state(),
+            state(epoch=2),
+            state(leader=2, epoch=1),
+            state(leader=2, epoch=3),
+            state(leader=2, epoch=3),
+            state(leader=NO_LEADER, epoch=4),
+            state(epoch=5),
+        ):
+            await broker.told(order)
+            broker.produce(RECORDS, acks=1)
+        assert told == [
+            ("leader", 0, 0),
+            ("leader", 0, 2),
+            ("follower", 0, 3),
+            ("follower", 0, 4),
+            ("leader", 0, 5),
+        ]
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_listeners_are_told_in_their_order_and_in_that_of_the_order(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        told: list[tuple[object, ...]] = []
+        for name in ("first ", "second "):
+            broker.replicas.add_listener(Listener(broker, told, name))
+        await broker.told(state(index=1), state(leader=2))
+        assert told == [
+            ("first leader", 1, 0),
+            ("second leader", 1, 0),
+            ("first follower", 0, 0),
+            ("second follower", 0, 0),
+        ]
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_listeners_are_told_that_a_replica_that_led_is_gone_and_not_of_one_that_followed(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        told: list[tuple[object, ...]] = []
+        broker.replicas.add_listener(Listener(broker, told))
+        await broker.told(state(epoch=3), state(leader=2, epoch=3, index=1))
+        told.clear()
+        for index in (0, 0, 1):
+            assert await broker.stop_replica(epoch=4, delete=True, index=index) == []
+        assert told == [("follower", 0, 3)]
+        assert await broker.told(state(), topic_id="another") == []
+        assert told == [("follower", 0, 3), ("leader", 0, 0)]
+        assert await broker.stop_replica(epoch=0, delete=False, topic_id="another") == []
+        assert told == [("follower", 0, 3), ("leader", 0, 0)], "its role is as it was"
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_listeners_are_not_told_of_a_role_that_could_not_be_taken(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        told: list[tuple[object, ...]] = []
+        broker.replicas.add_listener(Listener(broker, told))
+        await broker.told(state())
+        await log_of(broker, ORDERS).close()
+        [error] = await broker.told(state(epoch=1))
+        assert error.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert told == [("leader", 0, 0)]
+
+    with_one_broker(tmp_path, scenario)
+
+
 # -- the end --
 
 
