@@ -27,29 +27,26 @@ from minibroker.broker.timeline_file import TimelineFile
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.controller.controller import Controller, ControllerSettings
 from minibroker.controller.crash_detection import CrashDetector
+from minibroker.controller.crash_watch import CrashWatch
 from minibroker.controller.leadership import Leadership
 from minibroker.controller.registration import Registration
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH
-from minibroker.protocol.model import Broker as RegisteredBroker
 from minibroker.protocol.world import (
     ConnectionLoss,
-    NoNode,
     SessionExpired,
     SessionState,
     World,
     ZooKeeperError,
     ZooKeeperSession,
 )
-from minibroker.protocol.znodes import MalformedZnode
 
 logger = logging.getLogger("minibroker.broker")
 
 TIMELINE_FILE = "controller-timeline.jsonl"
 SESSION_RETRY_S = 0.05
-CONTROLLER_RETRY_S = 0.05
 REGISTRATION_PATIENCE_S = 0.5
 """How long an order waits for this broker to hear of the registration that it is meant for, before it is refused."""
 
@@ -86,9 +83,6 @@ class Broker:
         self._controller: Controller | None = None
         self._timeline: TimelineFile | None = None
         self._registered_again = asyncio.Event()
-        self._watched_brokers: tuple[RegisteredBroker, ...] = ()
-        self._controller_broker: RegisteredBroker | None = None
-        self._controller_epoch = NO_EPOCH
 
     @property
     def port(self) -> int:
@@ -192,7 +186,14 @@ class Broker:
         config, world = self.config, self._world
         assert self._timeline is not None
         detector = self._detector = CrashDetector(
-            world.network, world.clock, config.broker_crash_detection_ms, self._suspect, self._in_touch
+            world.network, world.clock, config.broker_crash_detection_ms, self._in_touch
+        )
+        watch = CrashWatch(
+            config.broker_id,
+            detector,
+            self._session,
+            self._supervisor.start,
+            remove_controller=lambda controller_id, epoch: leadership.remove_crashed(controller_id, epoch),
         )
         controller = self._controller = Controller(
             world,
@@ -205,7 +206,7 @@ class Broker:
             config.broker_id,
             probe=detector.probe,
             validate_config=topic_config_problem,
-            on_brokers_changed=self._brokers_changed,
+            on_brokers_changed=watch.brokers_changed,
             request_resign=lambda reason: leadership.resign(reason),
             timeline_sink=self._record,
         )
@@ -214,8 +215,10 @@ class Broker:
             config.broker_id,
             on_elected=controller.take_office,
             on_resign=controller.resign,
-            on_controller=self._controller_changed,
+            on_controller=watch.controller_changed,
         )
+        detector.on_suspicion(controller.suspect)
+        detector.on_suspicion(watch.suspected)
         leadership.start()
         registration.on_session(self._registered)
 
@@ -344,53 +347,6 @@ class Broker:
                 f"the log directory {self._logs.log_dir} has failed: {failure}; mend the disk, then restart"
             )
         )
-
-    # -- crash detection: the controller watches every broker, every broker the controller's --
-
-    def _brokers_changed(self, brokers: tuple[RegisteredBroker, ...]) -> None:
-        """This broker's controller has a new picture; none, once it is out of office."""
-        self._watched_brokers = tuple(b for b in brokers if b.id != self.config.broker_id)
-        self._follow()
-
-    def _controller_changed(self, controller_id: int | None, epoch: int) -> None:
-        self._controller_epoch = epoch
-        self._controller_broker = None
-        self._follow()
-        if controller_id is not None and controller_id != self.config.broker_id:
-            self._supervisor.start(
-                self._find_controller(controller_id, epoch), f"address of controller {controller_id}"
-            )
-
-    async def _find_controller(self, controller_id: int, epoch: int) -> None:
-        """Where the controller's broker listens, from its registration; then watch it."""
-        path = znodes.broker_path(controller_id)
-        while self._controller_epoch == epoch:
-            try:
-                data, stat = await (await self._session()).get(path)
-                broker = znodes.decode_broker(controller_id, data, stat.czxid)
-            except (ConnectionLoss, SessionExpired, NoNode, MalformedZnode):
-                # Not registered: about to be again, or a dead controller whose session, and office, end soon. Or
-                # somebody has scribbled on it, which this broker can do without.
-                await asyncio.sleep(CONTROLLER_RETRY_S)
-                continue
-            if self._controller_epoch == epoch:
-                self._controller_broker = broker
-                self._follow()
-            return
-
-    def _follow(self) -> None:
-        watched = {broker.id: broker for broker in self._watched_brokers}
-        if self._controller_broker is not None:
-            watched.setdefault(self._controller_broker.id, self._controller_broker)
-        self._detector.follow(watched.values())
-
-    def _suspect(self, broker_id: int, broker_epoch: int, reason: str) -> None:
-        assert self._controller is not None
-        assert self._leadership is not None
-        self._controller.suspect(broker_id, broker_epoch, reason)
-        controller = self._controller_broker
-        if controller is not None and (controller.id, controller.epoch) == (broker_id, broker_epoch):
-            self._leadership.remove_crashed(broker_id, self._controller_epoch)
 
 
 def _network_settings(config: BrokerConfig) -> NetworkSettings:

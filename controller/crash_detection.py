@@ -4,11 +4,8 @@ The problem: a killed process closes its sockets at once, but its ZooKeeper sess
 ends nobody elects a new leader. A connection that breaks proves little by itself, though: networks drop connections,
 and a wrong guess costs a leader change.
 
-The choice: one idle connection to each watched broker's control listener. When it ends, connect again. **Refused**,
-twice, means that the host is there and no process listens on the port: the process is gone, as surely as anything
-can be known from outside, so suspect it at once. So does a name that is gone where a connection stood before: that is
-how containers end. (Where none stood, the name may be misspelt.) Everything else (no answer, no route, accepted and
-closed again, as a container's port proxy does) may be the network, so it must last for `broker.crash.detection.ms`.
+The choice: one idle connection to each watched broker's control listener. When it ends, connect again; what comes of
+that is judged by `decisions.crashes`, which says when a broker is suspected, and why no sooner.
 
 A host or a container whose address vanishes resets nothing: the connection to it would stay open for ever. So the
 kernels ask each other every second whether it still stands (TCP keepalive), and after two probes without an answer it
@@ -17,16 +14,6 @@ has ended, long before the session.
 Who finds others unreachable may be the one that is cut off. So ZooKeeper is asked for something before the first
 attempt to connect again, and after the last: unless it answers promptly both times, what was seen in between counts for
 nothing. A broker whose network has come back would otherwise depose a healthy controller for what it saw alone.
-
-A suspicion is only that: it deletes a znode, which the suspect, if it lives, creates again under a new broker epoch.
-Each watch suspects once. Who comes back, and still cannot be reached, was perhaps never gone: one link is broken, or
-its advertised address is wrong, and to remove it again and again would elect new leaders for as long as that lasts. So
-each suspicion in a row makes the next one take four times as long, refused or not, until a connection stands; the
-session finds a real crash meanwhile. A row outlives the suspect's broker epoch, which each suspicion changes, and terms
-of office: a link between the controller and another broker is broken for both ends, they depose each other in turn, and
-would begin to count anew each time. (Two brokers, who have no third one to lead them, had 40 controllers in two minutes
-that way, and as many leader epochs. Now either end suspects the other after 0.5, 2, 8, 32 and 128 s.) A broker that was
-started anew is connected to as soon as it has registered, and a crash of it is found as quickly as the first one.
 
 A process that was stopped (SIGSTOP) keeps its connections, its kernel answers for it: that is the session's to find.
 
@@ -40,28 +27,18 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from minibroker.controller.background import start_in_background, stop_in_background
+from minibroker.controller.decisions import crashes
+from minibroker.controller.decisions.crashes import Outcome, Suspicion, Trouble
 from minibroker.controller.requests import control_endpoint
 from minibroker.protocol.model import Broker, Endpoint
 from minibroker.protocol.world import Clock, Network
 
 _log = logging.getLogger("minibroker.controller")
 
-REFUSALS_NEEDED = 2
-RETRY_PAUSE_S = 0.02
 PROVEN_S = 0.1
 """A connection that lived so long was one to the broker, not to something that accepts in its place."""
-
-BACK_OFF = 4
-"""So many times as long each suspicion in a row takes as the one before."""
-LONGEST_PATIENCE_S = 128.0
-"""But not longer. (A broker that has died is gone from ZooKeeper sooner, when its session ends.)"""
-MAX_IN_A_ROW = 10
-"""More are not counted: they change nothing any more."""
-FORGOTTEN_S = 600.0
-"""A row ends, too, where nobody was suspected for so long: longer than any suspicion takes, by default."""
 
 KEEPALIVE_S = 1
 KEEPALIVE_PROBES = 2
@@ -71,7 +48,7 @@ Whole seconds are the kernel's unit."""
 PROMPT_S = 0.1
 """Who waits so long for ZooKeeper's answer was cut off from it, perhaps."""
 
-Suspect = Callable[[int, int, str], None]
+SuspicionListener = Callable[[int, int, str], None]
 """Broker id, broker epoch, reason."""
 
 
@@ -101,45 +78,26 @@ class _Watcher(asyncio.Protocol):
             self._transport.close()
 
 
-class _Trouble(NamedTuple):
-    """A broker that could not be reached when it was looked at last."""
-
-    epoch: int
-    since_s: float
-    seen_s: float
-    has_stood: bool
-    """A connection to it stood for a while, before."""
-    is_suspected: bool = False
-
-
-class _Suspicion(NamedTuple):
-    """The last one of a broker whose connection has not stood since."""
-
-    at_s: float
-    in_a_row: int
-
-
 class CrashDetector:
-    """Watches the brokers given to `follow`, and calls `suspect` for those that it takes for crashed. `in_touch` is to
-    return when ZooKeeper has answered something."""
+    """Watches the brokers given to `follow`, and tells the listeners of `on_suspicion` of those that it takes for
+    crashed: each watch of one does so once. `in_touch` is to return when ZooKeeper has answered something."""
 
     def __init__(
-        self,
-        network: Network,
-        clock: Clock,
-        detection_ms: int,
-        suspect: Suspect,
-        in_touch: Callable[[], Awaitable[None]],
+        self, network: Network, clock: Clock, detection_ms: int, in_touch: Callable[[], Awaitable[None]]
     ) -> None:
         self._network = network
         self._clock = clock
         self._detection_s = detection_ms / 1_000
-        self._suspect = suspect
         self._in_touch = in_touch
-        self._troubles: dict[int, _Trouble] = {}
-        self._suspicions: dict[int, _Suspicion] = {}
+        self._listeners: list[SuspicionListener] = []
+        self._troubles: dict[int, Trouble] = {}
+        self._suspicions: dict[int, Suspicion] = {}
         self._watches: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
+
+    def on_suspicion(self, listener: SuspicionListener) -> None:
+        """Called in the order in which they were added."""
+        self._listeners.append(listener)
 
     def follow(self, brokers: Iterable[Broker]) -> None:
         """Watch these brokers, in their present epochs, and no others."""
@@ -173,14 +131,11 @@ class CrashDetector:
         trouble = self._remembered(broker)
         if trouble is not None and trouble.is_suspected:
             return True
-        patience_s = self._detection_s
-        if trouble is not None:
-            patience_s = max(trouble.since_s + self._detection_s - self._clock.monotonic(), RETRY_PAUSE_S)
         try:
-            async with asyncio.timeout(patience_s):
-                for attempt in range(REFUSALS_NEEDED):
+            async with asyncio.timeout(crashes.probe_timeout_s(trouble, self._clock.monotonic(), self._detection_s)):
+                for attempt in range(crashes.REFUSALS_NEEDED):
                     if attempt:
-                        await asyncio.sleep(RETRY_PAUSE_S)
+                        await asyncio.sleep(crashes.RETRY_PAUSE_S)
                     try:
                         watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
                     except ConnectionRefusedError:
@@ -194,70 +149,56 @@ class CrashDetector:
         return True
 
     async def _watch(self, broker: Broker, endpoint: Endpoint) -> None:
-        trouble = self._remembered(broker)
-        # What it was suspected for has been judged. Another suspicion needs its whole time.
-        failing_since_s = None if trouble is None or trouble.is_suspected else trouble.since_s
-        has_stood = trouble is not None and trouble.has_stood
-        refusals, in_a_row = 0, self._in_a_row(broker)
+        suspicions = crashes.in_a_row(self._suspicions.get(broker.id), self._clock.monotonic())
+        watched = crashes.begin(self._remembered(broker), suspicions)
         while True:
             if await self._was_cut_off():
-                failing_since_s, refusals = None, 0
+                watched = watched.forgotten()
+            timeout_s = crashes.connect_timeout_s(watched, self._clock.monotonic(), self._detection_s)
+            outcome, reason = await self._look(broker, endpoint, timeout_s)
             now_s = self._clock.monotonic()
-            patience_s = min(self._detection_s * BACK_OFF**in_a_row, max(self._detection_s, LONGEST_PATIENCE_S))
-            deadline_s = (now_s if failing_since_s is None else failing_since_s) + patience_s
-            try:
-                async with asyncio.timeout(min(max(deadline_s - now_s, RETRY_PAUSE_S), self._detection_s)):
-                    watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
-            except ConnectionRefusedError:
-                refusals += 1
-                reason = "it refuses connections"
-            except (TimeoutError, OSError) as error:
-                is_name_gone = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
-                refusals = refusals + 1 if is_name_gone and has_stood else 0
-                reason = f"it cannot be reached ({error.strerror or 'no answer'})"
-            else:
-                refusals = 0
-                self._troubles.pop(broker.id, None)
-                connected_s = self._clock.monotonic()
-                try:
-                    await watcher.lost
-                finally:
-                    watcher.close()
-                    has_proven = self._clock.monotonic() - connected_s >= PROVEN_S
-                    if has_proven:
-                        self._suspicions.pop(broker.id, None)
-                reason = "it accepts connections and closes them"
-                if has_proven:
-                    failing_since_s = None
-                    has_stood = True
-                    in_a_row = 0
-                    # label C1: see ARCHITECTURE.md, "A broker crash"
-                    _log.info("the connection to broker %d was lost; connecting again", broker.id)
-            now_s = self._clock.monotonic()
-            if failing_since_s is None:
-                failing_since_s = now_s
-            self._troubles[broker.id] = _Trouble(broker.epoch, failing_since_s, now_s, has_stood)
-            if (refusals >= REFUSALS_NEEDED and in_a_row == 0) or now_s - failing_since_s >= patience_s:
-                # Another broker's watch may have found so meanwhile, and cleared what was seen of all.
-                if await self._was_cut_off() or broker.id not in self._troubles:
-                    _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
-                    failing_since_s, refusals = None, 0
-                    continue
-                lasted_ms = (now_s - failing_since_s) * 1_000
-                _log.warning("broker %d is suspected to have crashed: %s, for %.0f ms", broker.id, reason, lasted_ms)
-                self._troubles[broker.id] = self._troubles[broker.id]._replace(is_suspected=True)
-                self._suspicions[broker.id] = _Suspicion(now_s, in_a_row + 1)
-                self._suspect(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
-                return
-            await asyncio.sleep(min(RETRY_PAUSE_S * BACK_OFF**in_a_row, self._detection_s / 2))
+            watched, is_suspect, pause_s = crashes.decide(watched, outcome, now_s, self._detection_s)
+            since_s = watched.since_s(now_s)
+            self._troubles[broker.id] = Trouble(broker.epoch, since_s, now_s, watched.has_stood)
+            if not is_suspect:
+                await asyncio.sleep(pause_s)
+                continue
+            # Another broker's watch may have found so meanwhile, and cleared what was seen of all.
+            if await self._was_cut_off() or broker.id not in self._troubles:
+                _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
+                watched = watched.forgotten()
+                continue
+            lasted_ms = (now_s - since_s) * 1_000
+            _log.warning("broker %d is suspected to have crashed: %s, for %.0f ms", broker.id, reason, lasted_ms)
+            self._troubles[broker.id] = self._troubles[broker.id]._replace(is_suspected=True)
+            self._suspicions[broker.id] = Suspicion(now_s, watched.in_a_row + 1)
+            for listener in self._listeners:
+                listener(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
+            return
 
-    def _in_a_row(self, broker: Broker) -> int:
-        """How many suspicions of this broker there have been since a connection to it stood, in whatever epoch of its
-        own and of the controller's."""
-        last = self._suspicions.get(broker.id)
-        if last is None or self._clock.monotonic() - last.at_s > FORGOTTEN_S:
-            return 0
-        return min(last.in_a_row, MAX_IN_A_ROW)
+    async def _look(self, broker: Broker, endpoint: Endpoint, timeout_s: float) -> tuple[Outcome, str]:
+        """What comes of an attempt to connect, in words too; of a connection that stands, when it has ended."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
+        except ConnectionRefusedError:
+            return Outcome.REFUSED, "it refuses connections"
+        except (TimeoutError, OSError) as error:
+            is_name_gone = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+            reason = f"it cannot be reached ({error.strerror or 'no answer'})"
+            return Outcome.NAME_IS_GONE if is_name_gone else Outcome.NO_ANSWER, reason
+        self._troubles.pop(broker.id, None)
+        connected_s = self._clock.monotonic()
+        try:
+            await watcher.lost
+        finally:
+            watcher.close()
+            has_stood = self._clock.monotonic() - connected_s >= PROVEN_S
+            if has_stood:  # also where the watch ends before the connection
+                self._suspicions.pop(broker.id, None)
+        if has_stood:
+            _log.info("the connection to broker %d was lost; connecting again", broker.id)  # C1
+        return Outcome.STOOD if has_stood else Outcome.CLOSED, "it accepts connections and closes them"
 
     async def _was_cut_off(self) -> bool:
         """Perhaps it is this broker that could reach nobody; by now it can, and what it saw before counts no more."""
@@ -268,10 +209,6 @@ class CrashDetector:
         self._troubles.clear()
         return True
 
-    def _remembered(self, broker: Broker) -> _Trouble | None:
-        """What the last watch of this epoch saw, if that was just now: who has removed a crashed controller, and then
-        takes its office, need not find out again that it has crashed."""
+    def _remembered(self, broker: Broker) -> Trouble | None:
         trouble = self._troubles.get(broker.id)
-        if trouble is None or trouble.epoch != broker.epoch:
-            return None
-        return trouble if self._clock.monotonic() - trouble.seen_s < self._detection_s else None
+        return crashes.remembered(trouble, broker.epoch, self._clock.monotonic(), self._detection_s)

@@ -7,7 +7,7 @@ from typing import Any
 from minibroker.broker.handlers import control
 from minibroker.broker.replication.partition import Partition
 from minibroker.controller import executor, leadership, outbox
-from minibroker.controller.crash_detection import CrashDetector
+from minibroker.controller.decisions import crashes
 from minibroker.controller.leadership import Leadership
 from minibroker.controller.registration import Registration
 from minibroker.controller.tenure import Tenure
@@ -163,8 +163,8 @@ def refused_order_forgotten(patches: Patches) -> None:
     "controller, or was removed, runs for the office at once: two without a link depose each other for ever",
 )
 def suspicions_not_counted(patches: Patches) -> None:
-    @patches.instead_of(CrashDetector, "_in_a_row")
-    def in_a_row(original: Any, self: CrashDetector, broker: Any) -> int:
+    @patches.instead_of(crashes, "in_a_row")
+    def in_a_row(original: Any, *rest: Any) -> int:
         return 0
 
     @patches.instead_of(Leadership, "_let_others_go_first")

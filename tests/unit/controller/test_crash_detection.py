@@ -80,13 +80,8 @@ async def watching(
     detection_ms: int, in_touch: Callable[[], Awaitable[None]] = at_once, network: Network | None = None
 ) -> AsyncIterator[tuple[CrashDetector, list[tuple[int, int, str]]]]:
     suspected: list[tuple[int, int, str]] = []
-    detector = CrashDetector(
-        network or RealNetwork(),
-        RealClock(),
-        detection_ms,
-        lambda b, epoch, reason: suspected.append((b, epoch, reason)),
-        in_touch,
-    )
+    detector = CrashDetector(network or RealNetwork(), RealClock(), detection_ms, in_touch)
+    detector.on_suspicion(lambda broker_id, epoch, reason: suspected.append((broker_id, epoch, reason)))
     try:
         yield detector, suspected
     finally:

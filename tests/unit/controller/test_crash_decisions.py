@@ -1,0 +1,180 @@
+"""When a broker is suspected, by what was seen of it: no network, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from minibroker.controller.decisions.crashes import (
+    FORGOTTEN_S,
+    LONGEST_PATIENCE_S,
+    MAX_IN_A_ROW,
+    REFUSALS_NEEDED,
+    RETRY_PAUSE_S,
+    Decision,
+    Outcome,
+    Suspicion,
+    Trouble,
+    Watched,
+    begin,
+    connect_timeout_s,
+    decide,
+    in_a_row,
+    probe_timeout_s,
+    remembered,
+)
+
+DETECTION_S = 0.5
+START_S = 1_000.0
+EVERY_S = 0.1
+
+FAILURES = [Outcome.REFUSED, Outcome.NAME_IS_GONE, Outcome.NO_ANSWER, Outcome.CLOSED]
+UNSURE = [Outcome.NO_ANSWER, Outcome.CLOSED]
+
+
+def after(outcomes: Iterable[Outcome], watched: Watched | None = None) -> Decision:
+    """What is decided in the end, when attempts come to these outcomes, all at the same moment."""
+    decision = Decision(watched or Watched(), is_suspect=False, pause_s=0)
+    for outcome in outcomes:
+        assert not decision.is_suspect, "nobody looks at a suspect"
+        decision = decide(decision.watched, outcome, START_S, DETECTION_S)
+    return decision
+
+
+def time_until_suspected_s(outcome: Outcome, watched: Watched) -> float:
+    """When attempts come to this outcome again and again."""
+    for number in range(10_000):
+        now_s = START_S + number * EVERY_S
+        watched, is_suspect, _ = decide(watched, outcome, now_s, DETECTION_S)
+        if is_suspect:
+            return now_s - START_S
+    raise AssertionError("never suspected")
+
+
+# -- one decision --
+
+
+def test_who_refuses_twice_is_suspected_at_once_and_not_who_refuses_once() -> None:
+    assert REFUSALS_NEEDED == 2
+    assert not after([Outcome.REFUSED]).is_suspect
+    assert after([Outcome.REFUSED] * 2).is_suspect
+
+
+@pytest.mark.parametrize("other", [*UNSURE, Outcome.STOOD, Outcome.NAME_IS_GONE])
+def test_refusals_count_only_in_a_row(other: Outcome) -> None:
+    assert not after([Outcome.REFUSED, other, Outcome.REFUSED]).is_suspect
+    assert after([Outcome.REFUSED, other, Outcome.REFUSED, Outcome.REFUSED]).is_suspect
+
+
+def test_a_name_that_is_gone_is_a_refusal_where_a_connection_stood_and_nowhere_else() -> None:
+    assert after([Outcome.STOOD, Outcome.NAME_IS_GONE, Outcome.NAME_IS_GONE]).is_suspect
+    assert after([Outcome.STOOD, Outcome.NAME_IS_GONE, Outcome.REFUSED]).is_suspect
+    assert not after([Outcome.NAME_IS_GONE] * 9).is_suspect
+
+
+@pytest.mark.parametrize("outcome", [*UNSURE, Outcome.NAME_IS_GONE])
+def test_what_may_be_the_network_must_last_for_the_detection_time(outcome: Outcome) -> None:
+    assert time_until_suspected_s(outcome, Watched()) == pytest.approx(DETECTION_S)
+
+
+def test_different_failures_last_together() -> None:
+    watched = Watched()
+    found = []
+    for number, outcome in enumerate([Outcome.NO_ANSWER, Outcome.CLOSED, Outcome.REFUSED, Outcome.NO_ANSWER]):
+        watched, is_suspect, _ = decide(watched, outcome, START_S + number * DETECTION_S / 3, DETECTION_S)
+        found.append(is_suspect)
+    assert found == [False, False, False, True]
+
+
+def test_a_connection_that_stood_begins_everything_anew() -> None:
+    troubled = Watched(START_S - 60, refusals=1, in_a_row=3, has_stood=False)
+    found, is_suspect, _ = decide(troubled, Outcome.STOOD, START_S, DETECTION_S)
+    assert (found, is_suspect) == (Watched(START_S, refusals=0, in_a_row=0, has_stood=True), False)
+
+
+@pytest.mark.parametrize("outcome", FAILURES)
+def test_what_was_forgotten_counts_no_more_but_that_a_connection_stood_and_the_suspicions_do(outcome: Outcome) -> None:
+    troubled = Watched(START_S - 60, refusals=1, in_a_row=2, has_stood=True)
+    found, is_suspect, _ = decide(troubled.forgotten(), outcome, START_S, DETECTION_S)
+    assert not is_suspect
+    assert (found.failing_since_s, found.in_a_row, found.has_stood) == (START_S, 2, True)
+
+
+# -- suspicions in a row --
+
+
+@pytest.mark.parametrize("outcome", FAILURES)
+def test_each_suspicion_in_a_row_takes_four_times_as_long_refused_or_not(outcome: Outcome) -> None:
+    for suspicions, takes_s in enumerate((2, 8, 32, 128, 128, 128), 1):
+        watched = Watched(in_a_row=suspicions, has_stood=True)
+        assert time_until_suspected_s(outcome, watched) == pytest.approx(takes_s)
+
+
+@pytest.mark.parametrize(("detection_s", "longest_s"), [(0.001, 128), (0.1, 128), (1.5, 128), (300, 300)])
+def test_no_suspicion_takes_longer_than_two_minutes_but_where_the_detection_time_itself_is_longer(
+    detection_s: float, longest_s: float
+) -> None:
+    suspicions = in_a_row(Suspicion(START_S, 99), START_S)
+    assert suspicions == MAX_IN_A_ROW
+    watched = Watched(START_S, in_a_row=suspicions)
+    for later_s, is_suspect in ((longest_s - 0.01, False), (longest_s, True)):
+        assert decide(watched, Outcome.NO_ANSWER, START_S + later_s, detection_s).is_suspect == is_suspect
+
+
+def test_no_suspicion_takes_as_long_as_a_row_is_remembered() -> None:
+    assert LONGEST_PATIENCE_S < FORGOTTEN_S
+
+
+def test_a_row_ends_where_nobody_was_suspected_for_long() -> None:
+    last = Suspicion(START_S, 2)
+    assert in_a_row(None, START_S) == 0
+    assert in_a_row(last, START_S + FORGOTTEN_S) == 2
+    assert in_a_row(last, START_S + FORGOTTEN_S + 1) == 0
+
+
+def test_pauses_grow_with_the_row_and_stay_below_the_detection_time() -> None:
+    pauses_s = [after([Outcome.NO_ANSWER], Watched(in_a_row=n)).pause_s for n in range(5)]
+    assert pauses_s == [0.02, 0.08, 0.25, 0.25, 0.25]
+
+
+# -- how long to wait for an answer --
+
+
+def test_an_attempt_ends_when_the_decision_is_due() -> None:
+    assert connect_timeout_s(Watched(), START_S, DETECTION_S) == DETECTION_S
+    assert connect_timeout_s(Watched(START_S - 0.3), START_S, DETECTION_S) == pytest.approx(0.2)
+    assert connect_timeout_s(Watched(START_S - 9), START_S, DETECTION_S) == RETRY_PAUSE_S
+    assert connect_timeout_s(Watched(START_S, in_a_row=3), START_S, DETECTION_S) == DETECTION_S
+
+
+def test_a_probe_waits_no_longer_than_a_watch_would() -> None:
+    assert probe_timeout_s(None, START_S, DETECTION_S) == DETECTION_S
+    for ago_s, timeout_s in ((0.3, 0.2), (9, RETRY_PAUSE_S)):
+        trouble = Trouble(1, START_S - ago_s, START_S, has_stood=False)
+        assert probe_timeout_s(trouble, START_S, DETECTION_S) == pytest.approx(timeout_s)
+
+
+# -- what the last watch saw --
+
+
+def test_the_next_watch_goes_on_from_what_was_seen_of_the_same_epoch_just_now() -> None:
+    trouble = Trouble(7, START_S - 3, START_S, has_stood=True)
+    assert remembered(trouble, 7, START_S + 0.4, DETECTION_S) is trouble
+    assert remembered(trouble, 7, START_S + 0.5, DETECTION_S) is None
+    assert remembered(trouble, 8, START_S, DETECTION_S) is None
+    assert remembered(None, 7, START_S, DETECTION_S) is None
+    watched = begin(trouble, 0)
+    assert watched == Watched(START_S - 3, has_stood=True)
+    assert decide(watched, Outcome.NO_ANSWER, START_S + 0.1, DETECTION_S).is_suspect
+
+
+def test_who_was_suspected_is_suspected_again_after_the_whole_time_of_the_row() -> None:
+    trouble = Trouble(7, START_S - 3, START_S, has_stood=True, is_suspected=True)
+    watched = begin(trouble, 1)
+    assert watched == Watched(None, in_a_row=1, has_stood=True)
+    assert time_until_suspected_s(Outcome.NAME_IS_GONE, watched) == pytest.approx(4 * DETECTION_S)
+
+
+def test_a_watch_that_remembers_nothing_still_knows_the_row() -> None:
+    assert begin(None, 2) == Watched(in_a_row=2)
