@@ -206,7 +206,7 @@ class ReplicaManager:
         if not waiting:
             respond(statuses)
             return
-        operation = DelayedProduce(timeout_ms, statuses, self.partition, respond, self._produce_expired)
+        operation = DelayedProduce(timeout_ms, statuses, self._partitions.get, respond, self._produce_expired)
         self._produces.try_complete_else_watch(operation, statuses)
 
     def _produce_expired(self) -> None:
@@ -280,7 +280,7 @@ class ReplicaManager:
             request.min_bytes,
             request.replica_id,
             admitted,
-            self.partition,
+            self._partitions.get,
             read_and_deliver,
             self._fetch_expired,
         )
@@ -307,10 +307,10 @@ class ReplicaManager:
 
     def _admit_after_waiting(self, admitted: AdmittedFetch, replica_id: int) -> AdmittedFetch | RefusedFetch:
         """Anew only where the leadership is another by now."""
-        if admitted.holds(self.partition):
+        if admitted.holds(self._partitions.get):
             return admitted
         topic_partition = admitted.topic_partition
-        if self.partition(topic_partition) is not admitted.partition:
+        if self._partitions.get(topic_partition) is not admitted.partition:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return topic_partition, FetchPartitionResponse(topic_partition.partition, code)
         return _admit_to(admitted.partition, admitted.fetch, replica_id)

@@ -193,7 +193,7 @@ def test_a_host_that_is_up_again_without_its_broker_is_suspected_as_soon_as_it_r
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_suspicions_in_a_row_take_a_half_two_eight_and_thirty_two_seconds(is_refused: bool) -> None:
+def test_suspicions_in_a_row_take_2_8_32_and_then_always_128_seconds(is_refused: bool) -> None:
     async def scenario(watching: Watching) -> None:
         await stands(watching)
         if is_refused:
