@@ -1,8 +1,7 @@
-"""All replicas of this broker: what the handlers call (Kafka's ReplicaManager).
+"""The table of this broker's replicas, and the entry for handlers and the controller's orders (Kafka's ReplicaManager).
 
-The table of partitions, what handlers ask of them (appends and reads, and the two purgatories in which these wait), and
-the controller's orders that decide who leads. What goes on by itself has rooms of its own: `IsrWriter`,
-`FetcherManager`, `HighWatermarkCheckpoint`.
+Handlers append and read, and what cannot be answered yet waits in one of two purgatories; orders say who leads. What
+goes on by itself has rooms of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""Crash detection on the virtual network: to the moment, and what real sockets on loopback cannot show."""
+"""Crash detection on the virtual network: to the moment, and what real sockets on loopback cannot show. And whom a
+broker watches."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from typing import NamedTuple
 import pytest
 
 from minibroker.controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
+from minibroker.controller.crash_watch import CrashWatch
+from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
-from minibroker.protocol.world import Incoming
+from minibroker.protocol.world import Incoming, ZooKeeperSession
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -265,3 +268,125 @@ def test_a_probe_names_who_refuses_or_was_found_in_trouble_and_nobody_whom_it_me
         assert await watching.probe(2) == [1]
 
     with_watching(scenario)
+
+
+# --- Whom a broker watches ----------------------------------------------------------------------------------------
+
+
+class Office:
+    """A CrashWatch of broker 0, of whose controllers `removed` says which were removed: broker id, controller epoch."""
+
+    def __init__(self, watching: Watching, session: ZooKeeperSession) -> None:
+        self.removed: list[tuple[int, int]] = []
+        self._watching = watching
+        self._session = session
+        self._tasks: list[asyncio.Task[None]] = []
+        self.watch = CrashWatch(
+            0,
+            watching.detector,
+            self._sessions,
+            lambda coroutine, name: self._tasks.append(asyncio.ensure_future(coroutine)),
+            lambda broker_id, epoch: self.removed.append((broker_id, epoch)),
+        )
+        watching.detector.on_suspicion(self.watch.suspected)
+
+    async def _sessions(self) -> ZooKeeperSession:
+        return self._session
+
+    def register(self, broker_id: int) -> Broker:
+        """As a new run of the broker does."""
+        zookeeper, path = self._watching.simulation.zookeeper, znodes.broker_path(broker_id)
+        if zookeeper.has(path):
+            zookeeper.remove(path)
+        endpoint = Endpoint(CONTROL_LISTENER, f"broker-{broker_id}", PORT)
+        zookeeper.make(path, znodes.encode_broker((endpoint,), None, 0))
+        return Broker(broker_id, zookeeper.stat(path).czxid, (endpoint,))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def with_office(scenario: Callable[[Watching, Office], Awaitable[None]]) -> None:
+    """Brokers 1 and 2 run."""
+
+    async def inside(watching: Watching) -> None:
+        await watching.start_broker(2)
+        session = await watching.simulation.zookeeper.connect("zookeeper:2181", 6_000, 1_000)
+        office = Office(watching, session)
+        try:
+            await scenario(watching, office)
+        finally:
+            await office.close()
+
+    with_watching(inside)
+
+
+def test_a_controller_is_watched_once_it_is_registered_and_removed_when_it_has_crashed() -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        office.watch.controller_changed(1, 5)
+        await asyncio.sleep(1)
+        office.register(1)
+        await asyncio.sleep(1)
+        assert not office.removed
+        watching.kill(1)
+        await asyncio.sleep(1)
+        assert office.removed == [(1, 5)]
+
+    with_office(scenario)
+
+
+def test_a_broker_that_crashes_is_not_removed_from_an_office_that_it_does_not_hold() -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        brokers = (office.register(0), office.register(1), office.register(2))
+        office.watch.controller_changed(0, 5)
+        office.watch.brokers_changed(brokers)
+        await asyncio.sleep(1)
+        watching.kill(1)
+        found = await watching.next_suspicion()
+        assert (found.broker_id, found.epoch) == (1, brokers[1].epoch)
+        await asyncio.sleep(600)
+        assert office.removed == []
+        assert len(watching.suspected) == 1, "nobody watches himself"
+
+    with_office(scenario)
+
+
+def test_nobody_is_watched_who_is_neither_controller_nor_a_broker_of_the_own_controller() -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        brokers = (office.register(1), office.register(2))
+        office.watch.controller_changed(1, 5)
+        await asyncio.sleep(1)
+        office.watch.controller_changed(0, 6)
+        office.watch.brokers_changed(brokers)
+        await asyncio.sleep(1)
+        office.watch.controller_changed(2, 7)
+        office.watch.brokers_changed(())
+        await asyncio.sleep(1)
+        watching.kill(1)
+        await asyncio.sleep(60)
+        assert not watching.suspected
+        watching.kill(2)
+        await asyncio.sleep(1)
+        assert office.removed == [(2, 7)]
+
+    with_office(scenario)
+
+
+def test_a_controller_that_leaves_before_its_address_is_found_is_not_watched() -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        office.watch.controller_changed(1, 5)
+        office.watch.controller_changed(None, 5)
+        office.watch.controller_changed(2, 6)
+        office.register(1)
+        office.register(2)
+        await asyncio.sleep(1)
+        watching.kill(1)
+        await asyncio.sleep(60)
+        assert not watching.suspected
+        watching.kill(2)
+        await asyncio.sleep(1)
+        assert office.removed == [(2, 6)]
+
+    with_office(scenario)
