@@ -270,6 +270,21 @@ def test_a_probe_names_who_refuses_or_was_found_in_trouble_and_nobody_whom_it_me
     with_watching(scenario)
 
 
+def test_who_was_suspected_and_is_connected_to_again_is_not_named_by_a_probe() -> None:
+    async def scenario(watching: Watching) -> None:
+        watching.kill()
+        watching.follow(1)
+        await watching.next_suspicion()
+        assert await watching.probe(1) == [1]
+        await watching.start_broker()
+        watching.follow()
+        watching.follow(1)
+        await asyncio.sleep(SLACK_S)
+        assert await watching.probe(1) == []
+
+    with_watching(scenario)
+
+
 # --- Whom a broker watches ----------------------------------------------------------------------------------------
 
 
@@ -349,6 +364,38 @@ def test_a_broker_that_crashes_is_not_removed_from_an_office_that_it_does_not_ho
         await asyncio.sleep(600)
         assert office.removed == []
         assert len(watching.suspected) == 1, "nobody watches himself"
+
+    with_office(scenario)
+
+
+def test_a_broker_that_is_suspected_while_another_is_the_controller_does_not_cost_that_one_its_office() -> None:
+    """The own controller has not heard yet that it is out of office."""
+
+    async def scenario(watching: Watching, office: Office) -> None:
+        office.watch.brokers_changed((office.register(1), office.register(2)))
+        office.watch.controller_changed(2, 6)
+        await asyncio.sleep(1)
+        watching.kill(1)
+        await watching.next_suspicion()
+        assert office.removed == []
+        watching.kill(2)
+        await watching.next_suspicion()
+        assert office.removed == [(2, 6)]
+
+    with_office(scenario)
+
+
+@pytest.mark.parametrize("knows_address", [True, False])
+def test_who_has_left_the_office_is_not_watched(knows_address: bool) -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        office.register(1)
+        office.watch.controller_changed(1, 5)
+        await asyncio.sleep(1 if knows_address else 0)  # or the question is on its way
+        office.watch.controller_changed(None, 6)
+        await asyncio.sleep(1)
+        watching.kill(1)
+        await asyncio.sleep(60)
+        assert not watching.suspected
 
     with_office(scenario)
 

@@ -76,6 +76,7 @@ def test_a_deposed_leader_refuses_what_only_a_leader_does(tmp_path: Path) -> Non
     partition.become_leader(state(epoch=0))
     append(partition)
     partition.become_follower(state(leader=2, epoch=1))
+    assert not any(partition.leads_in(epoch) for epoch in (0, 1))
     assert refusal(lambda: append(partition)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert refusal(lambda: partition.check_fetch(fetch_of(0, epoch=1), 3)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert refusal(lambda: partition.check_fetch(fetch_of(0, epoch=0), 3)) is ErrorCode.FENCED_LEADER_EPOCH

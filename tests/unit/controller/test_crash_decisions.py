@@ -93,12 +93,15 @@ def test_a_connection_that_stood_begins_everything_anew() -> None:
     assert (found, is_suspect) == (Watched(START_S, refusals=0, in_a_row=0, has_stood=True), False)
 
 
+@pytest.mark.parametrize("suspicions", [0, 2])
 @pytest.mark.parametrize("outcome", FAILURES)
-def test_what_was_forgotten_counts_no_more_but_that_a_connection_stood_and_the_suspicions_do(outcome: Outcome) -> None:
-    troubled = Watched(START_S - 60, refusals=1, in_a_row=2, has_stood=True)
+def test_what_was_forgotten_counts_no_more_but_that_a_connection_stood_and_the_suspicions_do(
+    outcome: Outcome, suspicions: int
+) -> None:
+    troubled = Watched(START_S - 60, refusals=1, in_a_row=suspicions, has_stood=True)
     found, is_suspect, _ = decide(troubled.forgotten(), outcome, START_S, DETECTION_S)
     assert not is_suspect
-    assert (found.failing_since_s, found.in_a_row, found.has_stood) == (START_S, 2, True)
+    assert (found.failing_since_s, found.in_a_row, found.has_stood) == (START_S, suspicions, True)
 
 
 # -- suspicions in a row --
