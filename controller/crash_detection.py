@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.controller.decisions import crashes
-from minibroker.controller.decisions.crashes import Outcome, Suspicion, Trouble
+from minibroker.controller.decisions.crashes import Attempt, Suspicion, Trouble
 from minibroker.controller.requests import control_endpoint
 from minibroker.protocol.model import Broker, Endpoint
 from minibroker.protocol.world import Clock, Network
@@ -155,9 +155,9 @@ class CrashDetector:
             if await self._was_cut_off():
                 watched = watched.forgotten()
             timeout_s = crashes.connect_timeout_s(watched, self._clock.monotonic(), self._detection_s)
-            outcome, reason = await self._look(broker, endpoint, timeout_s)
+            attempt, reason = await self._look(broker, endpoint, timeout_s)
             now_s = self._clock.monotonic()
-            watched, is_suspect, pause_s = crashes.decide(watched, outcome, now_s, self._detection_s)
+            watched, is_suspect, pause_s = crashes.decide(watched, attempt, now_s, self._detection_s)
             since_s = watched.since_s(now_s)
             self._troubles[broker.id] = Trouble(broker.epoch, since_s, now_s, watched.has_stood)
             if not is_suspect:
@@ -176,17 +176,17 @@ class CrashDetector:
                 listener(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
             return
 
-    async def _look(self, broker: Broker, endpoint: Endpoint, timeout_s: float) -> tuple[Outcome, str]:
+    async def _look(self, broker: Broker, endpoint: Endpoint, timeout_s: float) -> tuple[Attempt, str]:
         """What comes of an attempt to connect, in words too; of a connection that stands, when it has ended."""
         try:
             async with asyncio.timeout(timeout_s):
                 watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
         except ConnectionRefusedError:
-            return Outcome.REFUSED, "it refuses connections"
+            return Attempt.REFUSED, "it refuses connections"
         except (TimeoutError, OSError) as error:
             is_name_gone = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
             reason = f"it cannot be reached ({error.strerror or 'no answer'})"
-            return Outcome.NAME_IS_GONE if is_name_gone else Outcome.NO_ANSWER, reason
+            return Attempt.NAME_IS_GONE if is_name_gone else Attempt.NO_ANSWER, reason
         self._troubles.pop(broker.id, None)
         connected_s = self._clock.monotonic()
         try:
@@ -198,7 +198,7 @@ class CrashDetector:
                 self._suspicions.pop(broker.id, None)
         if has_stood:
             _log.info("the connection to broker %d was lost; connecting again", broker.id)  # C1
-        return Outcome.STOOD if has_stood else Outcome.CLOSED, "it accepts connections and closes them"
+        return Attempt.STOOD if has_stood else Attempt.CLOSED, "it accepts connections and closes them"
 
     async def _was_cut_off(self) -> bool:
         """Perhaps it is this broker that could reach nobody; by now it can, and what it saw before counts no more."""

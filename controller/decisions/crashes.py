@@ -40,7 +40,7 @@ FORGOTTEN_S = 600.0
 """A row ends, too, where nobody was suspected for so long: longer than any suspicion takes, by default."""
 
 
-class Outcome(Enum):
+class Attempt(Enum):
     """What came of an attempt to connect."""
 
     REFUSED = "refused"
@@ -88,7 +88,7 @@ class Watched(NamedTuple):
         return self._replace(failing_since_s=None, refusals=0)
 
 
-class Decision(NamedTuple):
+class CrashDecision(NamedTuple):
     watched: Watched
     is_suspect: bool
     pause_s: float
@@ -131,17 +131,17 @@ def probe_timeout_s(trouble: Trouble | None, now_s: float, detection_s: float) -
     return detection_s if trouble is None else max(trouble.since_s + detection_s - now_s, RETRY_PAUSE_S)
 
 
-def decide(watched: Watched, outcome: Outcome, now_s: float, detection_s: float) -> Decision:
+def decide(watched: Watched, attempt: Attempt, now_s: float, detection_s: float) -> CrashDecision:
     """What to make of an attempt that has just ended."""
-    if outcome is Outcome.STOOD:
+    if attempt is Attempt.STOOD:
         watched = Watched(now_s, has_stood=True)
     else:
-        is_refusal = outcome is Outcome.REFUSED or (outcome is Outcome.NAME_IS_GONE and watched.has_stood)
+        is_refusal = attempt is Attempt.REFUSED or (attempt is Attempt.NAME_IS_GONE and watched.has_stood)
         refusals = watched.refusals + 1 if is_refusal else 0
         watched = watched._replace(failing_since_s=watched.since_s(now_s), refusals=refusals)
     is_refused = watched.refusals >= REFUSALS_NEEDED and watched.in_a_row == 0
     lasted_s = now_s - watched.since_s(now_s)
-    return Decision(
+    return CrashDecision(
         watched,
         is_suspect=is_refused or lasted_s >= _patience_s(watched, detection_s),
         pause_s=min(RETRY_PAUSE_S * BACK_OFF**watched.in_a_row, detection_s / 2),

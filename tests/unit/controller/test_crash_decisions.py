@@ -12,8 +12,8 @@ from minibroker.controller.decisions.crashes import (
     MAX_IN_A_ROW,
     REFUSALS_NEEDED,
     RETRY_PAUSE_S,
-    Decision,
-    Outcome,
+    Attempt,
+    CrashDecision,
     Suspicion,
     Trouble,
     Watched,
@@ -29,24 +29,24 @@ DETECTION_S = 0.5
 START_S = 1_000.0
 EVERY_S = 0.1
 
-FAILURES = [Outcome.REFUSED, Outcome.NAME_IS_GONE, Outcome.NO_ANSWER, Outcome.CLOSED]
-UNSURE = [Outcome.NO_ANSWER, Outcome.CLOSED]
+FAILURES = [Attempt.REFUSED, Attempt.NAME_IS_GONE, Attempt.NO_ANSWER, Attempt.CLOSED]
+UNSURE = [Attempt.NO_ANSWER, Attempt.CLOSED]
 
 
-def after(outcomes: Iterable[Outcome], watched: Watched | None = None) -> Decision:
-    """What is decided in the end, when attempts come to these outcomes, all at the same moment."""
-    decision = Decision(watched or Watched(), is_suspect=False, pause_s=0)
-    for outcome in outcomes:
+def after(attempts: Iterable[Attempt], watched: Watched | None = None) -> CrashDecision:
+    """What is decided in the end, when all these attempts end at the same moment."""
+    decision = CrashDecision(watched or Watched(), is_suspect=False, pause_s=0)
+    for attempt in attempts:
         assert not decision.is_suspect, "nobody looks at a suspect"
-        decision = decide(decision.watched, outcome, START_S, DETECTION_S)
+        decision = decide(decision.watched, attempt, START_S, DETECTION_S)
     return decision
 
 
-def time_until_suspected_s(outcome: Outcome, watched: Watched) -> float:
-    """When attempts come to this outcome again and again."""
+def time_until_suspected_s(attempt: Attempt, watched: Watched) -> float:
+    """When one attempt after the other ends so."""
     for number in range(10_000):
         now_s = START_S + number * EVERY_S
-        watched, is_suspect, _ = decide(watched, outcome, now_s, DETECTION_S)
+        watched, is_suspect, _ = decide(watched, attempt, now_s, DETECTION_S)
         if is_suspect:
             return now_s - START_S
     raise AssertionError("never suspected")
@@ -57,49 +57,49 @@ def time_until_suspected_s(outcome: Outcome, watched: Watched) -> float:
 
 def test_who_refuses_twice_is_suspected_at_once_and_not_who_refuses_once() -> None:
     assert REFUSALS_NEEDED == 2
-    assert not after([Outcome.REFUSED]).is_suspect
-    assert after([Outcome.REFUSED] * 2).is_suspect
+    assert not after([Attempt.REFUSED]).is_suspect
+    assert after([Attempt.REFUSED] * 2).is_suspect
 
 
-@pytest.mark.parametrize("other", [*UNSURE, Outcome.STOOD, Outcome.NAME_IS_GONE])
-def test_refusals_count_only_in_a_row(other: Outcome) -> None:
-    assert not after([Outcome.REFUSED, other, Outcome.REFUSED]).is_suspect
-    assert after([Outcome.REFUSED, other, Outcome.REFUSED, Outcome.REFUSED]).is_suspect
+@pytest.mark.parametrize("other", [*UNSURE, Attempt.STOOD, Attempt.NAME_IS_GONE])
+def test_refusals_count_only_in_a_row(other: Attempt) -> None:
+    assert not after([Attempt.REFUSED, other, Attempt.REFUSED]).is_suspect
+    assert after([Attempt.REFUSED, other, Attempt.REFUSED, Attempt.REFUSED]).is_suspect
 
 
 def test_a_name_that_is_gone_is_a_refusal_where_a_connection_stood_and_nowhere_else() -> None:
-    assert after([Outcome.STOOD, Outcome.NAME_IS_GONE, Outcome.NAME_IS_GONE]).is_suspect
-    assert after([Outcome.STOOD, Outcome.NAME_IS_GONE, Outcome.REFUSED]).is_suspect
-    assert not after([Outcome.NAME_IS_GONE] * 9).is_suspect
+    assert after([Attempt.STOOD, Attempt.NAME_IS_GONE, Attempt.NAME_IS_GONE]).is_suspect
+    assert after([Attempt.STOOD, Attempt.NAME_IS_GONE, Attempt.REFUSED]).is_suspect
+    assert not after([Attempt.NAME_IS_GONE] * 9).is_suspect
 
 
-@pytest.mark.parametrize("outcome", [*UNSURE, Outcome.NAME_IS_GONE])
-def test_what_may_be_the_network_must_last_for_the_detection_time(outcome: Outcome) -> None:
-    assert time_until_suspected_s(outcome, Watched()) == pytest.approx(DETECTION_S)
+@pytest.mark.parametrize("attempt", [*UNSURE, Attempt.NAME_IS_GONE])
+def test_what_may_be_the_network_must_last_for_the_detection_time(attempt: Attempt) -> None:
+    assert time_until_suspected_s(attempt, Watched()) == pytest.approx(DETECTION_S)
 
 
 def test_different_failures_last_together() -> None:
     watched = Watched()
     found = []
-    for number, outcome in enumerate([Outcome.NO_ANSWER, Outcome.CLOSED, Outcome.REFUSED, Outcome.NO_ANSWER]):
-        watched, is_suspect, _ = decide(watched, outcome, START_S + number * DETECTION_S / 3, DETECTION_S)
+    for number, attempt in enumerate([Attempt.NO_ANSWER, Attempt.CLOSED, Attempt.REFUSED, Attempt.NO_ANSWER]):
+        watched, is_suspect, _ = decide(watched, attempt, START_S + number * DETECTION_S / 3, DETECTION_S)
         found.append(is_suspect)
     assert found == [False, False, False, True]
 
 
 def test_a_connection_that_stood_begins_everything_anew() -> None:
     troubled = Watched(START_S - 60, refusals=1, in_a_row=3, has_stood=False)
-    found, is_suspect, _ = decide(troubled, Outcome.STOOD, START_S, DETECTION_S)
+    found, is_suspect, _ = decide(troubled, Attempt.STOOD, START_S, DETECTION_S)
     assert (found, is_suspect) == (Watched(START_S, refusals=0, in_a_row=0, has_stood=True), False)
 
 
 @pytest.mark.parametrize("suspicions", [0, 2])
-@pytest.mark.parametrize("outcome", FAILURES)
+@pytest.mark.parametrize("attempt", FAILURES)
 def test_what_was_forgotten_counts_no_more_but_that_a_connection_stood_and_the_suspicions_do(
-    outcome: Outcome, suspicions: int
+    attempt: Attempt, suspicions: int
 ) -> None:
     troubled = Watched(START_S - 60, refusals=1, in_a_row=suspicions, has_stood=True)
-    found, is_suspect, _ = decide(troubled.forgotten(), outcome, START_S, DETECTION_S)
+    found, is_suspect, _ = decide(troubled.forgotten(), attempt, START_S, DETECTION_S)
     assert not is_suspect
     assert (found.failing_since_s, found.in_a_row, found.has_stood) == (START_S, suspicions, True)
 
@@ -107,11 +107,11 @@ def test_what_was_forgotten_counts_no_more_but_that_a_connection_stood_and_the_s
 # -- suspicions in a row --
 
 
-@pytest.mark.parametrize("outcome", FAILURES)
-def test_each_suspicion_in_a_row_takes_four_times_as_long_refused_or_not(outcome: Outcome) -> None:
+@pytest.mark.parametrize("attempt", FAILURES)
+def test_each_suspicion_in_a_row_takes_four_times_as_long_refused_or_not(attempt: Attempt) -> None:
     for suspicions, takes_s in enumerate((2, 8, 32, 128, 128, 128), 1):
         watched = Watched(in_a_row=suspicions, has_stood=True)
-        assert time_until_suspected_s(outcome, watched) == pytest.approx(takes_s)
+        assert time_until_suspected_s(attempt, watched) == pytest.approx(takes_s)
 
 
 @pytest.mark.parametrize(("detection_s", "longest_s"), [(0.001, 128), (0.1, 128), (1.5, 128), (300, 300)])
@@ -122,7 +122,7 @@ def test_no_suspicion_takes_longer_than_two_minutes_but_where_the_detection_time
     assert suspicions == MAX_IN_A_ROW
     watched = Watched(START_S, in_a_row=suspicions)
     for later_s, is_suspect in ((longest_s - 0.01, False), (longest_s, True)):
-        assert decide(watched, Outcome.NO_ANSWER, START_S + later_s, detection_s).is_suspect == is_suspect
+        assert decide(watched, Attempt.NO_ANSWER, START_S + later_s, detection_s).is_suspect == is_suspect
 
 
 def test_no_suspicion_takes_as_long_as_a_row_is_remembered() -> None:
@@ -137,7 +137,7 @@ def test_a_row_ends_where_nobody_was_suspected_for_long() -> None:
 
 
 def test_pauses_grow_with_the_row_and_stay_below_the_detection_time() -> None:
-    pauses_s = [after([Outcome.NO_ANSWER], Watched(in_a_row=n)).pause_s for n in range(5)]
+    pauses_s = [after([Attempt.NO_ANSWER], Watched(in_a_row=n)).pause_s for n in range(5)]
     assert pauses_s == [0.02, 0.08, 0.25, 0.25, 0.25]
 
 
@@ -169,14 +169,14 @@ def test_the_next_watch_goes_on_from_what_was_seen_of_the_same_epoch_just_now() 
     assert remembered(None, 7, START_S, DETECTION_S) is None
     watched = begin(trouble, 0)
     assert watched == Watched(START_S - 3, has_stood=True)
-    assert decide(watched, Outcome.NO_ANSWER, START_S + 0.1, DETECTION_S).is_suspect
+    assert decide(watched, Attempt.NO_ANSWER, START_S + 0.1, DETECTION_S).is_suspect
 
 
 def test_who_was_suspected_is_suspected_again_after_the_whole_time_of_the_row() -> None:
     trouble = Trouble(7, START_S - 3, START_S, has_stood=True, is_suspected=True)
     watched = begin(trouble, 1)
     assert watched == Watched(None, in_a_row=1, has_stood=True)
-    assert time_until_suspected_s(Outcome.NAME_IS_GONE, watched) == pytest.approx(4 * DETECTION_S)
+    assert time_until_suspected_s(Attempt.NAME_IS_GONE, watched) == pytest.approx(4 * DETECTION_S)
 
 
 def test_a_watch_that_remembers_nothing_still_knows_the_row() -> None:
