@@ -20,7 +20,7 @@ from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.supervisor import Supervisor
 from minibroker.broker.timeline_file import TimelineFile

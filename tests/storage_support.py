@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from minibroker.broker.storage.log import Log, LogConfig, LogDirectory
+from minibroker.broker.storage.directory import LogDirectory
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import recover
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition

@@ -17,7 +17,7 @@ from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
-from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes

@@ -33,38 +33,30 @@ import asyncio
 import logging
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple, NoReturn
 
-import msgspec
-
-from minibroker.broker.storage.checkpoints import (
-    HIGH_WATERMARK_FILE,
-    LEADER_EPOCH_FILE,
-    LOG_START_OFFSET_FILE,
-    RECOVERY_POINT_FILE,
-    OffsetCheckpoint,
-    encode_epochs,
-)
+from minibroker.broker.storage.checkpoints import encode_epochs
+from minibroker.broker.storage.directory import LogDirectory
+from minibroker.broker.storage.flush import Flush
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
-from minibroker.broker.storage.producer_state import Producer, ProducerState, encode_snapshot
-from minibroker.broker.storage.recovery import Recovered, drop_snapshots_above, load_producers, remove_if_there, replay
-from minibroker.broker.storage.segment import SNAPSHOT_SUFFIX, Appended, IndexWrite, Segment, file_name
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.producer_state import Producer, ProducerState
+from minibroker.broker.storage.recovery import Recovered, replay
+from minibroker.broker.storage.segment import Appended, Segment
+from minibroker.broker.storage.snapshots import drop_snapshots_above, load_producers
+from minibroker.broker.storage.validator import validated_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
     BatchHeader,
     Buffer,
     CorruptRecord,
-    InvalidRecord,
     decode_batch,
     parse_header,
     validate_batch,
-    validate_produced,
 )
-from minibroker.protocol.world import File, World
 
 logger = logging.getLogger("minibroker.storage")
 
@@ -74,21 +66,6 @@ _MAX_PIECES = 512
 _KEPT_SNAPSHOTS = 2
 """Besides those at the beginning of a segment."""
 _base_offset_of = attrgetter("base_offset")
-
-
-class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic's settings, as far as its logs care. Kafka's names and defaults where it has them."""
-
-    segment_bytes: int = 1024**3
-    index_interval_bytes: int = 4096
-    max_message_bytes: int = 1_048_588
-    message_timestamp_after_max_ms: int | None = None
-    """How far ahead of the broker's clock a batch's largest timestamp may be; None: any time is taken."""
-    producer_id_expiration_ms: int = 86_400_000
-    """Forget a producer that was silent for so long while this log was looked after (`checkpoint`)."""
-    flush_bytes: int = 32 * 1024**2
-    """Flush in the background each time this much was appended: it bounds what a crash leaves to check, and keeps the
-    kernel from writing back all at once."""
 
 
 class AppendInfo(NamedTuple):
@@ -107,92 +84,6 @@ class AppendInfo(NamedTuple):
 
 class LogInvariantViolated(RuntimeError):
     """Whoever called broke the log's contract; going on would make replicas differ."""
-
-
-class LogDirectory:
-    """What the logs of one directory share: the world, the checkpoints, and whether the disk has failed."""
-
-    def __init__(self, world: World, path: str) -> None:
-        self.world = world
-        self.recovery_points = OffsetCheckpoint(world.disk, f"{path}/{RECOVERY_POINT_FILE}")
-        self.log_start_offsets = OffsetCheckpoint(world.disk, f"{path}/{LOG_START_OFFSET_FILE}")
-        self.high_watermarks = OffsetCheckpoint(world.disk, f"{path}/{HIGH_WATERMARK_FILE}")
-        self.failure: BaseException | None = None
-        self._listeners: list[Callable[[], None]] = []
-
-    def lower_offsets(self, partition: TopicPartition, offset: int) -> None:
-        """On return no checkpoint says more than `offset` of the partition: what a log holds from there on, after a cut
-        or in a new topic of that name, is neither flushed nor committed, whatever was there before. Raises OSError."""
-        for checkpoint in (self.recovery_points, self.log_start_offsets, self.high_watermarks):
-            checkpoint.lower(partition, offset)
-
-    def on_offline(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, once, when the directory fails; at once if it has failed already."""
-        self._listeners.append(listener)
-        if self.failure is not None:
-            listener()
-
-    def fail(self, error: BaseException, doing: str) -> None:
-        """Take the directory offline for good. Called in the event loop."""
-        if self.failure is None:
-            self.failure = error
-            logger.error("the log directory is offline: %s failed: %r", doing, error, exc_info=error)
-            for listener in self._listeners:
-                listener()
-
-    def check(self) -> None:
-        """Raises BrokerError (KAFKA_STORAGE_ERROR) once the directory has failed."""
-        if self.failure is not None:
-            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log directory is offline: {self.failure!r}")
-
-    def fail_and_raise(self, error: OSError, doing: str) -> NoReturn:
-        self.fail(error, doing)
-        raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{doing} failed: {error}") from error
-
-
-@dataclass
-class _Flush:
-    """A picture of what is to be written, for a worker thread."""
-
-    end_offset: int
-    changes: int
-    epochs_version: int
-    directory: str
-    files: list[File] = field(default_factory=list)
-    indexes: list[IndexWrite] = field(default_factory=list)
-    sealed: list[Segment] = field(default_factory=list)
-    sync_directory: bool = False
-    epochs: bytes | None = None
-    snapshots: list[tuple[int, list[tuple[int, Producer]]]] = field(default_factory=list)
-    old_snapshots: list[int] = field(default_factory=list)
-    lowest_cut: int | None = None
-    """Where the log was truncated meanwhile."""
-
-    def carry_out(self, world: World) -> None:
-        """Blocks. Raises OSError; then nothing is known about what was written."""
-        disk = world.disk
-        for file in self.files:
-            file.fdatasync()
-        for index in self.indexes:
-            index.carry_out(disk)
-        for offset, captured in self.snapshots:
-            # Not synced: its CRC tells a reader whether it is whole, and an older one will do.
-            snapshot = disk.open(self.snapshot_path(offset), create=True)
-            try:
-                data = encode_snapshot(captured)
-                snapshot.pwrite([data], 0)
-                snapshot.truncate(len(data))
-            finally:
-                snapshot.close()
-        for offset in self.old_snapshots:
-            remove_if_there(disk, self.snapshot_path(offset))
-        if self.epochs is not None:
-            disk.write_atomically(f"{self.directory}/{LEADER_EPOCH_FILE}", self.epochs)  # syncs the directory
-        elif self.sync_directory:
-            disk.sync_directory(self.directory)
-
-    def snapshot_path(self, offset: int) -> str:
-        return f"{self.directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
 
 
 class Log:
@@ -236,7 +127,7 @@ class Log:
         self._changes = 0
         """Segments created, removed and truncated."""
         self._synced_changes = 0
-        self._written_now: _Flush | None = None
+        self._written_now: Flush | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._retired: list[Segment] = []
         self._closed = False
@@ -284,7 +175,7 @@ class Log:
             raise LogInvariantViolated(
                 f"append to {self.partition} in epoch {leader_epoch}, but {self._epochs.latest} has begun"
             )
-        headers = self._validated(records, now_ms)
+        headers = validated_headers(records, self.partition, self.config, now_ms)
         first = headers[0]
         if first.has_producer_id or len(headers) > 1:
             known = self._known_repetition(headers)
@@ -354,53 +245,6 @@ class Log:
             if header.has_producer_id:
                 self._producers.update(header, header.base_offset, now_ms)
         return AppendInfo(headers[0].base_offset, offset - 1, max_timestamp)
-
-    def _validated(self, records: Buffer, now_ms: int) -> list[BatchHeader]:
-        """The headers of what a producer sent, once nothing is wrong with it."""
-        config = self.config
-        headers: list[BatchHeader] = []
-        position = 0
-        end = len(records)
-        latest_ms = None
-        if config.message_timestamp_after_max_ms is not None:
-            latest_ms = now_ms + config.message_timestamp_after_max_ms
-        while position < end:
-            try:
-                header = parse_header(records, position)
-                if header.size > config.max_message_bytes:
-                    raise BrokerError(
-                        ErrorCode.MESSAGE_TOO_LARGE,
-                        f"a batch of {header.size} bytes for {self.partition}, "
-                        f"whose max.message.bytes is {config.max_message_bytes}",
-                    )
-                validate_batch(records, header, position)
-                validate_produced(header)
-            except CorruptRecord as error:
-                raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}: {error}") from error
-            except InvalidRecord as error:
-                raise BrokerError(ErrorCode.INVALID_RECORD, f"{self.partition}: {error}") from error
-            if header.base_timestamp < 0 or header.max_timestamp < 0:
-                raise BrokerError(
-                    ErrorCode.INVALID_TIMESTAMP,
-                    f"{self.partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms",
-                )
-            if latest_ms is not None and header.max_timestamp > latest_ms:
-                raise BrokerError(
-                    ErrorCode.INVALID_TIMESTAMP,
-                    f"{self.partition}: {header.max_timestamp} ms is {header.max_timestamp - now_ms} ms ahead of the "
-                    f"broker's clock, message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}",
-                )
-            headers.append(header)
-            position += header.size
-        if not headers:
-            raise BrokerError(ErrorCode.INVALID_RECORD, f"{self.partition}: the record set is empty")
-        if position > config.segment_bytes or sum(h.last_offset_delta + 1 for h in headers) > MAX_RELATIVE_OFFSET:
-            raise BrokerError(
-                ErrorCode.RECORD_LIST_TOO_LARGE,
-                f"{position} bytes, {len(headers)} batches for {self.partition}, "
-                f"whose segment.bytes is {config.segment_bytes}",
-            )
-        return headers
 
     def _known_repetition(self, headers: Sequence[BatchHeader]) -> AppendInfo | None:
         if len(headers) > 1:
@@ -743,8 +587,8 @@ class Log:
             segment.indexes_stored()
         self._recovery_point = max(self._recovery_point, work.end_offset)
 
-    def _picture(self) -> _Flush:
-        work = _Flush(
+    def _picture(self) -> Flush:
+        work = Flush(
             end_offset=self._log_end_offset,
             changes=self._changes,
             epochs_version=self._epochs.version,

@@ -45,7 +45,9 @@ from minibroker.broker.storage.checkpoints import (
     encode_topic_id,
 )
 from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity
-from minibroker.broker.storage.log import Log, LogConfig, LogDirectory
+from minibroker.broker.storage.directory import LogDirectory
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition, topic_name_problem

@@ -29,8 +29,9 @@ from typing import NamedTuple
 from minibroker.broker.storage.checkpoints import LEADER_EPOCH_FILE, MalformedFile, decode_epochs
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX
 from minibroker.broker.storage.leader_epochs import LeaderEpochCache
-from minibroker.broker.storage.producer_state import InvalidSnapshot, ProducerState, decode_snapshot
-from minibroker.broker.storage.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX, Appended, Segment, file_name
+from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.broker.storage.segment import LOG_SUFFIX, Appended, Segment, file_name
+from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, drop_snapshots_above, load_producers
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
     HEADER_SIZE,
@@ -303,32 +304,6 @@ def _load_epochs(disk: Disk, directory: str, believed: int) -> tuple[LeaderEpoch
         return LeaderEpochCache(), 0
     epochs.truncate_from_end(believed)
     return epochs, believed
-
-
-def remove_if_there(disk: Disk, path: str) -> None:
-    try:
-        disk.remove(path)
-    except FileNotFoundError:
-        return  # a worker thread of the same log removed it first
-
-
-def drop_snapshots_above(disk: Disk, directory: str, snapshots: list[int], offset: int) -> list[int]:
-    """Remove the snapshots of states past `offset`. Returns those kept."""
-    for snapshot in snapshots:
-        if snapshot > offset:
-            remove_if_there(disk, f"{directory}/{file_name(snapshot, SNAPSHOT_SUFFIX)}")
-    return [snapshot for snapshot in snapshots if snapshot <= offset]
-
-
-def load_producers(disk: Disk, directory: str, snapshots: list[int]) -> tuple[ProducerState, int]:
-    """The state of the newest readable snapshot, and the offset that it stands for; an empty one and 0 if none is."""
-    for offset in reversed(snapshots):
-        try:
-            data = disk.read_file(f"{directory}/{file_name(offset, SNAPSHOT_SUFFIX)}")
-            return ProducerState.restore(decode_snapshot(data)), offset
-        except (FileNotFoundError, InvalidSnapshot):
-            continue
-    return ProducerState(), 0
 
 
 def replay(

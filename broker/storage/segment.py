@@ -17,7 +17,6 @@ from minibroker.protocol.records import HEADER_SIZE, BatchHeader, Buffer, Corrup
 from minibroker.protocol.world import Disk
 
 LOG_SUFFIX = ".log"
-SNAPSHOT_SUFFIX = ".snapshot"
 
 _NO_TIMESTAMP = -1
 _WALK_BYTES = 8 * 1024

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog, RecoveryReport, recover
 from minibroker.protocol.real_world import RealDisk
 from minibroker.protocol.records import CorruptRecord
@@ -306,7 +307,7 @@ def test_temporary_files_and_indexes_without_a_segment_are_removed(path: Path) -
 APPENDER = """
 import asyncio, sys
 from tests.storage_support import NOW, batch, open_log
-from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.log_config import LogConfig
 
 async def run():
     log = open_log(sys.argv[1], LogConfig(segment_bytes=200_000, flush_bytes=300_000)).log

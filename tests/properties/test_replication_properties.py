@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minibroker.broker.replication.partition import Partition, Settings
-from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.controller.cluster_state import LogEnd
 from minibroker.controller.decisions import elections

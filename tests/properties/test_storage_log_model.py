@@ -10,7 +10,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
 from minibroker.protocol.records import BatchHeader
 from tests.storage_support import NOW, Opened, batch, check_indexes, everything, headers, open_log, stamped

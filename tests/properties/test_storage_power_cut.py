@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
 from minibroker.protocol.errors import BrokerError

@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition

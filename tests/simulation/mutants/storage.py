@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from minibroker.broker.storage import log as log_module
 from minibroker.broker.storage import recovery
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
 from minibroker.broker.storage.continuity import DataContinuity
-from minibroker.broker.storage.log import Log, LogDirectory
+from minibroker.broker.storage.directory import LogDirectory
+from minibroker.broker.storage.flush import Flush
+from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import ProducerState
 from tests.simulation.mutants.planting import Patches, mutant
@@ -17,7 +18,7 @@ from tests.simulation.mutants.planting import Patches, mutant
 
 @mutant("no fdatasync", "a flush moves the recovery point without having synced the segments")
 def recovery_point_without_sync(patches: Patches) -> None:
-    @patches.instead_of(log_module._Flush, "carry_out")
+    @patches.instead_of(Flush, "carry_out")
     def carry_out(original: Any, self: Any, *rest: Any) -> None:
         self.files = []
         original(self, *rest)
@@ -39,7 +40,7 @@ def io_error_ignored(patches: Patches) -> None:
     def fail(original: Any, self: LogDirectory, *rest: Any) -> None:
         """Nothing."""
 
-    @patches.instead_of(log_module._Flush, "carry_out")
+    @patches.instead_of(Flush, "carry_out")
     def carry_out(original: Any, self: Any, *rest: Any) -> None:
         with suppress(OSError):
             original(self, *rest)

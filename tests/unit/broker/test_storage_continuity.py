@@ -17,7 +17,7 @@ from minibroker.broker.storage.continuity import (
     decode_continuity,
     encode_continuity,
 )
-from minibroker.broker.storage.log import LogConfig
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.power_cut_disk import PowerCutDisk

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from minibroker.broker.storage.log import AppendInfo, Log, LogConfig, LogInvariantViolated
+from minibroker.broker.storage.log import AppendInfo, Log, LogInvariantViolated
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch

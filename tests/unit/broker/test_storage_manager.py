@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.broker.storage.log import Log, LogConfig
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition

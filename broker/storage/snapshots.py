@@ -1,0 +1,55 @@
+"""The snapshots of producers' state in a log's directory: files that are named after the offset they stand for."""
+
+from contextlib import suppress
+
+from minibroker.broker.storage.producer_state import (
+    InvalidSnapshot,
+    Producer,
+    ProducerState,
+    decode_snapshot,
+    encode_snapshot,
+)
+from minibroker.broker.storage.segment import file_name
+from minibroker.protocol.world import Disk
+
+SNAPSHOT_SUFFIX = ".snapshot"
+
+
+def _path(directory: str, offset: int) -> str:
+    return f"{directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
+
+
+def write_snapshot(disk: Disk, directory: str, offset: int, captured: list[tuple[int, Producer]]) -> None:
+    """Not synced: its CRC tells a reader whether it is whole, and an older one will do. Raises OSError."""
+    snapshot = disk.open(_path(directory, offset), create=True)
+    try:
+        data = encode_snapshot(captured)
+        snapshot.pwrite([data], 0)
+        snapshot.truncate(len(data))
+    finally:
+        snapshot.close()
+
+
+def remove_snapshot(disk: Disk, directory: str, offset: int) -> None:
+    """If it is there: a worker thread of the same log may have removed it first. Raises OSError."""
+    with suppress(FileNotFoundError):
+        disk.remove(_path(directory, offset))
+
+
+def drop_snapshots_above(disk: Disk, directory: str, snapshots: list[int], offset: int) -> list[int]:
+    """Remove the snapshots of states past `offset`. Returns those kept."""
+    for snapshot in snapshots:
+        if snapshot > offset:
+            remove_snapshot(disk, directory, snapshot)
+    return [snapshot for snapshot in snapshots if snapshot <= offset]
+
+
+def load_producers(disk: Disk, directory: str, snapshots: list[int]) -> tuple[ProducerState, int]:
+    """The state of the newest readable snapshot, and the offset that it stands for; an empty one and 0 if none is."""
+    for offset in reversed(snapshots):
+        try:
+            data = disk.read_file(_path(directory, offset))
+            return ProducerState.restore(decode_snapshot(data)), offset
+        except (FileNotFoundError, InvalidSnapshot):
+            continue
+    return ProducerState(), 0

@@ -1,0 +1,65 @@
+"""What a log takes from producers (Kafka's LogValidator): what is wrong with a record set is found before any of it is
+written."""
+
+from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import (
+    BatchHeader,
+    Buffer,
+    CorruptRecord,
+    InvalidRecord,
+    parse_header,
+    validate_batch,
+    validate_produced,
+)
+
+
+def validated_headers(records: Buffer, partition: TopicPartition, config: LogConfig, now_ms: int) -> list[BatchHeader]:
+    """The headers of the batches of a record set, at least one.
+
+    Raises BrokerError CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP.
+    """
+    headers: list[BatchHeader] = []
+    position = 0
+    end = len(records)
+    latest_ms = None
+    if config.message_timestamp_after_max_ms is not None:
+        latest_ms = now_ms + config.message_timestamp_after_max_ms
+    while position < end:
+        try:
+            header = parse_header(records, position)
+            if header.size > config.max_message_bytes:
+                raise BrokerError(
+                    ErrorCode.MESSAGE_TOO_LARGE,
+                    f"a batch of {header.size} bytes for {partition}, "
+                    f"whose max.message.bytes is {config.max_message_bytes}",
+                )
+            validate_batch(records, header, position)
+            validate_produced(header)
+        except CorruptRecord as error:
+            raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
+        except InvalidRecord as error:
+            raise BrokerError(ErrorCode.INVALID_RECORD, f"{partition}: {error}") from error
+        if header.base_timestamp < 0 or header.max_timestamp < 0:
+            raise BrokerError(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms",
+            )
+        if latest_ms is not None and header.max_timestamp > latest_ms:
+            raise BrokerError(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"{partition}: {header.max_timestamp} ms is {header.max_timestamp - now_ms} ms ahead of the "
+                f"broker's clock, message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}",
+            )
+        headers.append(header)
+        position += header.size
+    if not headers:
+        raise BrokerError(ErrorCode.INVALID_RECORD, f"{partition}: the record set is empty")
+    if position > config.segment_bytes or sum(h.last_offset_delta + 1 for h in headers) > MAX_RELATIVE_OFFSET:
+        raise BrokerError(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"{position} bytes, {len(headers)} batches for {partition}, whose segment.bytes is {config.segment_bytes}",
+        )
+    return headers
