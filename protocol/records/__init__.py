@@ -1,0 +1,76 @@
+"""The record batch: what producers send, logs store, followers copy and consumers read.
+
+The problem: records come by the million, and Python spends more on touching one of them than C does on a whole batch.
+So the unit is the batch, and the broker looks at its header alone (`header`). The header is Kafka's version 2, byte for
+byte (DefaultRecordBatch): its CRC-32C begins at the attributes, so the leader writes base offset and leader epoch in
+front of it without encoding anything again.
+
+The choice: behind that header, magic 77 holds columns instead of records (`columns`): C code encodes and decodes each
+column in one call, and Arrow gets its columns without a step per record. Magic 2, Kafka's varint records, is here too
+(`varint`): control batches use it (`control`), and so do Kafka's own clients. `batch` puts headers and bodies together.
+
+Nobody trusts a body: however long it claims to be, what is decoded of it is bounded before it takes memory. Timestamps
+are milliseconds since the Unix epoch.
+"""
+
+from minibroker.protocol.records.batch import decode_batch, encode_batch
+from minibroker.protocol.records.body import MAX_BODY_BYTES, MAX_HEADERS_BYTES, DecodedBatch, Header
+from minibroker.protocol.records.control import (
+    ControlType,
+    EndTransactionMarker,
+    decode_control_batch,
+    encode_control_batch,
+)
+from minibroker.protocol.records.header import (
+    HEADER_SIZE,
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    MAX_RECORDS,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchHeader,
+    BatchSlice,
+    Buffer,
+    CorruptRecord,
+    InvalidRecord,
+    assign,
+    check_header,
+    iterate_batches,
+    parse_header,
+    validate_batch,
+    validate_produced,
+)
+
+__all__ = [
+    "HEADER_SIZE",
+    "MAGIC_COLUMNS",
+    "MAGIC_RECORDS",
+    "MAX_BODY_BYTES",
+    "MAX_HEADERS_BYTES",
+    "MAX_RECORDS",
+    "NO_LEADER_EPOCH",
+    "NO_PRODUCER_EPOCH",
+    "NO_PRODUCER_ID",
+    "NO_SEQUENCE",
+    "BatchHeader",
+    "BatchSlice",
+    "Buffer",
+    "ControlType",
+    "CorruptRecord",
+    "DecodedBatch",
+    "EndTransactionMarker",
+    "Header",
+    "InvalidRecord",
+    "assign",
+    "check_header",
+    "decode_batch",
+    "decode_control_batch",
+    "encode_batch",
+    "encode_control_batch",
+    "iterate_batches",
+    "parse_header",
+    "validate_batch",
+    "validate_produced",
+]

@@ -1,0 +1,204 @@
+"""Whole batches, encoded and decoded: a header and a body, by one codec or the other."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from minibroker.protocol.compression import Compression, DecompressionFailed, compress, decompress
+from minibroker.protocol.records.body import (
+    MAX_BODY_BYTES,
+    MAX_HEADERS_BYTES,
+    DecodedBatch,
+    Header,
+    HeadersColumn,
+    is_increasing,
+)
+from minibroker.protocol.records.columns import decode_columns, encode_columns
+from minibroker.protocol.records.header import (
+    HEADER_SIZE,
+    LIMIT,
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    MAX_RECORDS,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TRANSACTIONAL,
+    BatchHeader,
+    Buffer,
+    CorruptRecord,
+    check_header,
+    parse_header,
+    validate_batch,
+    write_header,
+)
+from minibroker.protocol.records.varint import decode_records, encode_records
+
+_INT: frozenset[type] = frozenset((int,))
+_BYTES_OR_NONE: frozenset[type] = frozenset((bytes, type(None)))
+_ALL_NONE: frozenset[type] = frozenset((type(None),))
+
+_T = TypeVar("_T")
+
+
+def encode_batch(
+    values: Sequence[bytes | None],
+    *,
+    base_timestamp: int,
+    timestamp_deltas: Sequence[int] | None = None,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Sequence[Header] | None] | None = None,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+    base_offset: int = 0,
+    partition_leader_epoch: int = NO_LEADER_EPOCH,
+    offset_deltas: Sequence[int] | None = None,
+    last_offset_delta: int | None = None,
+    magic: int = MAGIC_COLUMNS,
+) -> bytearray:
+    """A batch of `len(values)` records, from columns (lists or tuples) of that length.
+
+    Record i has the timestamp `base_timestamp + timestamp_deltas[i]`, and all have `base_timestamp`
+    without deltas. `offset_deltas` and `last_offset_delta` are for compaction, which leaves gaps and
+    keeps a batch's last offset; only there may `values` be empty.
+
+    Raises TypeError for an element of the wrong type and ValueError for columns of the wrong length,
+    deltas out of order or range, and more records, headers or bytes than a reader accepts: what this
+    returns, `decode_batch` reads.
+    """
+    count = len(values)
+    value_column = _checked("values", values, count, _BYTES_OR_NONE)
+    key_column = _checked("keys", keys, count, _BYTES_OR_NONE)
+    delta_column = _checked("timestamp_deltas", timestamp_deltas, count, _INT)
+    offset_column = _checked("offset_deltas", offset_deltas, count, _INT)
+    header_column = _checked_headers(headers, count)
+
+    highest = 0
+    if delta_column is not None:
+        distinct = set(delta_column)  # a batch spans few milliseconds: a set is quicker than two passes
+        lowest, highest = min(distinct), max(distinct)
+        if lowest < -LIMIT or highest > LIMIT:
+            raise ValueError(f"timestamp deltas from {lowest} to {highest} are out of range")
+        if lowest == highest == 0:
+            delta_column = None
+    if not -LIMIT <= base_timestamp <= LIMIT:
+        raise ValueError(f"timestamp {base_timestamp} is out of range")
+
+    last = count - 1
+    if offset_column is not None:
+        if offset_column[0] < 0 or not is_increasing(offset_column):
+            raise ValueError("offset deltas must not be negative and must increase")
+        last = offset_column[-1]
+        if last == count - 1:
+            offset_column = None
+    if last_offset_delta is None:
+        last_offset_delta = last
+    if not max(last, 0) <= last_offset_delta <= 0x7FFFFFFF:
+        raise ValueError(f"{count} records up to offset delta {last} end at {last_offset_delta}")
+
+    batch = bytearray(HEADER_SIZE)
+    if magic not in (MAGIC_COLUMNS, MAGIC_RECORDS):
+        raise ValueError(f"unknown magic {magic}")
+    if count > MAX_RECORDS:
+        raise ValueError(f"{count} records: a batch holds at most {MAX_RECORDS}")
+    if count > 0 and magic == MAGIC_COLUMNS:
+        encode_columns(batch, offset_column, delta_column, key_column, value_column, header_column)
+    elif count > 0:
+        batch += encode_records(count, offset_column, delta_column, key_column, value_column, header_column)
+    if len(batch) - HEADER_SIZE > MAX_BODY_BYTES:
+        raise ValueError(f"a body of {len(batch) - HEADER_SIZE} bytes: a batch holds at most {MAX_BODY_BYTES}")
+    if compression is not Compression.NONE and count > 0:
+        with memoryview(batch) as view:
+            body = compress(compression, view[HEADER_SIZE:], compression_level)
+        batch[HEADER_SIZE:] = body
+    return write_header(
+        batch,
+        BatchHeader(
+            base_offset=base_offset,
+            batch_length=0,
+            partition_leader_epoch=partition_leader_epoch,
+            magic=magic,
+            crc=0,
+            attributes=compression | (TRANSACTIONAL if transactional else 0),
+            last_offset_delta=last_offset_delta,
+            base_timestamp=base_timestamp,
+            max_timestamp=base_timestamp + highest,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            records_count=count,
+        ),
+    )
+
+
+def _checked(name: str, column: Sequence[_T] | None, count: int, allowed: frozenset[type]) -> Sequence[_T] | None:
+    """The column, or None if all of it is null. One value of a wrong type would make a batch unreadable."""
+    if column is None:
+        return None
+    if len(column) != count:
+        raise ValueError(f"{len(column)} {name} for {count} records")
+    types = set(map(type, column))
+    if not types <= allowed:
+        names = ", ".join(sorted(kind.__name__ for kind in types - allowed))
+        raise TypeError(f"{name} must be {' or '.join(sorted(kind.__name__ for kind in allowed))}, not {names}")
+    return None if types <= _ALL_NONE else column
+
+
+def _checked_headers(
+    headers: Sequence[Sequence[Header] | None] | None, count: int
+) -> Sequence[Sequence[Header] | None] | None:
+    if headers is None:
+        return None
+    if len(headers) != count:
+        raise ValueError(f"{len(headers)} headers for {count} records")
+    try:
+        # builtin_types: bytes are bytes, and not, as in JSON, a str in base 64.
+        column = msgspec.convert(headers, HeadersColumn, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise TypeError(f"headers must be lists of (str, bytes or None): {error}") from error
+    if not any(column):
+        return None
+    encoded = msgspec.msgpack.encode(column)
+    if len(encoded) > MAX_HEADERS_BYTES:
+        raise ValueError(f"{len(encoded)} bytes of headers: a batch holds at most {MAX_HEADERS_BYTES}")
+    return column
+
+
+def decode_batch(
+    buffer: Buffer,
+    header: BatchHeader | None = None,
+    position: int = 0,
+    *,
+    check_crc: bool = True,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> DecodedBatch:
+    """The records of the batch at `position`; `header`, if given, is what `parse_header` read there.
+
+    Nothing in the result refers to `buffer`. Raises CorruptRecord, and nothing else, for whatever is
+    wrong with the bytes. Memory is bounded by `max_body_bytes`, MAX_RECORDS and MAX_HEADERS_BYTES.
+    """
+    if header is None:
+        header = parse_header(buffer, position)
+    if check_crc:
+        validate_batch(buffer, header, position)
+    else:
+        check_header(header)
+        if position + header.size > len(buffer):
+            raise CorruptRecord(f"a batch of {header.size} bytes, {len(buffer) - position} are left")
+    compressed = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
+    if header.records_count == 0:
+        if compressed:
+            raise CorruptRecord(f"{len(compressed)} bytes follow a header that says no records")
+        return DecodedBatch(header, range(0), header.base_timestamp, [], None, [], None)
+    try:
+        body = decompress(header.compression, compressed, max_body_bytes)
+    except DecompressionFailed as error:
+        raise CorruptRecord(str(error)) from error
+    decode = decode_columns if header.magic == MAGIC_COLUMNS else decode_records
+    return decode(header, body)

@@ -1,0 +1,222 @@
+"""The 61 bytes in front of a batch: all that a broker looks at."""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from minibroker.protocol.compression import Compression
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC_RECORDS = 2
+MAGIC_COLUMNS = 77
+
+HEADER_SIZE = 61
+LENGTH_END = 12  # batch_length counts the bytes from here on
+CRC_END = 21  # the CRC covers the bytes from here on
+
+MAX_RECORDS = 1 << 20
+"""Records in a batch: constant columns would otherwise let a few bytes claim billions."""
+
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_LEADER_EPOCH = -1
+
+_COMPRESSION_MASK = 0x07
+_LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_BASE_OFFSET = struct.Struct(">q")
+_LEADER_EPOCH = struct.Struct(">i")
+_LEADER_EPOCH_POSITION = 12
+_CRC = struct.Struct(">I")
+_CRC_POSITION = 17
+
+LIMIT = 1 << 62
+"""Offsets, timestamps and timestamp deltas stay this far from 64 bits, so that sums of two fit."""
+
+
+class CorruptRecord(ValueError):
+    """The bytes are not a batch that anyone wrote: Kafka's CORRUPT_MESSAGE."""
+
+
+class InvalidRecord(ValueError):
+    """The batch is intact, but no producer may send it: Kafka's INVALID_RECORD."""
+
+
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
+    """The 61 bytes in front of a batch, in their order. `crc` covers attributes to the end of the batch."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch, header included."""
+        return self.batch_length + LENGTH_END
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def compression(self) -> Compression:
+        """Raises ValueError for a codec that does not exist; `check_header` has ruled that out."""
+        return Compression(self.attributes & _COMPRESSION_MASK)
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Every record's timestamp is `max_timestamp`, whatever the body says."""
+        return bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def has_producer_id(self) -> bool:
+        return self.producer_id > NO_PRODUCER_ID
+
+    @property
+    def last_sequence(self) -> int:
+        """The last record's sequence, which wraps from 2**31 - 1 to 0; NO_SEQUENCE without a base.
+
+        Counted by offsets and not by records, so compaction does not change it.
+        """
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+
+
+class BatchSlice(NamedTuple):
+    """A whole batch within a buffer: `buffer[start:end]`."""
+
+    header: BatchHeader
+    start: int
+    end: int
+
+
+def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`, whatever it says. Raises CorruptRecord if fewer than 61 bytes are left."""
+    try:
+        return BatchHeader(*_HEADER.unpack_from(buffer, position))
+    except struct.error:
+        raise CorruptRecord(f"a batch header takes {HEADER_SIZE} bytes, {len(buffer) - position} are left") from None
+
+
+def check_header(header: BatchHeader) -> None:
+    """Raises CorruptRecord for values that no stored batch has.
+
+    A count of zero is allowed: compaction leaves the header of an emptied batch for the producer's state.
+    """
+    if header.batch_length < HEADER_SIZE - LENGTH_END:
+        raise CorruptRecord(f"a batch length of {header.batch_length} leaves no room for the header")
+    if header.magic not in (MAGIC_COLUMNS, MAGIC_RECORDS):
+        raise CorruptRecord(f"unknown magic {header.magic}")
+    if header.attributes & _COMPRESSION_MASK > Compression.ZSTD:
+        raise CorruptRecord(f"unknown compression {header.attributes & _COMPRESSION_MASK}")
+    if header.last_offset_delta < 0 or not 0 <= header.records_count <= header.last_offset_delta + 1:
+        raise CorruptRecord(f"{header.records_count} records with a last offset delta of {header.last_offset_delta}")
+    if not 0 <= header.base_offset <= LIMIT:
+        raise CorruptRecord(f"a base offset of {header.base_offset}")
+    if header.records_count > MAX_RECORDS:
+        raise CorruptRecord(f"{header.records_count} records: a batch holds at most {MAX_RECORDS}")
+    if header.is_control and header.magic != MAGIC_RECORDS:
+        raise CorruptRecord(f"a control batch of magic {header.magic}")
+
+
+def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
+    """The whole batches from `position` on; ends silently where the next one is incomplete.
+
+    The last slice's `end` (or `position`) says how far it got. Raises CorruptRecord as `check_header`;
+    the CRC is left to `validate_batch`.
+    """
+    length = len(buffer)
+    while length - position >= HEADER_SIZE:
+        header = parse_header(buffer, position)
+        check_header(header)
+        end = position + header.size
+        if end > length:
+            return
+        yield BatchSlice(header, position, end)
+        position = end
+
+
+def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
+    """Raises CorruptRecord unless the batch at `position` is whole, plausible and as its CRC says.
+
+    `header` is what `parse_header` read there. Holds for every batch in a log, a producer's or not.
+    """
+    check_header(header)
+    end = position + header.size
+    if end > len(buffer):
+        raise CorruptRecord(f"a batch of {header.size} bytes, {len(buffer) - position} are left")
+    computed = crc32c(memoryview(buffer)[position + CRC_END : end])
+    if computed != header.crc:
+        raise CorruptRecord(f"the CRC is {computed:#010x}, the header says {header.crc:#010x}")
+
+
+def validate_produced(header: BatchHeader) -> None:
+    """Raises InvalidRecord for what a log may hold but a producer must not send (Kafka's LogValidator)."""
+    if header.is_control:
+        raise InvalidRecord("producers may not write control batches")
+    if header.is_log_append_time:
+        raise InvalidRecord("producers may not claim log append time")
+    if header.records_count < 1:
+        raise InvalidRecord("the batch has no records")
+    if header.last_offset_delta != header.records_count - 1:
+        raise InvalidRecord(
+            f"{header.records_count} records with a last offset delta of {header.last_offset_delta}: "
+            "offsets must be dense"
+        )
+    if header.has_producer_id and (header.producer_epoch < 0 or header.base_sequence < 0):
+        raise InvalidRecord(
+            f"producer {header.producer_id} has epoch {header.producer_epoch} and base sequence "
+            f"{header.base_sequence}: both must be given"
+        )
+    if header.is_transactional and not header.has_producer_id:
+        raise InvalidRecord("a transactional batch needs a producer id")
+
+
+def assign(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Write base offset and partition leader epoch in place; the CRC does not cover them."""
+    _BASE_OFFSET.pack_into(buffer, position, base_offset)
+    _LEADER_EPOCH.pack_into(buffer, position + _LEADER_EPOCH_POSITION, leader_epoch)
+
+
+def write_header(batch: bytearray, header: BatchHeader) -> bytearray:
+    """Write the header in front of the body that `batch` holds already, with its length and CRC."""
+    header = msgspec.structs.replace(header, batch_length=len(batch) - LENGTH_END)
+    check_header(header)
+    try:
+        _HEADER.pack_into(batch, 0, *msgspec.structs.astuple(header))
+    except struct.error as error:
+        raise ValueError(f"a header field is out of range: {error}") from error
+    with memoryview(batch) as view:
+        _CRC.pack_into(batch, _CRC_POSITION, crc32c(view[CRC_END:]))
+    return batch
