@@ -2,8 +2,10 @@
 
 File map:
 
-- The data source: source.py (Spark's classes) -> options.py and offsets.py (pure), reading.py and writing.py (the
-  client, blocking). For streams initial_offsets.py (where they begin) and progress.py (lag). session.py starts Spark.
+- The data source: source.py (Spark's classes) -> options.py and offsets.py (pure). On the driver bounds.py (where a
+  query begins and ends) -> log_client.py (blocking) -> look_ups.py; in tasks reading.py -> arrow.py, and writing.py.
+  connecting.py serves both sides. For streams initial_offsets.py (where they begin) and progress.py (lag). session.py
+  starts Spark.
 - Tables, filled exactly once: manifests.py (what is in one; needs no Spark), table_reader.py, table_writer.py, and
   checkpoint.py (what Spark's own says).
 - Jobs: cli.py -> ingest.py, kappa.py, lambda_.py -> jobs.py (what they share). For the last two views.py (what is

@@ -92,8 +92,8 @@ def run_ingest(
 
 
 def _backlog(options: dict[str, str], start: Mapping[TopicPartition, int]) -> int:
+    from minibroker.spark_jobs.log_client import LogClient
     from minibroker.spark_jobs.options import LATEST, parse_read_options
-    from minibroker.spark_jobs.reading import LogClient
 
     parsed = parse_read_options(options, is_streaming=True)
     with LogClient(parsed.bootstrap, f"{parsed.client_id}-progress") as client:

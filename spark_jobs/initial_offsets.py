@@ -18,9 +18,10 @@ from pathlib import Path
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.real_world import RealDisk
+from minibroker.spark_jobs.bounds import starting_offsets
+from minibroker.spark_jobs.log_client import LogClient
 from minibroker.spark_jobs.offsets import TopicOffsets, from_json, to_json
 from minibroker.spark_jobs.options import parse_read_options
-from minibroker.spark_jobs.reading import LogClient, starting_offsets
 
 FILE_NAME = "minibroker-initial.json"
 
@@ -29,7 +30,7 @@ def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> 
     """The option to add to a stream's, so that it begins where it would have begun at the first call of this.
 
     Resolves where to begin, unless `<checkpoint>/minibroker-initial.json` says so already. The checkpoint must be a
-    directory of the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.reading.resolve`.
+    directory of the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.bounds.resolve`.
     """
     path = _local(checkpoint) / FILE_NAME
     parsed = parse_read_options(options, is_streaming=True)

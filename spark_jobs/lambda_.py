@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.real_world import RealWorld
+from minibroker.spark_jobs.bounds import latest_offsets, starting_offsets
 from minibroker.spark_jobs.jobs import Source, run_batch, tell, triggers_told
+from minibroker.spark_jobs.log_client import LogClient
 from minibroker.spark_jobs.manifests import Table
 from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
 from minibroker.spark_jobs.options import parse_read_options
-from minibroker.spark_jobs.reading import LogClient, latest_offsets, starting_offsets
 from minibroker.spark_jobs.serving import Current, Serving
 from minibroker.spark_jobs.table_writer import KEEP_REPLACED_MS, TableWriter
 from minibroker.spark_jobs.view_stream import ViewStream

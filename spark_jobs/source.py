@@ -65,7 +65,9 @@ from pyspark.sql.types import (
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.bounds import earliest_offsets, latest_offsets, resolve, starting_offsets
 from minibroker.spark_jobs.initial_offsets import load_or_store
+from minibroker.spark_jobs.log_client import LogClient
 from minibroker.spark_jobs.offsets import (
     JsonOffsets,
     OffsetRange,
@@ -93,15 +95,7 @@ from minibroker.spark_jobs.options import (
     parse_read_options,
     parse_write_options,
 )
-from minibroker.spark_jobs.reading import (
-    LogClient,
-    ReadSettings,
-    earliest_offsets,
-    latest_offsets,
-    read_range,
-    resolve,
-    starting_offsets,
-)
+from minibroker.spark_jobs.reading import ReadSettings, read_range
 from minibroker.spark_jobs.writing import Written, check_write_schema, write_batches
 
 logger = logging.getLogger(__name__)

@@ -36,9 +36,9 @@ from minibroker.deploy.who import AllBrokers, Controller, LeaderOf
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.ingest import read_ingested
 from minibroker.spark_jobs.jobs import prepare_session
+from minibroker.spark_jobs.log_client import LogClient
 from minibroker.spark_jobs.manifests import Table
 from minibroker.spark_jobs.options import LATEST
-from minibroker.spark_jobs.reading import LogClient
 from minibroker.spark_jobs.session import spark_session
 from tests.spark.exactness import differences
 from tests.spark.standalone import SETTINGS, SparkCluster, spark_cluster_in

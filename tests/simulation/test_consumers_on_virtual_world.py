@@ -20,9 +20,10 @@ from minibroker.controller import tenure
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
+from minibroker.spark_jobs.look_ups import LookUps
 from minibroker.spark_jobs.offsets import OffsetRange, Offsets, TopicOffsets, losses
 from minibroker.spark_jobs.options import Subscription
-from minibroker.spark_jobs.reading import LookUps, RangeFetcher, ReadSettings
+from minibroker.spark_jobs.reading import RangeFetcher, ReadSettings
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

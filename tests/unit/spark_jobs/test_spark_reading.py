@@ -22,10 +22,13 @@ from minibroker.protocol.records import (
     encode_control_batch,
     parse_header,
 )
-from minibroker.spark_jobs import reading
+from minibroker.spark_jobs import arrow
+from minibroker.spark_jobs.arrow import BatchBuilder
+from minibroker.spark_jobs.bounds import resolve, starting_offsets
+from minibroker.spark_jobs.log_client import LogClient
 from minibroker.spark_jobs.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.options import EARLIEST, LATEST, Bound, Subscription, parse_read_options
-from minibroker.spark_jobs.reading import BatchBuilder, LogClient, ReadSettings, read_range, resolve, starting_offsets
+from minibroker.spark_jobs.reading import ReadSettings, read_range
 from minibroker.spark_jobs.source import read_schema
 from tests.unit.client.scripted_broker import DROP, Action, Received, reject
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
@@ -179,7 +182,7 @@ def test_log_append_time_has_its_own_timestamp_type() -> None:
 
 
 def test_what_compressed_batches_grow_to_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ENOUGH_BYTES", 100_000)
+    monkeypatch.setattr(arrow, "ENOUGH_BYTES", 100_000)
     schema = to_arrow_schema(read_schema(False), timezone="UTC")
     builder = BatchBuilder(OffsetRange("t", "id", 0, 0, 99), schema, False)
     builder.add(decode_batch(encode_batch([b"x" * 99_999], base_timestamp=5, compression=Compression.ZSTD)), 0)

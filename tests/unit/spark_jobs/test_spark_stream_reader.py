@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS, encode_request
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.spark_jobs import reading
+from minibroker.spark_jobs import look_ups
 from minibroker.spark_jobs.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.source import MinibrokerDataSource, RangePartition, StreamReader, read_schema
 from tests.unit.client.scripted_broker import DROP, Log, Received, reject
@@ -185,7 +185,7 @@ def test_what_is_lost_fails_or_is_left_behind(log: ScriptedLog, reader: Make) ->
 def test_a_topic_that_is_gone_fails_or_is_left_out_until_it_is_back(
     log: ScriptedLog, reader: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reading, "UNKNOWN_TOPIC_PATIENCE_S", 0.2)
+    monkeypatch.setattr(look_ups, "UNKNOWN_TOPIC_PATIENCE_S", 0.2)
     log.topic("u", 1)
     log.append([b"y"] * 3, name="u")
     strict, lenient = reader(subscribe="t,u"), reader(subscribe="t,u", failOnDataLoss="false")
@@ -214,7 +214,7 @@ def test_a_topic_that_is_gone_fails_or_is_left_out_until_it_is_back(
 def test_a_topic_that_is_deleted_while_its_end_is_looked_up_is_left_out(
     log: ScriptedLog, reader: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "UNKNOWN_TOPIC_PATIENCE_S", 0.2)
+    monkeypatch.setattr(look_ups, "UNKNOWN_TOPIC_PATIENCE_S", 0.2)
     log.topic("u", 1)
     lenient = reader(subscribe="t,u", failOnDataLoss="false")
     start = lenient.initialOffset()

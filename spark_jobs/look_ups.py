@@ -1,0 +1,243 @@
+"""What there is to read, and how far it goes: topics, partitions and offsets, from brokers that can be believed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from minibroker.client.cluster import Cluster
+from minibroker.client.metadata import is_confirmed, is_denied
+from minibroker.client.offsets import Found, Known, find_offsets
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import METADATA
+from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError, error_of
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.spark_jobs.connecting import UNKNOWN_TOPIC_PATIENCE_S
+from minibroker.spark_jobs.offsets import Offsets, TopicOffsets, by_partition, epochs_of, grouped
+from minibroker.spark_jobs.options import LATEST, Subscription
+
+logger = logging.getLogger(__name__)
+
+
+class Topics(NamedTuple):
+    """The partitions that a subscription means now."""
+
+    ids: Mapping[str, str]
+    partitions: tuple[TopicPartition, ...]
+
+
+class LookUps:
+    """Waits for brokers and leaders up to `patience_s`, and then raises NetworkError or BrokerError.
+
+    What is known from before (a topic, an offset) is not given up because one broker says so: it may have been cut off
+    from the others for long, and who can reach it alone would lose records that all others have. Another broker must
+    say so too, and is waited for (`minibroker.client.metadata.is_denied`, `is_confirmed`).
+    """
+
+    def __init__(self, cluster: Cluster, patience_s: float) -> None:
+        self._cluster = cluster
+        self._patience_s = patience_s
+        self._missing: frozenset[str] = frozenset()
+        """What was waited for in vain."""
+        self._wanted: set[str] = set()
+
+    def _now(self) -> float:
+        return self._cluster.clock.monotonic()
+
+    async def topics(
+        self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
+    ) -> Topics:
+        """What there is of what is subscribed to, which has all topics of `since` unless they are known to be gone.
+
+        Raises BrokerError where a topic or partition that is named does not exist, unless `is_lenient`: then it is left
+        out with a warning. A pattern may match nothing.
+        """
+        names = sorted({*subscription.topics, *(partition.topic for partition in subscription.partitions)}) or None
+        metadata = self._cluster.metadata
+        began = self._now()
+        while True:
+            response = await metadata.request_any(METADATA, m.MetadataRequest(names), timeout_s=self._patience_s)
+            problems = _problems(subscription, response)
+            missing = frozenset(problems) if all(map(says_unknown, problems.values())) else frozenset()
+            if is_lenient and missing and missing <= self._missing:
+                break
+            problem = next(iter(problems.values()), None) or await self._hidden(subscription, response, since)
+            if problem is None:
+                break
+            if not problem.retriable or self._now() >= began + self._patience_s:
+                raise problem
+            if missing and self._now() >= began + UNKNOWN_TOPIC_PATIENCE_S and await self._are_denied(response):
+                if not is_lenient:
+                    raise problem
+                logger.warning("%s (failOnDataLoss=false: going on without)", "; ".join(map(str, problems.values())))
+                break
+            await asyncio.sleep(self._cluster.retry_backoff_s)
+        self._missing = missing
+        wanted = [topic for topic in response.topics if topic.partitions and _is_wanted(subscription, topic)]
+        for topic in self._wanted - {topic.name for topic in wanted}:
+            metadata.unwant(topic)
+        return Topics(
+            {topic.name: topic.topic_id for topic in wanted},
+            tuple(
+                sorted(
+                    partition
+                    for topic in wanted
+                    for entry in topic.partitions
+                    if subscription.wants(partition := TopicPartition(topic.name, entry.partition_index))
+                )
+            ),
+        )
+
+    async def _are_denied(self, response: m.MetadataResponse) -> bool:
+        """Other brokers know no more of the topics that `response` does not know."""
+        unknown = [topic.name for topic in response.topics if not topic.partitions]
+        metadata = self._cluster.metadata
+        answers = await metadata.ask_everyone(unknown)
+        return all(is_denied(metadata.picture, topic, None, answers) for topic in unknown)
+
+    async def _hidden(
+        self, subscription: Subscription, response: m.MetadataResponse, since: Offsets | None
+    ) -> BrokerError | None:
+        """A topic of `since` that `response` lacks, or has under another id, and that may be there all the same."""
+        there = {topic.name: topic.topic_id for topic in response.topics if topic.partitions}
+        lacking = {
+            topic: entry.topic_id
+            for topic, entry in (since or {}).items()
+            if subscription.wants_topic(topic) and there.get(topic) != entry.topic_id and topic not in self._missing
+        }
+        if not lacking:
+            return None
+        metadata = self._cluster.metadata
+        answers = await metadata.ask_everyone(lacking)
+        for topic, topic_id in lacking.items():
+            if not is_denied(metadata.picture, topic, topic_id, answers):
+                return BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {topic} with id {topic_id}")
+        return None
+
+    async def offsets(
+        self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
+    ) -> dict[TopicPartition, Found]:
+        """By time, EARLIEST or LATEST (the high watermark), from leaders that are not older than `known`."""
+        found: dict[TopicPartition, Found] = {}
+        for partition in timestamps:
+            self._wanted.add(partition.topic)
+            self._cluster.metadata.want(partition.topic)
+        deadline = self._now() + self._patience_s
+        was_unknown = False
+        while True:
+            missing = {partition: what for partition, what in timestamps.items() if partition not in found}
+            try:
+                await find_offsets(
+                    self._cluster, missing, min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s), found, known
+                )
+                return found
+            except (NetworkError, BrokerError) as error:
+                # The last one of many: a broker that has just started may say so of any topic. Twice is no accident.
+                is_unknown = isinstance(error, BrokerError) and says_unknown(error)
+                is_final = isinstance(error, BrokerError) and not error.retriable
+                if is_final or (is_unknown and was_unknown) or self._now() >= deadline:
+                    raise
+                was_unknown = is_unknown
+
+    async def ends(
+        self, known: Mapping[TopicPartition, Known], at_least: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, Found]:
+        """The ends of the logs (the high watermarks), from leaders that are not older than `known`. One that is below
+        `at_least`, where that was known before, can be believed."""
+        deadline = self._now() + self._patience_s
+        while True:
+            found = await self.offsets(dict.fromkeys(known, LATEST), known)
+            low = [partition for partition, least in at_least.items() if offset_of(found[partition]) < least]
+            doubtful = await self._doubtful({partition: found[partition].leader_epoch for partition in low})
+            if not doubtful:
+                return found
+            if self._now() >= deadline:
+                first = doubtful[0]
+                raise NetworkError(
+                    f"{first} ends at offset {offset_of(found[first])}, says its leader of epoch "
+                    f"{found[first].leader_epoch}, and was known to reach to {at_least[first]}; no other broker that "
+                    "could tell whether it leads still was reached. See `minibroker status`, and whether this machine "
+                    "reaches all brokers"
+                )
+            await asyncio.sleep(self._cluster.retry_backoff_s)
+
+    async def _doubtful(self, epochs: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """Of partitions whose leaders of these epochs deny what was known: those whose leaders are not believed."""
+        if not epochs:
+            return []
+        metadata = self._cluster.metadata
+        answers = await metadata.ask_everyone({partition.topic for partition in epochs})
+        doubtful = []
+        for partition, epoch in epochs.items():
+            leader = metadata.picture.leader(*partition)
+            is_same = leader is not None and leader.epoch == epoch
+            if leader is None or not is_same or not is_confirmed(metadata.picture, partition, leader, answers):
+                doubtful.append(partition)
+        return doubtful
+
+    async def latest(
+        self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
+    ) -> dict[str, TopicOffsets]:
+        """As `latest_offsets`."""
+        deadline = self._now() + self._patience_s
+        while True:
+            topics = await self.topics(subscription, is_lenient=is_lenient, since=since)
+            same = {topic: entry for topic, entry in (since or {}).items() if topics.ids.get(topic) == entry.topic_id}
+            epochs, offsets = epochs_of(same), by_partition(same)
+            known = {
+                partition: Known(topics.ids[partition.topic], epochs.get(partition, NO_EPOCH))
+                for partition in topics.partitions
+            }
+            try:
+                found = await self.ends(
+                    known, {partition: offsets[partition] for partition in known if partition in offsets}
+                )
+            except BrokerError as error:
+                # Deleted between the two questions, or created again.
+                is_gone = is_lenient and says_unknown(error)
+                is_another = error.code is ErrorCode.UNKNOWN_TOPIC_ID and self._now() < deadline
+                if not is_gone and not is_another:
+                    raise
+                continue
+            return grouped(
+                topics.ids,
+                {partition: offset_of(end) for partition, end in found.items()},
+                {partition: end.leader_epoch for partition, end in found.items()},
+            )
+
+
+def offset_of(found: Found) -> int:
+    return 0 if found.result is None else found.result.offset
+
+
+def _problems(subscription: Subscription, response: m.MetadataResponse) -> dict[str, BrokerError]:
+    """By what was asked for and is not there."""
+    if not response.brokers:
+        # It has just started, and nobody has told it yet what there is.
+        return {"": BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "a broker that knows of no broker")}
+    there = {topic.name: topic for topic in response.topics}
+    problems: dict[str, BrokerError] = {}
+    for name in subscription.topics:
+        topic = there.get(name)
+        if topic is None or not topic.partitions:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else error_of(topic.error_code)
+            problems[name] = BrokerError(code or ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name}")
+    for partition in subscription.partitions:
+        topic = there.get(partition.topic)
+        indexes = [] if topic is None else sorted(entry.partition_index for entry in topic.partitions)
+        if partition.partition not in indexes:
+            has = f"the topic has {len(indexes)} partitions" if indexes else "there is no such topic"
+            problems[str(partition)] = BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition}; {has}"
+            )
+    return problems
+
+
+def says_unknown(error: BrokerError) -> bool:
+    return error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _is_wanted(subscription: Subscription, topic: m.MetadataTopic) -> bool:
+    return subscription.wants_topic(topic.name) and (subscription.pattern is None or not topic.is_internal)
