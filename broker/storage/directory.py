@@ -1,38 +1,199 @@
-"""The data directory: what the logs in it share."""
+"""The data directory of a broker: whose it is, what is in it, what its logs share, and whether its disk has failed.
+
+One broker process owns the directory, by its lock; `meta.properties` says which broker of which cluster it belongs
+to. The clean-shutdown marker is the last thing that a stopping broker writes and the first that a starting one
+removes, durably, before anything can be appended: a marker that outlives its truth hides a torn log (KAFKA-15375,
+KAFKA-10471). It is not written at all where the disk has failed.
+"""
+
+from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
-from typing import NoReturn
+from posixpath import dirname
+from typing import NamedTuple, NoReturn
 
 from minibroker.broker.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
     HIGH_WATERMARK_FILE,
+    LOCK_FILE,
     LOG_START_OFFSET_FILE,
+    META_PROPERTIES_FILE,
     RECOVERY_POINT_FILE,
+    MalformedFile,
+    MetaProperties,
     OffsetCheckpoint,
+    decode_clean_shutdown,
+    decode_meta_properties,
+    encode_clean_shutdown,
+    encode_meta_properties,
 )
-from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.world import World
+from minibroker.broker.storage.continuity import CONTINUITY_FILE
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition, topic_name_problem
+from minibroker.protocol.world import Lock, World
 
 logger = logging.getLogger("minibroker.storage")
 
+_OWN_FILES = (
+    RECOVERY_POINT_FILE,
+    LOG_START_OFFSET_FILE,
+    HIGH_WATERMARK_FILE,
+    META_PROPERTIES_FILE,
+    CLEAN_SHUTDOWN_FILE,
+    CONTINUITY_FILE,
+    LOCK_FILE,
+    "controller-timeline.jsonl",  # the broker's flight recorder, kept with its data
+    "controller-timeline.jsonl.1",
+)
+_DELETE_SUFFIX = "-delete"
+_MAX_FILE_NAME = 255
+_DELETED_NAME = re.compile(r".+-[0-9]+\.[0-9a-f]{32}-delete", re.ASCII)
+_PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.ASCII)
+
+
+class DataDirectoryUnusable(MinibrokerError):
+    """The broker cannot start on this data directory. Says which one, why, and what to do."""
+
+
+class Contents(NamedTuple):
+    """What a data directory holds beside its own files."""
+
+    partitions: list[TopicPartition]
+    deleted: list[str]
+    """Names of what an interrupted deletion left."""
+
 
 class LogDirectory:
-    """What the logs of one directory share: the world, the checkpoints, and whether the disk has failed."""
+    """Use: `take`, `check_owner`, then anything, in the end `release`."""
 
     def __init__(self, world: World, path: str) -> None:
         self.world = world
+        self.path = path
         self.recovery_points = OffsetCheckpoint(world.disk, f"{path}/{RECOVERY_POINT_FILE}")
         self.log_start_offsets = OffsetCheckpoint(world.disk, f"{path}/{LOG_START_OFFSET_FILE}")
         self.high_watermarks = OffsetCheckpoint(world.disk, f"{path}/{HIGH_WATERMARK_FILE}")
         self.failure: BaseException | None = None
+        """Why it is offline; None while it is not."""
         self._listeners: list[Callable[[], None]] = []
+        self._disk = world.disk
+        self._lock: Lock | None = None
+
+    def _path(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    # -- whose it is --
+
+    def take(self) -> None:
+        """Make it, if it is not there, and lock it. Raises DataDirectoryUnusable, OSError."""
+        self._make()
+        try:
+            self._lock = self._disk.lock(self._path(LOCK_FILE))
+        except BlockingIOError as error:
+            raise DataDirectoryUnusable(
+                f"the data directory {self.path} is in use by another broker process: stop it, or choose another "
+                f"directory with --data"
+            ) from error
+
+    def _make(self) -> None:
+        missing: list[str] = []
+        path = self.path
+        while not self._disk.exists(path):
+            missing.append(path)
+            path = dirname(path)
+        self._disk.make_directories(self.path)
+        for path in missing:
+            self._disk.sync_directory(dirname(path))
+
+    @property
+    def is_taken(self) -> bool:
+        return self._lock is not None
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def check_owner(self, broker_id: int, cluster_id: str) -> None:
+        """It is this broker's from now on, if it was nobody's. Raises DataDirectoryUnusable, OSError."""
+        path = self._path(META_PROPERTIES_FILE)
+        mine = MetaProperties(broker_id, cluster_id)
+        if not self._disk.exists(path):
+            self._disk.write_atomically(path, encode_meta_properties(mine))
+            return
+        try:
+            found = decode_meta_properties(path, self._disk.read_file(path))
+        except MalformedFile as error:
+            raise DataDirectoryUnusable(
+                f"{error}. If {self.path} is the data directory of broker {broker_id} in cluster "
+                f"{cluster_id}, remove that file; otherwise choose another directory with --data"
+            ) from error
+        if found.cluster_id != cluster_id:
+            raise DataDirectoryUnusable(
+                f"the data directory {self.path} belongs to cluster {found.cluster_id}, but this ZooKeeper holds "
+                f"cluster {cluster_id}: connect to that cluster's ZooKeeper, or choose an empty directory with --data"
+            )
+        if found.broker_id != broker_id:
+            raise DataDirectoryUnusable(
+                f"the data directory {self.path} belongs to broker {found.broker_id}, but this is broker "
+                f"{broker_id}: start it with broker.id={found.broker_id}, or choose another directory with --data"
+            )
+
+    # -- the marker of a clean stop --
+
+    def read_clean_marker(self) -> int | None:
+        """The epoch of the broker that stopped in order, -1 if it is not known; None: nobody did. Raises OSError."""
+        path = self._path(CLEAN_SHUTDOWN_FILE)
+        if not self._disk.exists(path):
+            return None
+        try:
+            return decode_clean_shutdown(path, self._disk.read_file(path))
+        except MalformedFile as error:
+            logger.warning("%s; taking the last stop for a crash", error)
+            return None
+
+    def remove_clean_marker(self) -> None:
+        """Durable on return. Raises OSError."""
+        path = self._path(CLEAN_SHUTDOWN_FILE)
+        if self._disk.exists(path):
+            self._disk.remove(path)
+            self._disk.sync_directory(self.path)
+
+    def write_clean_marker(self, broker_epoch: int) -> None:
+        """A disk that fails here takes the directory offline."""
+        path = self._path(CLEAN_SHUTDOWN_FILE)
+        try:
+            self._disk.write_atomically(path, encode_clean_shutdown(broker_epoch))
+        except OSError as error:
+            self.fail(error, f"writing {path}")
+
+    # -- what is in it --
+
+    def contents(self) -> Contents:
+        """Raises OSError."""
+        partitions: list[TopicPartition] = []
+        deleted: list[str] = []
+        for name in self._disk.list(self.path):
+            if _DELETED_NAME.fullmatch(name):
+                deleted.append(name)
+                continue
+            partition = _parse_partition(name)
+            if partition is not None:
+                partitions.append(partition)
+            elif name.removesuffix(".tmp") not in _OWN_FILES:
+                logger.info("ignoring %s: it is no partition's directory", self._path(name))
+        return Contents(partitions, deleted)
+
+    # -- what its logs share --
 
     def lower_offsets(self, partition: TopicPartition, offset: int) -> None:
         """On return no checkpoint says more than `offset` of the partition: what a log holds from there on, after a cut
         or in a new topic of that name, is neither flushed nor committed, whatever was there before. Raises OSError."""
         for checkpoint in (self.recovery_points, self.log_start_offsets, self.high_watermarks):
             checkpoint.lower(partition, offset)
+
+    # -- whether its disk has failed --
 
     def on_offline(self, listener: Callable[[], None]) -> None:
         """Call `listener`, once, when the directory fails; at once if it has failed already."""
@@ -56,3 +217,16 @@ class LogDirectory:
     def fail_and_raise(self, error: OSError, doing: str) -> NoReturn:
         self.fail(error, doing)
         raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{doing} failed: {error}") from error
+
+
+def _parse_partition(directory: str) -> TopicPartition | None:
+    match = _PARTITION_NAME.fullmatch(directory)
+    if match is None or topic_name_problem(match[1]) is not None:
+        return None
+    return TopicPartition(match[1], int(match[2]))
+
+
+def deleted_name(partition: TopicPartition, unique: str) -> str:
+    """`<topic>-<partition>.<unique>-delete`, with the topic cut where a file name would be too long."""
+    suffix = f"-{partition.partition}.{unique}{_DELETE_SUFFIX}"
+    return partition.topic[: _MAX_FILE_NAME - len(suffix)] + suffix

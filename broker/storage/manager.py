@@ -1,9 +1,4 @@
-"""The logs of a data directory (Kafka's LogManager): whose it is, opening, creating, deleting, closing.
-
-One broker process owns the directory, by its lock; `meta.properties` says which broker of which cluster it belongs
-to. The clean-shutdown marker is the last thing that a stopping broker writes and the first that a starting one
-removes, durably, before anything can be appended: a marker that outlives its truth hides a torn log (KAFKA-15375,
-KAFKA-10471). It is not written at all where the disk has failed.
+"""The logs of a data directory (Kafka's LogManager): opening, creating, deleting, closing.
 
 Every log is opened in a worker thread. One whose files are damaged costs this broker that replica and nothing else: it
 is in `damaged`, and asking for it raises until its directory is out of the way. So does one whose contract was broken
@@ -18,65 +13,33 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from posixpath import dirname
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from minibroker.broker.storage.checkpoints import (
-    CLEAN_SHUTDOWN_FILE,
-    HIGH_WATERMARK_FILE,
-    LOCK_FILE,
-    LOG_START_OFFSET_FILE,
-    META_PROPERTIES_FILE,
     PARTITION_METADATA_FILE,
-    RECOVERY_POINT_FILE,
     MalformedFile,
-    MetaProperties,
     OffsetCheckpoint,
     Staged,
-    decode_clean_shutdown,
-    decode_meta_properties,
     decode_topic_id,
-    encode_clean_shutdown,
-    encode_meta_properties,
     encode_topic_id,
 )
 from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity
-from minibroker.broker.storage.directory import LogDirectory
+from minibroker.broker.storage.directory import DataDirectoryUnusable, LogDirectory, deleted_name
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 from minibroker.protocol.records import CorruptRecord
-from minibroker.protocol.world import Lock, World
+from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.storage")
 
 DISK_ERRORS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """They speak of the disk, not of the file at which they were met."""
-_OWN_FILES = (
-    RECOVERY_POINT_FILE,
-    LOG_START_OFFSET_FILE,
-    HIGH_WATERMARK_FILE,
-    META_PROPERTIES_FILE,
-    CLEAN_SHUTDOWN_FILE,
-    CONTINUITY_FILE,
-    LOCK_FILE,
-    "controller-timeline.jsonl",  # the broker's flight recorder, kept with its data
-    "controller-timeline.jsonl.1",
-)
-_DELETE_SUFFIX = "-delete"
-_MAX_FILE_NAME = 255
-_DELETED_NAME = re.compile(r".+-[0-9]+\.[0-9a-f]{32}-delete", re.ASCII)
-_PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.ASCII)
-
-
-class DataDirectoryUnusable(MinibrokerError):
-    """The broker cannot start on this data directory. Says which one, why, and what to do."""
 
 
 class _Opened(NamedTuple):
@@ -122,7 +85,6 @@ class LogManager:
         self._logs: dict[TopicPartition, Log] = {}
         self._partition_locks: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
         """Each lasts as long as somebody holds it or waits for it."""
-        self._lock: Lock | None = None
         self._stopping = asyncio.Event()
         self._checkpoints: asyncio.Task[None] | None = None
         self._removals: set[asyncio.Task[None]] = set()
@@ -135,13 +97,14 @@ class LogManager:
     async def open(self, cluster_id: str) -> None:
         """Take the directory and open every log in it. Raises DataDirectoryUnusable."""
         try:
-            self._make_directory()
-            self._take_lock()
+            self._directory.take()
             try:
-                self._check_owner(cluster_id)
-                self._read_clean_marker()
+                self._directory.check_owner(self._broker_id, cluster_id)
+                stopped_epoch = self._directory.read_clean_marker()
+                if stopped_epoch is not None:
+                    self.was_clean, self.previous_broker_epoch = True, stopped_epoch
                 self._continuity.begin(was_clean=self.was_clean)
-                self._remove_clean_marker()
+                self._directory.remove_clean_marker()
                 recovery_points = self._read_offsets(self._recovery_points)
                 log_start_offsets = self._read_offsets(self._log_start_offsets)
                 self._read_offsets(self._high_watermarks)
@@ -160,70 +123,6 @@ class LogManager:
         self._checkpoints = asyncio.get_running_loop().create_task(self._checkpoint_regularly(), name="log checkpoints")
         self._checkpoints.add_done_callback(self._report_failure)
 
-    def _make_directory(self) -> None:
-        missing: list[str] = []
-        path = self.log_dir
-        while not self._disk.exists(path):
-            missing.append(path)
-            path = dirname(path)
-        self._disk.make_directories(self.log_dir)
-        for path in missing:
-            self._disk.sync_directory(dirname(path))
-
-    def _take_lock(self) -> None:
-        try:
-            self._lock = self._disk.lock(self._path(LOCK_FILE))
-        except BlockingIOError as error:
-            raise DataDirectoryUnusable(
-                f"the data directory {self.log_dir} is in use by another broker process: stop it, or choose another "
-                f"directory with --data"
-            ) from error
-
-    def _release_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def _check_owner(self, cluster_id: str) -> None:
-        path = self._path(META_PROPERTIES_FILE)
-        mine = MetaProperties(self._broker_id, cluster_id)
-        if not self._disk.exists(path):
-            self._disk.write_atomically(path, encode_meta_properties(mine))
-            return
-        try:
-            found = decode_meta_properties(path, self._disk.read_file(path))
-        except MalformedFile as error:
-            raise DataDirectoryUnusable(
-                f"{error}. If {self.log_dir} is the data directory of broker {self._broker_id} in cluster "
-                f"{cluster_id}, remove that file; otherwise choose another directory with --data"
-            ) from error
-        if found.cluster_id != cluster_id:
-            raise DataDirectoryUnusable(
-                f"the data directory {self.log_dir} belongs to cluster {found.cluster_id}, but this ZooKeeper holds "
-                f"cluster {cluster_id}: connect to that cluster's ZooKeeper, or choose an empty directory with --data"
-            )
-        if found.broker_id != self._broker_id:
-            raise DataDirectoryUnusable(
-                f"the data directory {self.log_dir} belongs to broker {found.broker_id}, but this is broker "
-                f"{self._broker_id}: start it with broker.id={found.broker_id}, or choose another directory with --data"
-            )
-
-    def _read_clean_marker(self) -> None:
-        path = self._path(CLEAN_SHUTDOWN_FILE)
-        if not self._disk.exists(path):
-            return
-        try:
-            self.previous_broker_epoch = decode_clean_shutdown(path, self._disk.read_file(path))
-            self.was_clean = True
-        except MalformedFile as error:
-            logger.warning("%s; taking the last stop for a crash", error)
-
-    def _remove_clean_marker(self) -> None:
-        path = self._path(CLEAN_SHUTDOWN_FILE)
-        if self._disk.exists(path):
-            self._disk.remove(path)
-            self._disk.sync_directory(self.log_dir)
-
     def _read_offsets(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
         try:
             return checkpoint.read()
@@ -234,17 +133,10 @@ class LogManager:
     async def _open_logs(
         self, recovery_points: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]
     ) -> None:
-        found: list[TopicPartition] = []
-        for name in self._disk.list(self.log_dir):
-            if _DELETED_NAME.fullmatch(name):
-                logger.info("removing %s, left over from a deletion", self._path(name))
-                self._remove_in_background(self._path(name))
-                continue
-            partition = _parse_partition(name)
-            if partition is not None:
-                found.append(partition)
-            elif name.removesuffix(".tmp") not in _OWN_FILES:
-                logger.info("ignoring %s: it is no partition's directory", self._path(name))
+        found, deleted = self._directory.contents()
+        for name in deleted:
+            logger.info("removing %s, left over from a deletion", self._path(name))
+            self._remove_in_background(self._path(name))
 
         disk_failures: list[OSError] = []
 
@@ -435,7 +327,7 @@ class LogManager:
                 await log.close()
             self.damaged.pop(partition, None)
             self.reports.pop(partition, None)
-            doomed = self._path(_deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
+            doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
             try:
                 # A recovery point whose log is gone would be taken for a loss by the next start.
                 await self._world.executor.run(self._directory.lower_offsets, partition, 0)
@@ -567,7 +459,7 @@ class LogManager:
             await asyncio.wait([self._checkpoints])
         if self._removals:
             await asyncio.wait(set(self._removals))
-        opened = self._lock is not None and self._checkpoints is not None
+        opened = self._directory.is_taken and self._checkpoints is not None
         clean = clean and opened and self._directory.failure is None
         if clean:
             try:
@@ -588,21 +480,5 @@ class LogManager:
             except OSError as error:
                 logger.error("%s cannot be written: %s", self._path(CONTINUITY_FILE), error)
         if clean:
-            try:
-                self._disk.write_atomically(self._path(CLEAN_SHUTDOWN_FILE), encode_clean_shutdown(broker_epoch))
-            except OSError as error:
-                self._directory.fail(error, f"writing {self._path(CLEAN_SHUTDOWN_FILE)}")
-        self._release_lock()
-
-
-def _parse_partition(directory: str) -> TopicPartition | None:
-    match = _PARTITION_NAME.fullmatch(directory)
-    if match is None or topic_name_problem(match[1]) is not None:
-        return None
-    return TopicPartition(match[1], int(match[2]))
-
-
-def _deleted_name(partition: TopicPartition, unique: str) -> str:
-    """`<topic>-<partition>.<unique>-delete`, with the topic cut where a file name would be too long."""
-    suffix = f"-{partition.partition}.{unique}{_DELETE_SUFFIX}"
-    return partition.topic[: _MAX_FILE_NAME - len(suffix)] + suffix
+            self._directory.write_clean_marker(broker_epoch)
+        self._directory.release()

@@ -7,8 +7,9 @@ import errno
 
 import pytest
 
+from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
+from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.loop import run

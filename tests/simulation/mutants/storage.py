@@ -48,8 +48,8 @@ def io_error_ignored(patches: Patches) -> None:
 
 @mutant("KAFKA-15375, KAFKA-10471", "the marker of a clean stop stays when the broker starts")
 def clean_marker_stays(patches: Patches) -> None:
-    @patches.instead_of(LogManager, "_remove_clean_marker")
-    def remove_clean_marker(original: Any, self: LogManager) -> None:
+    @patches.instead_of(LogDirectory, "remove_clean_marker")
+    def remove_clean_marker(original: Any, self: LogDirectory) -> None:
         """Nothing."""
 
 

@@ -17,8 +17,9 @@ from minibroker.broker.storage.continuity import (
     decode_continuity,
     encode_continuity,
 )
+from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
+from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.power_cut_disk import PowerCutDisk
 from tests.storage_support import NOW, PARTITION, StorageWorld, batch

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.manager import DataDirectoryUnusable, LogManager
+from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Disk
