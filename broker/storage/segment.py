@@ -179,7 +179,7 @@ class Segment:
             self._time_index = self._read_index(TIME_INDEX)
 
     def load_active(self) -> None:
-        """Read what index files there are, as a start for `rewind` and `note`; damaged ones are taken for empty."""
+        """Read what index files there are, as a start for `resume` and `note`; damaged ones are taken for empty."""
         try:
             self._offset_index, self._time_index = self._read_index(OFFSET_INDEX), self._read_index(TIME_INDEX)
         except InvalidIndex:
