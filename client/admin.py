@@ -8,15 +8,13 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
-from types import TracebackType
 from typing import NamedTuple, Protocol, TypeVar
 
-from minibroker.client.cluster import Cluster
 from minibroker.client.connections import Purpose, exponential_backoff_s
-from minibroker.client.errors import ClientCrashed, Closed, InvalidSetting, TopicErrors
+from minibroker.client.errors import InvalidSetting, TopicErrors
+from minibroker.client.lifecycle import Client
 from minibroker.client.settings import Address, check_integer, check_ms
 from minibroker.client.stalls import Stalls
-from minibroker.client.tasks import weakly
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
@@ -78,7 +76,7 @@ class ClusterDescription(NamedTuple):
     """Those alive, ascending."""
 
 
-class Admin:
+class Admin(Client):
     """Administration. Use it as `async with Admin("host:9092") as admin`, or call `start` and `close`.
 
     Every call retries what may succeed by itself (a moved controller, a lost connection) until
@@ -91,7 +89,7 @@ class Admin:
     included, raises WrongEventLoop. One that is dropped without `close` warns (ResourceWarning).
     """
 
-    _state = "not started"
+    _noun = "admin client"
 
     def __init__(
         self,
@@ -105,50 +103,14 @@ class Admin:
         world: World | None = None,
     ) -> None:
         self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
-        self._cluster = Cluster(
+        super().__init__(
             bootstrap,
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
-            on_crash=weakly(self._crashed),
         )
-        self._crash: BaseException | None = None
-
-    async def start(self) -> None:
-        """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 2 s."""
-        if self._state != "not started":
-            raise Closed(f"the admin client was started before and is {self._state}; make a new one")
-        self._state = "starting"
-        try:
-            await self._cluster.start()
-        except BaseException:
-            self._state = "closed"
-            await self._cluster.close()
-            raise
-        self._state = "running"
-
-    async def __aenter__(self) -> Admin:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not self._cluster.is_gone(error):
-            await self.close()
-
-    async def close(self) -> None:
-        """End all tasks and connections. Again: does nothing."""
-        if self._state != "closed":
-            self._cluster.check_loop("admin client")
-            self._state = "closed"
-            await self._cluster.close()
-
-    def __del__(self) -> None:
-        if self._state not in ("not started", "closed"):
-            self._cluster.dropped(self, self._cluster.close)
 
     def __repr__(self) -> str:
         return f"<Admin {self._state}, bootstrap={self._cluster.bootstrap}>"
@@ -348,19 +310,6 @@ class Admin:
                 await self._cluster.metadata.refreshed()
         except TimeoutError:
             return  # the attempt that follows is the last, and says what is wrong
-
-    def _check_running(self) -> None:
-        if self._crash is not None:
-            raise ClientCrashed(
-                f"the admin client stopped because of a bug: {self._crash!r}. Please report it"
-            ) from self._crash
-        if self._state != "running":
-            raise Closed(f"the admin client is {self._state}: use it within `async with Admin(...)`")
-        self._cluster.check_loop("admin client")
-
-    def _crashed(self, error: BaseException) -> None:
-        if self._crash is None:
-            self._crash = error
 
 
 class _Change(Protocol[Request, Response]):

@@ -6,24 +6,22 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
-from types import TracebackType
 from typing import Literal
 
-from minibroker.client.cluster import Cluster
-from minibroker.client.errors import ApiTimedOut, ClientCrashed, Closed, CorruptBatch, InvalidSetting
+from minibroker.client.errors import ApiTimedOut, CorruptBatch, InvalidSetting
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, FetchedBatch, Fetcher, PartitionState
+from minibroker.client.lifecycle import Client
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.client.settings import check_choice, check_integer, check_ms
-from minibroker.client.tasks import weakly
 from minibroker.protocol import messages as m
-from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
 from minibroker.protocol.records import CorruptRecord, decode_batch
 from minibroker.protocol.world import World
 
 
-class Consumer:
+class Consumer(Client):
     """Reads records. Use it as `async with Consumer("host:9092", topics=["orders"]) as consumer`, or call `start`
     and `close`; then `async for record in consumer`, or, several times as fast, `async for batch in
     consumer.batches()`. Both end never: leave the loop, or bound it with `asyncio.timeout`. An iteration that was
@@ -51,7 +49,7 @@ class Consumer:
     is called from another, `close` included, raises WrongEventLoop. (An iteration looks once for each batch.)
     """
 
-    _state = "not started"
+    _noun = "consumer"
 
     def __init__(
         self,
@@ -80,14 +78,13 @@ class Consumer:
         check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
         check_integer("max_partition_fetch_bytes", max_partition_fetch_bytes, 1, 128 * 1024 * 1024)
         self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
-        self._cluster = Cluster(
+        super().__init__(
             bootstrap,
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
-            on_crash=weakly(self._crashed),
         )
         self._fetcher = Fetcher(
             self._cluster,
@@ -97,7 +94,6 @@ class Consumer:
             fetch_max_bytes=fetch_max_bytes,
             max_partition_fetch_bytes=max_partition_fetch_bytes,
         )
-        self._crash: BaseException | None = None
         self._batch: ConsumerBatch | None = None
         """The batch that is being handed out by records, in partition `_current`."""
         self._records: Iterator[Record] = iter(())
@@ -113,23 +109,22 @@ class Consumer:
         Raises NetworkError where no broker answers within 2 s, and BrokerError for a topic or partition that does not
         exist, after 10 s (it might be about to be created) or `default_api_timeout_ms`, whichever is less.
         """
-        if self._state != "not started":
-            raise Closed(f"the consumer was started before and is {self._state}; make a new one")
-        self._state = "starting"
-        try:
-            for topic in (*self._topics, *(partition.topic for partition in self._partitions)):
-                self._cluster.metadata.want(topic)
-            await self._cluster.start()
-            await self._find_topics()
-        except BaseException:
-            self._state = "closed"
-            await self._cluster.close()
-            raise
+        await super().start()
+
+    async def _reach(self) -> None:
+        for topic in (*self._topics, *(partition.topic for partition in self._partitions)):
+            self._cluster.metadata.want(topic)
+        await super()._reach()
+        await self._find_topics()
+
+    def _go(self) -> None:
         self._fetcher.assign_topics(self._topics)
         self._fetcher.assign_partitions(self._partitions)
         self._fetcher.adopt_topics()
-        self._state = "running"
         self._cluster.tasks.start(self._fetcher.run(), "fetcher")
+
+    def _tell(self) -> None:
+        self._fetcher.pulse.notify()
 
     async def _find_topics(self) -> None:
         patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s)
@@ -156,28 +151,6 @@ class Consumer:
                     picture.errors.get(partition.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), str(partition)
                 )
         return None
-
-    async def __aenter__(self) -> Consumer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not self._cluster.is_gone(error):
-            await self.close()
-
-    async def close(self) -> None:
-        """End all tasks and connections. Iterations that wait raise Closed. Again: does nothing."""
-        if self._state != "closed":
-            self._cluster.check_loop("consumer")
-            self._state = "closed"
-            self._fetcher.pulse.notify()
-            await self._cluster.close()
-
-    def __del__(self) -> None:
-        if self._state not in ("not started", "closed"):
-            self._cluster.dropped(self, self._cluster.close)
 
     def __repr__(self) -> str:
         states = self._fetcher.states.values()
@@ -400,24 +373,6 @@ class Consumer:
                 "partition", partition, "it is not assigned to this consumer; see topics= and partitions="
             )
         return state
-
-    def _check_running(self) -> None:
-        if self._state != "running":
-            raise self._not_running()
-        self._cluster.check_loop("consumer")
-
-    def _crashed(self, error: BaseException) -> None:
-        if self._crash is None:
-            self._crash = error
-            self._state = "crashed"
-            self._fetcher.pulse.notify()
-
-    def _not_running(self) -> MinibrokerError:
-        if self._crash is not None:
-            crashed = ClientCrashed(f"the consumer stopped because of a bug: {self._crash!r}. Please report it")
-            crashed.__cause__ = self._crash
-            return crashed
-        return Closed(f"the consumer is {self._state}: use it within `async with Consumer(...)`")
 
 
 class _Batches:

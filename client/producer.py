@@ -20,11 +20,12 @@ from typing import Literal
 from minibroker.client.accumulator import RECORD_OVERHEAD, Accumulator
 from minibroker.client.cluster import Cluster
 from minibroker.client.delivery import Delivery
-from minibroker.client.errors import ClientCrashed, Closed, DeliveryFailed, InvalidSetting
+from minibroker.client.errors import Closed, DeliveryFailed, InvalidSetting
+from minibroker.client.lifecycle import Client
 from minibroker.client.partitioners import Partitioner, WithoutKey
 from minibroker.client.sender import Sender
 from minibroker.client.settings import check_choice, check_integer, check_ms
-from minibroker.client.tasks import Pulse, weakly
+from minibroker.client.tasks import Pulse
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.world import World
@@ -45,7 +46,7 @@ _Headers = Sequence[tuple[str, bytes | None]]
 _BytesLike = bytes | bytearray | memoryview
 
 
-class Producer:
+class Producer(Client):
     """Sends records. Use it as `async with Producer("host:9092") as producer`, or call `start` and `close`.
 
     Guarantees: with the default `acks="all"` a record whose Delivery returned is in the log of every in-sync replica,
@@ -78,7 +79,7 @@ class Producer:
     waits for its Delivery, `drain` or `flush` hears of it in any case.)
     """
 
-    _state = "not started"
+    _noun = "producer"
 
     def __init__(
         self,
@@ -117,17 +118,14 @@ class Producer:
         check_choice("compression", compression, [codec.name.lower() for codec in Compression])
         if not isinstance(partitioner, Partitioner) or not isinstance(partitioner.without_key, WithoutKey):
             raise InvalidSetting("partitioner", partitioner, "give a client.partitioners.Partitioner")
-        self._crash: BaseException | None = None
-        self._cluster = Cluster(
+        super().__init__(
             bootstrap,
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
-            on_crash=weakly(self._crashed),
         )
-        self._check_loop = partial(self._cluster.check_loop, "producer")
         self._accumulator = Accumulator(
             batch_size=min(batch_size, max_request_size),
             buffer_memory=buffer_memory,
@@ -158,26 +156,11 @@ class Producer:
         self._paused_ms = -PAUSE_EVERY_MS
         """When `drain` let the loop run last."""
 
-    async def start(self) -> None:
-        """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 2 s."""
-        if self._state != "not started":
-            raise Closed(f"the producer was started before and is {self._state}; make a new one")
-        self._state = "starting"
-        try:
-            await self._cluster.start()
-        except BaseException:
-            self._state = "closed"
-            await self._cluster.close()
-            raise
-        self._state = "running"
-        self._sending = self._start_sending()
+    def _go(self) -> None:
+        self._sending = self._cluster.tasks.start(self._sender.run(), "sender")
 
-    def _start_sending(self) -> asyncio.Task[None]:
-        return self._cluster.tasks.start(self._sender.run(), "sender")
-
-    async def __aenter__(self) -> Producer:
-        await self.start()
-        return self
+    def _tell(self) -> None:
+        self._progress.notify()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -306,9 +289,7 @@ class Producer:
         Raises DeliveryFailed with every record that failed, was not awaited and not reported before; Closed, and
         ClientCrashed. Cancelling it stops the waiting, not the sending.
         """
-        if self._state != "running":
-            raise self._not_running()
-        self._check_loop()
+        self._check_running()
         await _flush(self._accumulator, self._sender, self._progress)
         self._report_failures()
         if self._crash is not None:
@@ -342,7 +323,7 @@ class Producer:
                 self._state = "closing"
                 if self._sending.cancelling():  # asyncio.run comes to its end, and has cancelled every task
                     self._cluster.go_on()
-                    self._start_sending()
+                    self._go()
                 await _flush_briefly(self._accumulator, self._sender, self._progress)
         finally:
             await self._give_up()
@@ -356,9 +337,7 @@ class Producer:
             logger.warning("%s", text)
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
-    def __del__(self) -> None:
-        if self._state in ("not started", "closed"):
-            return
+    def _was_dropped(self) -> None:
         parts = self._cluster, self._accumulator, self._sender, self._progress
         self._cluster.dropped(self, partial(_see_off, *parts), self._accumulator.unacknowledged())
 
@@ -373,7 +352,7 @@ class Producer:
             await self._cluster.close()
         finally:
             self._accumulator.fail_all(Closed("the producer was closed before the record was acknowledged"))
-            self._progress.notify()
+            self._tell()
 
     def _report_failures(self) -> None:
         failures = self._accumulator.take_failures()
@@ -381,19 +360,9 @@ class Producer:
             raise DeliveryFailed(failures) from self._crash
 
     def _crashed(self, error: BaseException) -> None:
-        """A task died of a bug: nothing more will be sent, so everything that waits hears of it."""
-        if self._crash is None:
-            self._crash = error
-            self._state = "crashed"
-            self._accumulator.fail_all(self._not_running())
-            self._progress.notify()
-
-    def _not_running(self) -> MinibrokerError:
-        if self._crash is not None:
-            crashed = ClientCrashed(f"the producer stopped because of a bug: {self._crash!r}. Please report it")
-            crashed.__cause__ = self._crash
-            return crashed
-        return Closed(f"the producer is {self._state}: use it within `async with Producer(...)`")
+        """Nothing more will be sent, so every record that waits hears of it."""
+        super()._crashed(error)
+        self._accumulator.fail_all(self._not_running())
 
 
 async def _flush(accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:

@@ -1,0 +1,120 @@
+"""The life of a client, whether Producer, Consumer or Admin: it is started once, used in one event loop, and closed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import ClassVar, Literal, Self
+
+from minibroker.client.cluster import Cluster
+from minibroker.client.errors import ClientCrashed, Closed
+from minibroker.client.tasks import weakly
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.world import World
+
+
+class Client:
+    """What Producer, Consumer and Admin derive from. They say what is theirs in `_reach`, `_go`, `_tell` and
+    `_was_dropped`; the producer, which has records to send first, also ends in ways of its own.
+
+    The state is an attribute of the client itself, as `send` looks at it for each record.
+    """
+
+    _noun: ClassVar[str]
+    """What errors call it."""
+    _state: Literal["not started", "starting", "running", "closing", "closed", "crashed"] = "not started"
+    _crash: BaseException | None = None
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_id: str,
+        request_timeout_ms: float,
+        retry_backoff_ms: float,
+        metadata_max_age_ms: float,
+        world: World | None,
+    ) -> None:
+        self._cluster = Cluster(
+            bootstrap,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+            metadata_max_age_ms=metadata_max_age_ms,
+            world=world,
+            on_crash=weakly(self._crashed),
+        )
+        # Not a method: batches keep it, and must not keep alive a producer that somebody has dropped.
+        self._check_loop = partial(self._cluster.check_loop, self._noun)
+
+    async def start(self) -> None:
+        """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 2 s."""
+        if self._state != "not started":
+            raise Closed(f"the {self._noun} was started before and is {self._state}; make a new one")
+        self._state = "starting"
+        try:
+            await self._reach()
+            if self._crash is not None:
+                raise self._not_running()
+        except BaseException:
+            self._state = "closed"
+            await self._cluster.close()
+            raise
+        self._state = "running"
+        self._go()
+
+    async def _reach(self) -> None:
+        """Find out what must be known before anything is done."""
+        await self._cluster.start()
+
+    def _go(self) -> None:
+        """Start the tasks that work in the background."""
+
+    def _tell(self) -> None:
+        """Wake whoever waits for this client: it has crashed, or is closed."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._cluster.is_gone(error):
+            await self.close()
+
+    async def close(self) -> None:
+        """End all tasks and connections. Whoever waits for this client gets Closed. Again: does nothing."""
+        if self._state != "closed":
+            self._check_loop()
+            self._state = "closed"
+            self._tell()
+            await self._cluster.close()
+
+    def __del__(self) -> None:
+        if self._state not in ("not started", "closed"):
+            self._was_dropped()
+
+    def _was_dropped(self) -> None:
+        """Nobody refers to it any more, and nobody has closed it."""
+        self._cluster.dropped(self, self._cluster.close)
+
+    def _check_running(self) -> None:
+        if self._state != "running":
+            raise self._not_running()
+        self._check_loop()
+
+    def _crashed(self, error: BaseException) -> None:
+        """A task died of a bug."""
+        if self._crash is None:
+            self._crash = error
+            self._state = "crashed"
+            self._tell()
+
+    def _not_running(self) -> MinibrokerError:
+        if self._crash is not None:
+            crashed = ClientCrashed(f"the {self._noun} stopped because of a bug: {self._crash!r}. Please report it")
+            crashed.__cause__ = self._crash
+            return crashed
+        return Closed(f"the {self._noun} is {self._state}: use it within `async with {type(self).__name__}(...)`")

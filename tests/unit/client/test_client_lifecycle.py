@@ -1,0 +1,137 @@
+"""What Producer, Consumer and Admin have in common: they are started once, used while they run, and closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import ClientCrashed, Closed
+from minibroker.client.producer import Producer
+from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.model import TopicPartition
+from tests.unit.client.scripted_broker import ScriptedCluster
+
+AnyClient = Producer | Consumer | Admin
+
+
+def producer(bootstrap: str) -> Producer:
+    return Producer(bootstrap)
+
+
+def consumer(bootstrap: str) -> Consumer:
+    return Consumer(bootstrap, topics=["orders"])
+
+
+def admin(bootstrap: str) -> Admin:
+    return Admin(bootstrap)
+
+
+async def use(client: AnyClient) -> None:
+    if isinstance(client, Producer):
+        await client.flush()
+    elif isinstance(client, Consumer):
+        await client.position(TopicPartition("orders", 0))
+    else:
+        await client.list_topics()
+
+
+every_client = pytest.mark.parametrize("make", [producer, consumer, admin])
+Make = Callable[[str], AnyClient]
+
+
+def run(scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), ScriptedCluster(1) as cluster:
+            cluster.add_topic("orders", 1)
+            await scenario(cluster)
+
+    asyncio.run(main())
+
+
+@every_client
+def test_a_client_says_in_which_state_it_is_where_it_cannot_be_used(make: Make) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        client = make(cluster.bootstrap)
+        with pytest.raises(Closed, match=f"is not started: use it within `async with {type(client).__name__}"):
+            await use(client)
+        async with client:
+            await use(client)
+        with pytest.raises(Closed, match="is closed: use it within"):
+            await use(client)
+        await client.close()
+
+    run(scenario)
+
+
+@every_client
+def test_a_client_is_started_once(make: Make) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with make(cluster.bootstrap) as client:
+            with pytest.raises(Closed, match="was started before and is running; make a new one"):
+                await client.start()
+            await use(client)
+        with pytest.raises(Closed, match="was started before and is closed; make a new one"):
+            await client.start()
+
+    run(scenario)
+
+
+@every_client
+def test_a_client_that_reaches_nobody_is_closed(make: Make) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        await cluster.nodes[0].stop()
+        client = make(cluster.bootstrap)
+        with pytest.raises(NetworkError):
+            await client.start()
+        assert " closed, " in repr(client)
+
+    run(scenario)
+
+
+@every_client
+def test_a_bug_in_a_task_is_named_by_whatever_is_called_next(make: Make) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        client = make(cluster.bootstrap)
+        await client.start()
+        await _crash(client)
+        with pytest.raises(ClientCrashed, match="stopped because of a bug: .*planted") as caught:
+            await use(client)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert " crashed, " in repr(client)
+        if isinstance(client, Producer):
+            with pytest.raises(ClientCrashed):
+                await client.close()
+        else:
+            await client.close()
+
+    run(scenario)
+
+
+@every_client
+def test_a_client_whose_task_dies_while_it_starts_does_not_start(make: Make) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        client = make(cluster.bootstrap)
+        reach = client._reach
+
+        async def reach_and_crash() -> None:
+            await reach()
+            await _crash(client)
+
+        client._reach = reach_and_crash  # type: ignore[method-assign]
+        with pytest.raises(ClientCrashed, match="planted"):
+            await client.start()
+        assert " closed, " in repr(client)
+
+    run(scenario)
+
+
+async def _crash(client: AnyClient) -> None:
+    async def broken() -> None:
+        raise ZeroDivisionError("planted")
+
+    await asyncio.wait([client._cluster.tasks.start(broken(), "broken")])
