@@ -1,4 +1,4 @@
-"""The task that fetches ahead of the consumer: Kafka's Fetcher. It works in steps, like the sender.
+"""The task that fetches ahead of the consumer: Kafka's Fetcher. It works in steps (`LeaderRequests`).
 
 Each leader has a few fetches outstanding, a partition stands in one of them at most, and whatever stands in none is
 asked for as soon as every partition of that leader has no more than half of `max_partition_fetch_bytes` left: while
@@ -27,10 +27,11 @@ from typing import NamedTuple
 from minibroker.client.cluster import Cluster
 from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.errors import CorruptBatch, LogTruncated
+from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.metadata import Leader
 from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, find_offsets
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
-from minibroker.client.tasks import Pulse, Waker
+from minibroker.client.tasks import Pulse
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.errors import (
@@ -136,12 +137,13 @@ class _Doubt(NamedTuple):
     consequence: Callable[[], None]
 
 
-class _Request(NamedTuple):
-    node_id: int
-    connection: Connection
-    asked: list[tuple[PartitionState, int, int, Leader]]
-    """(partition, generation, offset, leader)"""
-    sent_at: float
+class _Asked(NamedTuple):
+    """What a fetch asks of one partition."""
+
+    state: PartitionState
+    generation: int
+    offset: int
+    leader: Leader
 
 
 class Fetcher:
@@ -166,10 +168,13 @@ class Fetcher:
         self._max_bytes = fetch_max_bytes
         self._max_partition_bytes = max_partition_fetch_bytes
         self._began = self._clock.monotonic()
-        self._waker = Waker()
-        self._answers: list[tuple[_Request, asyncio.Future[m.FetchResponse]]] = []
-        self._outstanding: dict[int, list[_Request]] = {}
-        self._muted_until: dict[int, float] = {}
+        self._requests: LeaderRequests[_Asked, m.FetchResponse] = LeaderRequests(
+            cluster,
+            FETCH,
+            Purpose.FETCH,
+            partition_of=lambda asked: asked.state.partition,
+            overdue_s=fetch_max_wait_s + OVERDUE_S,
+        )
         self._look_up: asyncio.Task[None] | None = None
         self._confirmation: asyncio.Task[None] | None = None
         self._doubts: dict[PartitionState, _Doubt] = {}
@@ -181,13 +186,10 @@ class Fetcher:
         self._topics: dict[str, str] = {}
         """Topics of which all partitions are fetched, and those of single partitions: their ids as last seen."""
         self._whole_topics: dict[str, None] = {}
-        self._metadata_is_new = True
         self._stalls: Stalls[TopicPartition] = Stalls(cluster.connections.client_id)
         self._next_look = 0.0
         self.states: dict[TopicPartition, PartitionState] = {}
         self.pulse = Pulse()
-        self._metadata.listeners.append(self._metadata_changed)
-        cluster.connections.listeners.append(self._waker.wake)
 
     # -- what is fetched --
 
@@ -258,11 +260,7 @@ class Fetcher:
         self._stopped[state] = None
 
     def wake(self) -> None:
-        self._waker.wake()
-
-    def _metadata_changed(self) -> None:
-        self._metadata_is_new = True
-        self._waker.wake()
+        self._requests.wake()
 
     # -- what was fetched --
 
@@ -293,21 +291,15 @@ class Fetcher:
 
     async def run(self) -> None:
         """The task: steps until it is cancelled."""
-        while True:
-            now = self._clock.monotonic()
-            due = self._step(now)
-            await self._waker.sleep(None if due is None else max(0.0, due - now))
+        await self._requests.run(self._step)
 
-    def _step(self, now: float) -> float | None:
-        answers, self._answers = self._answers, []
-        for request, answer in answers:
-            self._outstanding[request.node_id].remove(request)
+    def _step(self, now: float) -> float:
+        for request, answer in self._requests.ended():
             self._settle(request, answer, now)
-        if self._metadata_is_new:
-            self._metadata_is_new = False
+        if self._requests.take_news():
             self.adopt_topics()
             self._look_for_unknown(now)
-        times = [*self._send(now), *self._look_for_overdue(now)]
+        times = [*self._send(now), self._requests.look_for_overdue(now)]
         if self._look_up is None or self._look_up.done():
             lost = [
                 state
@@ -329,16 +321,10 @@ class Fetcher:
             self._look_for_stalls(now)
         if self._stalls.is_any:
             times.append(self._next_look)
-        return min(times, default=None)
+        return min(times)
 
     def _look_for_stalls(self, now: float) -> None:
-        mute = {
-            state
-            for requests in self._outstanding.values()
-            for request in requests
-            if now >= request.sent_at + self._max_wait_s + OVERDUE_S
-            for state, _, _, _ in request.asked
-        }
+        mute = {asked.state for request in self._requests.overdue(now) for asked in request.parts}
         waiting = {
             partition: why
             for partition, state in self.states.items()
@@ -356,9 +342,7 @@ class Fetcher:
             if code is not None:
                 return str(BrokerError(code, state.partition.topic))
             return str(self._metadata.last_error or "it has no leader that can be reached")
-        address = self._metadata.address(leader.node_id)
-        assert address is not None, "Picture.leader names only brokers with an address"
-        if (error := self._cluster.connections.error(address, Purpose.FETCH)) is not None:
+        if (error := self._requests.connection_error(leader.node_id)) is not None:
             return str(error)
         if isinstance(state.trouble, ErrorCode):
             return str(BrokerError(state.trouble, f"fetching from broker {leader.node_id}"))
@@ -429,23 +413,15 @@ class Fetcher:
             elif state.outstanding_generation != state.generation:
                 nodes.setdefault(leader.node_id, []).append((state, leader))
         for node_id, asked in nodes.items():
-            if crowded[node_id] > self._max_bytes // 2 or len(self._outstanding.get(node_id, ())) >= MAX_REQUESTS:
+            if crowded[node_id] > self._max_bytes // 2 or self._requests.count(node_id) >= MAX_REQUESTS:
                 continue
-            if now < (muted_until := self._muted_until.get(node_id, 0.0)):
-                times.append(muted_until)
-                continue
-            address = self._metadata.address(node_id)
-            assert address is not None, "Picture.leader names only brokers with an address"
-            connection = self._cluster.connections.get(address, Purpose.FETCH)
+            connection, usable_at = self._requests.connection(node_id, now)
+            times.append(usable_at)
             if connection is not None:
                 for piece in self._pieces(asked):
-                    outstanding = len(self._outstanding.get(node_id, ()))
+                    outstanding = self._requests.count(node_id)
                     if outstanding < MAX_REQUESTS:  # else the next answer lets it go
                         self._fetch(node_id, connection, piece, self._wait_s(now, len(piece), outstanding), now)
-                continue
-            usable_at = self._cluster.usable_at(address, Purpose.FETCH, now)
-            if usable_at is not None:
-                times.append(usable_at)
         return times
 
     def _most_in_a_piece(self) -> int:
@@ -478,7 +454,7 @@ class Fetcher:
         now: float,
     ) -> None:
         topics: dict[str, list[m.FetchPartition]] = {}
-        request = _Request(node_id, connection, [], now)
+        parts: list[_Asked] = []
         for state, leader in asked:
             topics.setdefault(state.partition.topic, []).append(
                 m.FetchPartition(
@@ -490,7 +466,7 @@ class Fetcher:
                     self._max_partition_bytes,
                 )
             )
-            request.asked.append((state, state.generation, state.fetch_offset, leader))
+            parts.append(_Asked(state, state.generation, state.fetch_offset, leader))
             state.outstanding_generation = state.generation
             state.tried = leader
         message = m.FetchRequest(
@@ -502,69 +478,28 @@ class Fetcher:
             [m.FetchTopic(name, self._topics[name], partitions) for name, partitions in topics.items()],
         )
         timeout_s = self._cluster.request_timeout_s + self._max_wait_s
-        answer = connection.send(FETCH, message, timeout_s=timeout_s)
-        self._outstanding.setdefault(node_id, []).append(request)
-        answer.add_done_callback(partial(self._answered, request))
-
-    def _answered(self, request: _Request, answer: asyncio.Future[m.FetchResponse]) -> None:
-        self._answers.append((request, answer))
-        self._waker.wake()
-
-    def _look_for_overdue(self, now: float) -> list[float]:
-        """As the sender: a leader that does not answer may have a successor."""
-        times = []
-        for node_id, requests in self._outstanding.items():
-            if not requests:
-                continue
-            overdue_at = requests[0].sent_at + self._max_wait_s + OVERDUE_S
-            if now < overdue_at:
-                times.append(overdue_at)
-                continue
-            times.append(now + OVERDUE_S)
-            self._suspect(node_id)
-            self._metadata.request_refresh()
-            for request in requests:
-                for state, _, _, _ in request.asked:
-                    leader = self._metadata.picture.leader(*state.partition)
-                    if leader is not None and leader.node_id != node_id and not request.connection.closed:
-                        request.connection.close(
-                            f"no answer within {now - request.sent_at:.1f} s, and broker {leader.node_id} leads "
-                            f"{state.partition}"
-                        )
-        return times
-
-    def _suspect(self, node_id: int) -> None:
-        address = self._metadata.address(node_id)
-        if address is not None:
-            self._metadata.suspect(address)
+        self._requests.send(node_id, connection, message, parts, timeout_s, now)
 
     # -- answers --
 
-    def _settle(self, request: _Request, answer: asyncio.Future[m.FetchResponse], now: float) -> None:
-        for state, generation, _, _ in request.asked:
+    def _settle(self, request: LeaderRequest[_Asked], answer: asyncio.Future[m.FetchResponse], now: float) -> None:
+        for state, generation, _, _ in request.parts:
             if state.outstanding_generation == generation:
                 state.outstanding_generation = -1
-        error = answer.exception()
-        code = ErrorCode.NONE
         answers: dict[tuple[str, int], m.FetchPartitionResponse] = {}
-        if error is None:
+        failure = self._requests.failure(request, answer)
+        if failure is not None:
+            code, _ = failure
+        else:
             response = answer.result()
-            if response.throttle_time_ms > 0:
-                self._muted_until[request.node_id] = now + response.throttle_time_ms / 1_000
+            self._requests.mute(request.node_id, response.throttle_time_ms, now)
             code = error_of(response.error_code)
             answers = {
                 (topic.topic, partition.partition_index): partition
                 for topic in response.responses
                 for partition in topic.partitions
             }
-        elif isinstance(error, BrokerError):
-            code = error.code
-        elif isinstance(error, (NetworkError, InvalidMessage)):
-            code = ErrorCode.NETWORK_EXCEPTION
-            self._suspect(request.node_id)
-        else:
-            raise error
-        for state, generation, offset, leader in request.asked:
+        for state, generation, offset, leader in request.parts:
             if state.generation != generation or self.states.get(state.partition) is not state:
                 continue  # the user went elsewhere
             partition = answers.get(state.partition)
@@ -637,10 +572,7 @@ class Fetcher:
             self._stop(state, BrokerError(code, f"fetching {state.partition} at offset {state.fetch_offset}"))
             return
         if info.refresh_metadata:
-            if answer is not None and answer.current_leader_id >= 0:
-                hint = Leader(answer.current_leader_id, answer.current_leader_epoch)
-                self._metadata.learn_leader(state.partition, hint, self._topics[state.partition.topic])
-            self._metadata.request_refresh()
+            self._requests.leader_moved(state.partition, answer, self._topics[state.partition.topic])
 
     def _doubt(self, state: PartitionState, leader: Leader, consequence: Callable[[], None]) -> None:
         """What the leader says would take the position away: perhaps it was deposed, cut off from the others, and does

@@ -1,14 +1,10 @@
 """The task that sends what the accumulator holds, and deals with the answers: Kafka's Sender.
 
-It works in steps: take note of the answers that came, place records whose topic became known, fail what is too
-late, send to every leader that can take a request, and sleep until something happens or is due. Everything that
-happens (a record added, an answer, a connection, new metadata) only wakes it, so all decisions are taken in one
-place, in one order, and an error in any of them ends the task and with it, loudly, the producer.
+It works in steps (`LeaderRequests`): take note of the answers that came, place records whose topic became known, fail
+what is too late, send to every leader that can take a request, and sleep until something happens or is due.
 
 After a leader's death the order of events is: its connection breaks; every batch in flight is put back; metadata
 is asked for at once, elsewhere; as soon as it names another leader the batches go there, whatever their back-off.
-A broker that is stopped rather than dead keeps its connection open: when an answer is overdue by OVERDUE_S, metadata
-is asked for, and if the leadership has moved the connection is given up.
 """
 
 from __future__ import annotations
@@ -16,16 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from math import inf
 
 from minibroker.client.accumulator import UNASSIGNED, Accumulator, Batch, Identity, PartitionQueue, Verdict
 from minibroker.client.cluster import Cluster
-from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.connections import Purpose, exponential_backoff_s
 from minibroker.client.errors import DeliveryTimedOut
+from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.metadata import Leader
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
-from minibroker.client.tasks import Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import INIT_PRODUCER_ID, PRODUCE
 from minibroker.protocol.compression import Compression
@@ -33,7 +28,6 @@ from minibroker.protocol.errors import (
     ERRORS,
     BrokerError,
     ErrorCode,
-    InvalidMessage,
     MinibrokerError,
     NetworkError,
     error_of,
@@ -49,15 +43,6 @@ given up."""
 
 FULL_SOCKET_PAUSE_S = 0.005
 """With acks=0 nothing but the socket says that a broker is busy."""
-
-
-class _Request(NamedTuple):
-    """A produce request that waits for its answer."""
-
-    node_id: int
-    connection: Connection
-    batches: list[Batch]
-    sent_at: float
 
 
 class Sender:
@@ -85,13 +70,9 @@ class Sender:
         self._max_in_flight = max_in_flight
         self._max_block_s = max_block_s
         self._on_progress = on_progress
-        self._waker = Waker()
-        self._answers: list[tuple[_Request, asyncio.Future[m.ProduceResponse]]] = []
-        self._in_flight: dict[int, list[_Request]] = {}
-        """Requests that wait for an answer, by node."""
-        self._muted_until: dict[int, float] = {}
-        """Brokers that asked for a pause (throttle_time_ms), and its end."""
-        self._metadata_is_new = True
+        self._requests: LeaderRequests[Batch, m.ProduceResponse] = LeaderRequests(
+            cluster, PRODUCE, Purpose.PRODUCE, partition_of=_partition_of
+        )
         self._identity_task: asyncio.Task[None] | None = None
         self._identity_error: MinibrokerError | None = None
         self._next_expiry = 0.0
@@ -103,33 +84,21 @@ class Sender:
         self._oldest: dict[tuple[str, int], Batch] = {}
         """The first batches without an ending when stalls were looked for last: still the first where nothing moves."""
         self._next_look = 0.0
-        self._metadata.listeners.append(self._metadata_changed)
-        cluster.connections.listeners.append(self.wake)
 
     def wake(self) -> None:
         """Something may be ready to be sent."""
-        self._waker.wake()
-
-    def _metadata_changed(self) -> None:
-        self._metadata_is_new = True
-        self._waker.wake()
+        self._requests.wake()
 
     async def run(self) -> None:
         """The task: steps until it is cancelled."""
-        while True:
-            now = self._clock.monotonic()
-            due = self._step(now)
-            await self._waker.sleep(max(0.0, due - now))
+        await self._requests.run(self._step)
 
     def _step(self, now: float) -> float:
         """Do what can be done now; when to do so again if nothing happens before."""
-        answers, self._answers = self._answers, []
-        for request, answer in answers:
-            self._in_flight[request.node_id].remove(request)
+        for request, answer in self._requests.ended():
             self._settle(request, answer, now)
         due = self._place_held(now)
-        topics = self._accumulator.topics() if self._metadata_is_new else self._accumulator.changing_topics()
-        self._metadata_is_new = False
+        topics = self._accumulator.topics() if self._requests.take_news() else self._accumulator.changing_topics()
         for topic in topics:
             if topic in self._metadata.picture.topics:
                 self._tell_partitions(topic)
@@ -146,13 +115,13 @@ class Sender:
             self._look_for_stalls(now)
         if self._accumulator.is_waiting:
             due = min(due, self._next_look)
-        return min(due, self._next_expiry, self._send_due, self._look_for_overdue(now))
+        return min(due, self._next_expiry, self._send_due, self._requests.look_for_overdue(now))
 
     # -- before sending --
 
     def _place_held(self, now: float) -> float:
         """Records of topics that were not known: give them partitions, or up. When to look again."""
-        due = float("inf")
+        due = inf
         for topic, held_since in self._accumulator.held_topics():
             self._metadata.want(topic)
             error = self._metadata.picture.errors.get(topic)
@@ -224,15 +193,14 @@ class Sender:
     def _unreachable(self, batch: Batch) -> NetworkError | None:
         """Why there is no connection to the leader."""
         leader = self._metadata.picture.leader(batch.topic, batch.partition)
-        address = None if leader is None else self._metadata.address(leader.node_id)
-        return None if address is None else self._cluster.connections.error(address, Purpose.PRODUCE)
+        return None if leader is None else self._requests.connection_error(leader.node_id)
 
     # -- sending --
 
     def _send_ready(self, now: float) -> bool:
         """One request to each leader for which something is ready and that can take one; whether any was sent."""
         ready = self._accumulator.ready(now)
-        self._send_due = float("inf") if ready.next_check_at is None else ready.next_check_at
+        self._send_due = inf if ready.next_check_at is None else ready.next_check_at
         nodes: dict[int, list[tuple[Leader, PartitionQueue]]] = {}
         for queue in ready.queues:
             if self._accumulator.lacks_identity(queue):
@@ -255,19 +223,9 @@ class Sender:
 
     def _usable(self, node_id: int, now: float) -> Connection | None:
         """The connection to a leader, if it can take a request now."""
-        address = self._metadata.address(node_id)
-        assert address is not None, "Picture.leader names only brokers with an address"
-        muted_until = self._muted_until.get(node_id, 0.0)
-        if now < muted_until:
-            self._send_due = min(self._send_due, muted_until)
-            return None
-        connection = self._cluster.connections.get(address, Purpose.PRODUCE)
-        if connection is None:
-            usable_at = self._cluster.usable_at(address, Purpose.PRODUCE, now)
-            if usable_at is not None:
-                self._send_due = min(self._send_due, usable_at)
-            return None
-        if connection.in_flight >= self._max_in_flight:
+        connection, usable_at = self._requests.connection(node_id, now)
+        self._send_due = min(self._send_due, usable_at)
+        if connection is None or connection.in_flight >= self._max_in_flight:
             return None
         if self._acks == 0 and connection.unsent_bytes > self._max_request_size:
             self._send_due = min(self._send_due, now + FULL_SOCKET_PAUSE_S)
@@ -310,68 +268,27 @@ class Sender:
             for batch in batches:
                 self._settle_batch(batch, ErrorCode.NONE, "", None, now)
             return
-        request = _Request(node_id, connection, batches, now)
         timeout_s = self._cluster.request_timeout_s + ANSWER_GRACE_S
-        answer = connection.send(PRODUCE, message, timeout_s=timeout_s)
-        self._in_flight.setdefault(node_id, []).append(request)
-        answer.add_done_callback(partial(self._answered, request))
-
-    def _answered(self, request: _Request, answer: asyncio.Future[m.ProduceResponse]) -> None:
-        self._answers.append((request, answer))
-        self._waker.wake()
-
-    def _look_for_overdue(self, now: float) -> float:
-        """Ask for metadata where an answer takes long; give up a connection if another broker leads by now."""
-        due = float("inf")
-        for node_id, requests in self._in_flight.items():
-            if not requests:
-                continue
-            if now < requests[0].sent_at + OVERDUE_S:
-                due = min(due, requests[0].sent_at + OVERDUE_S)
-                continue
-            due = min(due, now + OVERDUE_S)
-            self._suspect(node_id)
-            self._metadata.request_refresh()
-            for request in requests:
-                for batch in request.batches:
-                    leader = self._metadata.picture.leader(batch.topic, batch.partition)
-                    if leader is not None and leader.node_id != node_id and not request.connection.closed:
-                        where = f"{batch.topic}-{batch.partition}"
-                        request.connection.close(
-                            f"no answer within {now - request.sent_at:.1f} s, and broker {leader.node_id} leads {where}"
-                        )
-        return due
-
-    def _suspect(self, node_id: int) -> None:
-        address = self._metadata.address(node_id)
-        if address is not None:
-            self._metadata.suspect(address)
+        self._requests.send(node_id, connection, message, batches, timeout_s, now)
 
     # -- answers --
 
-    def _settle(self, request: _Request, answer: asyncio.Future[m.ProduceResponse], now: float) -> None:
-        error = answer.exception()
-        if error is None:
+    def _settle(self, request: LeaderRequest[Batch], answer: asyncio.Future[m.ProduceResponse], now: float) -> None:
+        failure = self._requests.failure(request, answer)
+        if failure is None:
             self._settle_response(request, answer.result(), now)
-        elif isinstance(error, BrokerError):
-            for batch in request.batches:
-                self._settle_batch(batch, error.code, error.detail, None, now)
-        elif isinstance(error, (NetworkError, InvalidMessage)):
-            self._suspect(request.node_id)
-            for batch in request.batches:
-                self._settle_batch(batch, ErrorCode.NETWORK_EXCEPTION, str(error), None, now)
         else:
-            raise error
+            for batch in request.parts:
+                self._settle_batch(batch, *failure, None, now)
 
-    def _settle_response(self, request: _Request, response: m.ProduceResponse, now: float) -> None:
-        if response.throttle_time_ms > 0:
-            self._muted_until[request.node_id] = now + response.throttle_time_ms / 1_000
+    def _settle_response(self, request: LeaderRequest[Batch], response: m.ProduceResponse, now: float) -> None:
+        self._requests.mute(request.node_id, response.throttle_time_ms, now)
         answers = {
             (topic.name, partition.index): partition
             for topic in response.responses
             for partition in topic.partition_responses
         }
-        for batch in request.batches:
+        for batch in request.parts:
             partition = answers.get((batch.topic, batch.partition))
             if partition is None:
                 detail = f"the answer of {request.connection.address} does not speak of {batch.topic}-{batch.partition}"
@@ -396,10 +313,7 @@ class Sender:
         error = self._last_errors[key] = BrokerError(code, detail)
         logger.debug("%s: %s: %s", self._cluster.connections.client_id, verdict.value, error)
         if ERRORS[code].refresh_metadata:
-            if answer is not None and answer.current_leader_id >= 0:
-                leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
-                self._metadata.learn_leader(TopicPartition(*key), leader, topic_id)
-            self._metadata.request_refresh()
+            self._requests.leader_moved(TopicPartition(*key), answer, topic_id)
             pause_s = self._cluster.retry_backoff_s
         else:
             pause_s = exponential_backoff_s(batch.attempts, self._cluster.retry_backoff_s, self._cluster.world.random)
@@ -438,7 +352,11 @@ class Sender:
             await asyncio.sleep(pause_s)
         self._identity_error = None
         self._accumulator.identity = Identity(response.producer_id, response.producer_epoch)
-        self._waker.wake()
+        self.wake()
+
+
+def _partition_of(batch: Batch) -> tuple[str, int]:
+    return batch.topic, batch.partition
 
 
 def _name(partition: tuple[str, int]) -> str:

@@ -1,0 +1,210 @@
+"""Requests to leaders, under the sender and the fetcher alike: who can be asked now, what came back, who is overdue.
+
+Both work in steps. Everything that happens (an answer, a connection, new metadata, or what their users do) only wakes
+the task, so all decisions are taken in one place, in one order, and an error in any of them ends the task and with it,
+loudly, the client.
+
+A broker is not asked during a pause that it has asked for (throttle_time_ms), nor before there is a connection to it.
+One that is stopped rather than dead keeps its connection open: when an answer is overdue, metadata is asked for,
+elsewhere, and if the leadership has moved the connection is given up, and with it all that waits on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import inf
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from minibroker.client.cluster import Cluster
+from minibroker.client.connections import OVERDUE_S, Purpose
+from minibroker.client.metadata import Leader
+from minibroker.client.tasks import Waker
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import Api
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.rpc import Connection
+
+P = TypeVar("P")
+"""What is asked of one partition."""
+Response = TypeVar("Response", bound=m.Message)
+
+
+class LeaderRequest(NamedTuple, Generic[P]):
+    """A request that waits for its answer."""
+
+    node_id: int
+    connection: Connection
+    parts: list[P]
+    sent_at: float
+
+
+class LeaderRequests(Generic[P, Response]):
+    """See the module. `partition_of` says which partition a part is about. An answer is overdue `overdue_s` after its
+    request was sent."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        api: Api[Any, Response],
+        purpose: Purpose,
+        *,
+        partition_of: Callable[[P], tuple[str, int]],
+        overdue_s: float = OVERDUE_S,
+    ) -> None:
+        self._cluster = cluster
+        self._metadata = cluster.metadata
+        self._api = api
+        self._purpose = purpose
+        self._partition_of = partition_of
+        self._overdue_s = overdue_s
+        self._waker = Waker()
+        self._under_way: dict[int, list[LeaderRequest[P]]] = {}
+        """By node, in the order in which they were sent."""
+        self._ended: list[tuple[LeaderRequest[P], asyncio.Future[Response]]] = []
+        self._muted_until: dict[int, float] = {}
+        self._metadata_is_new = True
+        self._metadata.listeners.append(self._metadata_changed)
+        cluster.connections.listeners.append(self.wake)
+
+    # -- steps --
+
+    async def run(self, step: Callable[[float], float]) -> None:
+        """The task: steps until it is cancelled. `step` is told the time, and says when it is to be called again if
+        nothing happens before; infinity: not by time alone."""
+        while True:
+            now = self._cluster.clock.monotonic()
+            due = step(now)
+            await self._waker.sleep(None if due == inf else max(0.0, due - now))
+
+    def wake(self) -> None:
+        """Something may have become possible."""
+        self._waker.wake()
+
+    def _metadata_changed(self) -> None:
+        self._metadata_is_new = True
+        self._waker.wake()
+
+    def take_news(self) -> bool:
+        """Whether metadata may have changed since this was asked last."""
+        is_new, self._metadata_is_new = self._metadata_is_new, False
+        return is_new
+
+    # -- asking --
+
+    def connection(self, node_id: int, now: float) -> tuple[Connection | None, float]:
+        """The connection to a leader if it may be asked now; otherwise None, and when to try again by time alone."""
+        muted_until = self._muted_until.get(node_id, 0.0)
+        if now < muted_until:
+            return None, muted_until
+        address = self._metadata.address(node_id)
+        assert address is not None, "Picture.leader names only brokers with an address"
+        connection = self._cluster.connections.get(address, self._purpose)
+        if connection is not None:
+            return connection, inf
+        usable_at = self._cluster.usable_at(address, self._purpose, now)
+        return None, inf if usable_at is None else usable_at
+
+    def connection_error(self, node_id: int) -> NetworkError | None:
+        """Why there is no connection to a broker, as far as is known."""
+        address = self._metadata.address(node_id)
+        return None if address is None else self._cluster.connections.error(address, self._purpose)
+
+    def send(
+        self, node_id: int, connection: Connection, message: m.Message, parts: list[P], timeout_s: float, now: float
+    ) -> None:
+        """On `connection`, which is that of `node_id`. Its end will be among those that `ended` returns."""
+        request = LeaderRequest(node_id, connection, parts, now)
+        answer = connection.send(self._api, message, timeout_s=timeout_s)
+        self._under_way.setdefault(node_id, []).append(request)
+        answer.add_done_callback(partial(self._note_end, request))
+
+    def count(self, node_id: int) -> int:
+        """How many are under way to a broker."""
+        return len(self._under_way.get(node_id, ()))
+
+    # -- answers --
+
+    def _note_end(self, request: LeaderRequest[P], answer: asyncio.Future[Response]) -> None:
+        self._ended.append((request, answer))
+        self._waker.wake()
+
+    def ended(self) -> list[tuple[LeaderRequest[P], asyncio.Future[Response]]]:
+        """The requests that have ended since this was asked last, in that order. They are no longer under way."""
+        ended, self._ended = self._ended, []
+        for request, _ in ended:
+            self._under_way[request.node_id].remove(request)
+        return ended
+
+    def failure(self, request: LeaderRequest[P], answer: asyncio.Future[Response]) -> tuple[ErrorCode, str] | None:
+        """Why a request that has ended got no answer; None: it got one. Raises what is a bug."""
+        error = answer.exception()
+        if error is None:
+            return None
+        if isinstance(error, BrokerError):
+            return error.code, error.detail
+        if isinstance(error, (NetworkError, InvalidMessage)):
+            self._suspect(request.node_id)
+            return ErrorCode.NETWORK_EXCEPTION, str(error)
+        raise error
+
+    def mute(self, node_id: int, pause_ms: int, now: float) -> None:
+        """An answer says for how long its broker wants to be left alone (`throttle_time_ms`)."""
+        if pause_ms > 0:
+            self._muted_until[node_id] = now + pause_ms / 1_000
+
+    def leader_moved(
+        self,
+        partition: TopicPartition,
+        answer: m.ProducePartitionResponse | m.FetchPartitionResponse | None,
+        topic_id: str,
+    ) -> None:
+        """A broker does not lead in the topic of that id, and has perhaps said who does (KIP-951)."""
+        if answer is not None and answer.current_leader_id >= 0:
+            leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
+            self._metadata.learn_leader(partition, leader, topic_id)
+        self._metadata.request_refresh()
+
+    # -- overdue --
+
+    def overdue(self, now: float) -> Iterator[LeaderRequest[P]]:
+        """The requests whose answers are overdue."""
+        for requests in self._under_way.values():
+            for request in requests:
+                if now >= request.sent_at + self._overdue_s:
+                    yield request
+
+    def look_for_overdue(self, now: float) -> float:
+        """Ask for metadata where an answer is overdue, and give up a connection if another broker leads by now. When to
+        look again."""
+        due = inf
+        for node_id, requests in self._under_way.items():
+            if not requests:
+                continue
+            if now < requests[0].sent_at + self._overdue_s:
+                due = min(due, requests[0].sent_at + self._overdue_s)
+                continue
+            due = min(due, now + OVERDUE_S)
+            self._suspect(node_id)
+            self._metadata.request_refresh()
+            for request in requests:
+                self._give_up_if_led_elsewhere(request, now)
+        return due
+
+    def _give_up_if_led_elsewhere(self, request: LeaderRequest[P], now: float) -> None:
+        for part in request.parts:
+            topic, partition = self._partition_of(part)
+            leader = self._metadata.picture.leader(topic, partition)
+            if leader is not None and leader.node_id != request.node_id and not request.connection.closed:
+                request.connection.close(
+                    f"no answer within {now - request.sent_at:.1f} s, and broker {leader.node_id} leads "
+                    f"{topic}-{partition}"
+                )
+
+    def _suspect(self, node_id: int) -> None:
+        """Ask others for metadata first."""
+        address = self._metadata.address(node_id)
+        if address is not None:
+            self._metadata.suspect(address)
