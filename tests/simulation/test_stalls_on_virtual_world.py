@@ -29,10 +29,12 @@ async def _start_cluster() -> VirtualCluster:
     return cluster
 
 
-def _lines(caplog: pytest.LogCaptureFixture, who: str, level: int) -> list[str]:
-    records = [
-        record for record in caplog.records if record.name == "minibroker.client.stalls" and record.levelno == level
-    ]
+STALLS = "minibroker.client.stalls"
+CLIENT = "minibroker.client"
+
+
+def _lines(caplog: pytest.LogCaptureFixture, who: str, level: int, log: str = STALLS) -> list[str]:
+    records = [record for record in caplog.records if record.name == log and record.levelno == level]
     return [record.getMessage() for record in records if record.getMessage().startswith(f"{who}: ")]
 
 
@@ -77,9 +79,9 @@ def test_a_cluster_that_is_gone_for_a_while_is_one_warning_and_one_end_for_each_
         ends = [line for line in _lines(caplog, who, logging.INFO) if "is over after" in line]
         assert ends
         assert all(float(line.split()[-2]) > 25 for line in ends)
-    assert any("disconnected from broker-" in line for line in _lines(caplog, "p", logging.INFO))
-    assert any("connected to broker-" in line for line in _lines(caplog, "p", logging.DEBUG))
-    assert any("retry: NETWORK_EXCEPTION" in line for line in _lines(caplog, "p", logging.DEBUG))
+    assert any("disconnected from broker-" in line for line in _lines(caplog, "p", logging.INFO, CLIENT))
+    assert any("connected to broker-" in line for line in _lines(caplog, "p", logging.DEBUG, CLIENT))
+    assert any("retry: NETWORK_EXCEPTION" in line for line in _lines(caplog, "p", logging.DEBUG, CLIENT))
 
 
 def test_a_failover_and_a_long_linger_are_no_stalls(caplog: pytest.LogCaptureFixture) -> None:
