@@ -9,7 +9,8 @@ from operator import length_hint
 from typing import Literal
 
 from minibroker.client.errors import ApiTimedOut, CorruptBatch, InvalidSetting
-from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, FetchedBatch, Fetcher, PartitionState
+from minibroker.client.fetch_state import FetchedBatch, PartitionState
+from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.lifecycle import Client
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.records import ConsumerBatch, Record

@@ -1,14 +1,11 @@
 """The task that fetches ahead of the consumer: Kafka's Fetcher. It works in steps (`LeaderRequests`).
 
-Each leader has a few fetches outstanding, a partition stands in one of them at most, and whatever stands in none is
+Each leader has a few fetches outstanding, as `minibroker.protocol.fetch_schedule` says. Whatever stands in none is
 asked for as soon as every partition of that leader has no more than half of `max_partition_fetch_bytes` left: while
 what was brought is being consumed, the next is on its way. Partitions for which the last answer brought records are
-asked for in one request, the others in another, or in several. So records of a few busy partitions do not pay for many
-quiet ones, which a broker looks at for each request that names them. That would end with a request for each partition
-if they did not come together again: they are all made to run out at about the same time, since each waits at the broker
-until the next of a row of moments that are `fetch_max_wait_ms` apart; and where there are many, small ones wait a short
-time only. (With `fetch_min_bytes` over 1 there is one request for all that is asked at a time: a broker is to
-wait until they have so much together.)
+asked for in one request, however many they are, so that one answer shares `fetch_max_bytes` among them. (With
+`fetch_min_bytes` over 1 there is one request for all that is asked at a time: a broker is to wait until they have so
+much together.)
 
 Batches are cut by their headers when they arrive, which tells where to fetch next, and decoded when they are
 consumed: what is dropped by a seek costs nothing.
@@ -18,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
@@ -27,6 +23,7 @@ from typing import NamedTuple
 from minibroker.client.cluster import Cluster
 from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.errors import CorruptBatch, LogTruncated
+from minibroker.client.fetch_state import FetchedBatch, PartitionState, due_fetches
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.metadata import Leader
 from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, find_offsets
@@ -43,22 +40,12 @@ from minibroker.protocol.errors import (
     NetworkError,
     error_of,
 )
+from minibroker.protocol.fetch_schedule import MAX_REQUESTS, cut, most_in_a_request, schedule
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.protocol.records import BatchHeader, CorruptRecord, iterate_batches
+from minibroker.protocol.records import CorruptRecord, iterate_batches
 from minibroker.protocol.rpc import Connection
 
 logger = logging.getLogger("minibroker.client")
-
-PARTITIONS_PER_REQUEST = 100
-MAX_PIECES = 8
-"""Requests that all quiet partitions are cut into, at most; where there are very many, each names more."""
-
-MAX_REQUESTS = 32
-"""Outstanding at a broker."""
-
-MANY_REQUESTS = 16
-SHORT_WAIT_S = 0.02
-"""What a small request waits at the broker for where there are many."""
 
 LOOK_UP_TIMEOUT_S = 1.0
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
@@ -68,64 +55,6 @@ DOUBTS_OF_BROKERS = (ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.UNKNOWN_LEADER_EP
 """What brokers answer that have heard of a later leader, or may not have heard of one."""
 
 RESETS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP}
-
-
-class FetchedBatch(NamedTuple):
-    """A batch as it arrived: `buffer[start:end]`."""
-
-    state: PartitionState
-    header: BatchHeader
-    buffer: memoryview
-    start: int
-    end: int
-
-
-class PartitionState:
-    """Where the consumer is in one partition, and what was fetched ahead."""
-
-    def __init__(self, partition: TopicPartition, reset: int | None) -> None:
-        self.partition = partition
-        self.position: int | None = None
-        """The offset of the next record for the user; None: to be looked up."""
-        self.position_epoch = NO_EPOCH
-        """The leader epoch of the record before `position`, where it is known."""
-        self.reset = reset
-        """The timestamp by which a position of None is looked up; None: it is the user who must say."""
-        self.fetch_offset = 0
-        """The offset after what was fetched; `position` once that is consumed."""
-        self.last_epoch = NO_EPOCH
-        """The leader epoch of the batch before `fetch_offset`."""
-        self.generation = 0
-        """Grows when the position is moved: what is left of older batches is dropped, and answers to older requests."""
-        self.absent_since: float | None = None
-        """Since when metadata has had no such partition, or no leader as young as the position's epoch."""
-        self.is_paused = False
-        self.is_busy = True
-        """The last answer brought records, or there was none yet."""
-        self.fetched: deque[FetchedBatch] = deque()
-        self.fetched_bytes = 0
-        self.outstanding_generation = -1
-        """That of the request that is out for this partition; -1: none is."""
-        self.retry_at = 0.0
-        self.tried: Leader | None = None
-        self.trouble: ErrorCode | str | None = None
-        """Why the last attempt brought nothing, where it failed."""
-        self.error: MinibrokerError | None = None
-        """To be raised to the user once what was fetched before is consumed; nothing is fetched before that."""
-
-    def move(self, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH) -> None:
-        """Go on at `position`, before which is a record of that leader epoch; None: at what `reset` finds."""
-        self.position = position
-        if position is None:
-            self.reset = reset
-        else:
-            self.fetch_offset = position
-        self.position_epoch = self.last_epoch = epoch
-        self.generation += 1
-        self.fetched.clear()
-        self.fetched_bytes = 0
-        self.error = self.trouble = None
-        self.retry_at = 0.0
 
 
 class _Doubt(NamedTuple):
@@ -299,7 +228,7 @@ class Fetcher:
         if self._requests.take_news():
             self.adopt_topics()
             self._look_for_unknown(now)
-        times = [*self._send(now), self._requests.look_for_overdue(now)]
+        times = [self._send(now), self._requests.look_for_overdue(now)]
         if self._look_up is None or self._look_up.done():
             lost = [
                 state
@@ -386,71 +315,57 @@ class Fetcher:
             )
         return None
 
-    def _send(self, now: float) -> list[float]:
+    def _send(self, now: float) -> float:
         """Send the fetches that are due; when to look again by time alone."""
-        times: list[float] = []
-        nodes: dict[int, list[tuple[PartitionState, Leader]]] = {}
-        crowded: dict[int, int] = {}
-        """Bytes fetched ahead by node; more than any limit where a single partition has enough."""
-        for state in self.states.values():
-            if state.position is None or state.is_paused or state.error is not None:
-                continue
-            leader = self._metadata.picture.leader(*state.partition)
-            if leader is None:
-                self._metadata.request_refresh()
-                continue
-            if leader.epoch < state.last_epoch:  # deposed, as somebody has led since
-                if now >= state.retry_at:
-                    state.retry_at = now + self._cluster.retry_backoff_s
-                    self._doubt(state, leader, lambda: None)
-                times.append(state.retry_at)
-                continue
-            has_enough = state.fetched_bytes > self._max_partition_bytes // 2
-            bytes_ahead = self._max_bytes if has_enough else state.fetched_bytes
-            crowded[leader.node_id] = crowded.get(leader.node_id, 0) + bytes_ahead
-            if now < state.retry_at and leader == state.tried:
-                times.append(state.retry_at)
-            elif state.outstanding_generation != state.generation:
-                nodes.setdefault(leader.node_id, []).append((state, leader))
-        for node_id, asked in nodes.items():
-            if crowded[node_id] > self._max_bytes // 2 or self._requests.count(node_id) >= MAX_REQUESTS:
+        due = due_fetches(
+            self.states.values(),
+            self._metadata.picture.leader,
+            now,
+            max_bytes=self._max_bytes,
+            max_partition_bytes=self._max_partition_bytes,
+        )
+        if due.is_leader_missing:
+            self._metadata.request_refresh()
+        next_at = due.next_at
+        for state, leader in due.deposed:
+            state.retry_at = now + self._cluster.retry_backoff_s
+            next_at = min(next_at, state.retry_at)
+            self._doubt(state, leader, lambda: None)
+        for node_id, asked in due.by_leader.items():
+            outstanding = self._requests.count(node_id)
+            if outstanding >= MAX_REQUESTS:
                 continue
             connection, usable_at = self._requests.connection(node_id, now)
-            times.append(usable_at)
+            next_at = min(next_at, usable_at)
             if connection is not None:
-                for piece in self._pieces(asked):
-                    outstanding = self._requests.count(node_id)
-                    if outstanding < MAX_REQUESTS:  # else the next answer lets it go
-                        self._fetch(node_id, connection, piece, self._wait_s(now, len(piece), outstanding), now)
-        return times
+                for piece, wait_ms in self._scheduled(asked, outstanding, now):
+                    self._fetch(node_id, connection, piece, wait_ms, now)
+        return next_at
 
-    def _most_in_a_piece(self) -> int:
-        return max(PARTITIONS_PER_REQUEST, len(self.states) // MAX_PIECES)
-
-    def _pieces(self, asked: list[tuple[PartitionState, Leader]]) -> list[list[tuple[PartitionState, Leader]]]:
-        """What goes into one request each."""
+    def _scheduled(
+        self, asked: Sequence[tuple[PartitionState, Leader]], outstanding: int, now: float
+    ) -> list[tuple[Sequence[tuple[PartitionState, Leader]], int]]:
+        """What goes into one request each, and for how long that may wait at the broker."""
+        longest_wait_ms = ceil(self._max_wait_s * 1_000)
         if self._min_bytes > 1:
-            return [asked]
+            return [(asked, longest_wait_ms)]
         busy = [entry for entry in asked if entry[0].is_busy]
         quiet = [entry for entry in asked if not entry[0].is_busy]
-        most = self._most_in_a_piece()
-        return [*([busy] if busy else []), *(quiet[start : start + most] for start in range(0, len(quiet), most))]
-
-    def _wait_s(self, now: float, partitions: int, outstanding: int) -> float:
-        """How long a request for so many partitions may wait at the broker."""
-        longest_s = self._max_wait_s
-        if self._min_bytes > 1:
-            return longest_s
-        if outstanding >= MANY_REQUESTS and partitions < self._most_in_a_piece():
-            longest_s = min(longest_s, SHORT_WAIT_S)
-        return longest_s - (now - self._began) % longest_s if longest_s > 0 else 0.0
+        most = most_in_a_request(len(self.states))
+        return schedule(
+            [*([busy] if busy else []), *cut(quiet, most)],
+            most=most,
+            outstanding=outstanding,
+            elapsed_ms=round((now - self._began) * 1_000),
+            longest_wait_ms=longest_wait_ms,
+        )
 
     def _fetch(
         self,
         node_id: int,
         connection: Connection,
         asked: Sequence[tuple[PartitionState, Leader]],
-        wait_s: float,
+        wait_ms: int,
         now: float,
     ) -> None:
         topics: dict[str, list[m.FetchPartition]] = {}
@@ -471,7 +386,7 @@ class Fetcher:
             state.tried = leader
         message = m.FetchRequest(
             CONSUMER,
-            ceil(wait_s * 1_000),
+            wait_ms,
             self._min_bytes,
             self._max_bytes,
             READ_UNCOMMITTED,

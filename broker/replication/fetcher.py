@@ -1,26 +1,9 @@
 """The follower's side: one fetcher per leader broker, all partitions that it leads in a few long-polling requests.
 
-A partition stands in one outstanding request at most, since the offset of its next fetch is what the last one brought;
-and whatever stands in none is asked for at once. So an answer splits: partitions that it brought records for are asked
-for again in one request, those that it brought nothing for in another. The busy ones then travel without the quiet
-ones. A leader looks at every partition of a request several times before it answers, at some 20 microseconds apiece:
-were all in one request, each record of one busy partition would pay for a thousand quiet ones. Nor does a fresh
-partition (or a new leader after a crash) wait for the quiet of the others: it gets a request of its own.
-
-Splitting alone would end with a request for each partition. They come together again in two ways. What is answered in
-one turn of the loop is asked for together. And the requests of a fetcher run out together: each waits at the leader
-until the next of a row of moments that are `replica.fetch.wait.max.ms` apart. Where there are many requests all the
-same, the small ones wait a short time only, so that they come back to be joined.
-
-A request names PARTITIONS_PER_REQUEST at most, unless there are very many: each is handled in one go, and the leader
-has others to serve.
+How they are put into requests, and how long each may wait: see `minibroker.protocol.fetch_schedule`.
 
 A partition that was refused (the leader has not heard of its leadership yet, or has heard of a newer one) is left out
 for a short while that doubles up to `replica.fetch.backoff.ms`; the others go on.
-
-Rejected: fetch sessions (KIP-227), which keep quiet partitions out of the requests, but not out of the leader's
-work, and are state on both sides that must agree; abandoning the outstanding request whenever another partition
-becomes busy, since its answer is sent nevertheless.
 """
 
 import asyncio
@@ -34,6 +17,7 @@ from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.log import LogInvariantViolated
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
+from minibroker.protocol.fetch_schedule import cut, most_in_a_request, schedule
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.rpc import Connection, open_connection
@@ -43,17 +27,6 @@ logger = logging.getLogger("minibroker.replication")
 
 FIRST_BACKOFF_S = 0.01
 CONNECT_TIMEOUT_S = 3.0
-
-PARTITIONS_PER_REQUEST = 100
-MAX_PIECES = 8
-"""Requests that all partitions are cut into, at most; where there are very many, each names more."""
-
-MAX_REQUESTS = 32
-"""Outstanding ones. A leader takes no more than max_in_flight_requests_per_connection, 100."""
-
-MANY_REQUESTS = 16
-SHORT_WAIT_MS = 20
-"""What a request waits at the leader for where there are many."""
 
 
 class FetcherSettings(msgspec.Struct, frozen=True):
@@ -226,19 +199,17 @@ class Fetcher:
                 busy.append((topic_partition, follow))
             else:
                 quiet.append((topic_partition, follow))
-        most = max(PARTITIONS_PER_REQUEST, -(-len(self._follows) // MAX_PIECES))
-        for due in (busy, quiet):
-            for start in range(0, len(due), most):
-                if len(self._requests) < MAX_REQUESTS:  # else the next answer lets them go
-                    piece = dict(due[start : start + most])
-                    self._send(piece, self._wait_ms(now_s, is_small=len(piece) < most))
+        most = most_in_a_request(len(self._follows))
+        scheduled = schedule(
+            [*cut(busy, most), *cut(quiet, most)],
+            most=most,
+            outstanding=len(self._requests),
+            elapsed_ms=round((now_s - self._began_s) * 1_000),
+            longest_wait_ms=self._settings.wait_max_ms,
+        )
+        for piece, wait_ms in scheduled:
+            self._send(dict(piece), wait_ms)
         return min(later_s) - now_s if later_s else None
-
-    def _wait_ms(self, now_s: float, *, is_small: bool) -> int:
-        longest_ms = self._settings.wait_max_ms
-        if is_small and len(self._requests) >= MANY_REQUESTS:
-            longest_ms = min(longest_ms, SHORT_WAIT_MS)
-        return longest_ms - round((now_s - self._began_s) * 1_000) % longest_ms if longest_ms > 0 else 0
 
     def _send(self, follows: dict[TopicPartition, _Follow], wait_ms: int) -> None:
         settings = self._settings

@@ -14,16 +14,13 @@ from minibroker.broker.network.server import SocketServer
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.replication.fetcher import (
     FIRST_BACKOFF_S,
-    MANY_REQUESTS,
-    MAX_REQUESTS,
-    PARTITIONS_PER_REQUEST,
-    SHORT_WAIT_MS,
     Fetcher,
     FetcherSettings,
 )
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.fetch_schedule import MANY_REQUESTS, MAX_REQUESTS, PARTITIONS_PER_REQUEST, SHORT_WAIT_MS
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
 from minibroker.protocol.model import TopicPartition
 from tests.replication_support import LAG_S, ME, TOPIC, state

@@ -1,0 +1,128 @@
+"""Where a consumer is in each of its partitions, and which of them are due to be fetched from which leader. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import NamedTuple
+
+from minibroker.client.metadata import Leader
+from minibroker.protocol.errors import ErrorCode, MinibrokerError
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.records import BatchHeader
+
+
+class FetchedBatch(NamedTuple):
+    """A batch as it arrived: `buffer[start:end]`."""
+
+    state: PartitionState
+    header: BatchHeader
+    buffer: memoryview
+    start: int
+    end: int
+
+
+class PartitionState:
+    """Where the consumer is in one partition, and what was fetched ahead."""
+
+    def __init__(self, partition: TopicPartition, reset: int | None) -> None:
+        self.partition = partition
+        self.position: int | None = None
+        """The offset of the next record for the user; None: to be looked up."""
+        self.position_epoch = NO_EPOCH
+        """The leader epoch of the record before `position`, where it is known."""
+        self.reset = reset
+        """The timestamp by which a position of None is looked up; None: it is the user who must say."""
+        self.fetch_offset = 0
+        """The offset after what was fetched; `position` once that is consumed."""
+        self.last_epoch = NO_EPOCH
+        """The leader epoch of the batch before `fetch_offset`."""
+        self.generation = 0
+        """Grows when the position is moved: what is left of older batches is dropped, and answers to older requests."""
+        self.absent_since: float | None = None
+        """Since when metadata has had no such partition, or no leader as young as the position's epoch."""
+        self.is_paused = False
+        self.is_busy = True
+        """The last answer brought records, or there was none yet."""
+        self.fetched: deque[FetchedBatch] = deque()
+        self.fetched_bytes = 0
+        self.outstanding_generation = -1
+        """That of the request that is out for this partition; -1: none is."""
+        self.retry_at = 0.0
+        self.tried: Leader | None = None
+        self.trouble: ErrorCode | str | None = None
+        """Why the last attempt brought nothing, where it failed."""
+        self.error: MinibrokerError | None = None
+        """To be raised to the user once what was fetched before is consumed; nothing is fetched before that."""
+
+    def move(self, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH) -> None:
+        """Go on at `position`, before which is a record of that leader epoch; None: at what `reset` finds."""
+        self.position = position
+        if position is None:
+            self.reset = reset
+        else:
+            self.fetch_offset = position
+        self.position_epoch = self.last_epoch = epoch
+        self.generation += 1
+        self.fetched.clear()
+        self.fetched_bytes = 0
+        self.error = self.trouble = None
+        self.retry_at = 0.0
+
+
+class Due(NamedTuple):
+    """What can be done now for the partitions of a consumer."""
+
+    by_leader: dict[int, list[tuple[PartitionState, Leader]]]
+    """To be asked for, by the node that leads them."""
+    deposed: list[tuple[PartitionState, Leader]]
+    """Of these a record was read that a later leader wrote than the one which metadata names."""
+    is_leader_missing: bool
+    """Some have none that can be reached."""
+    next_at: float
+    """When others become due by time alone; infinity: none do."""
+
+
+def due_fetches(
+    states: Iterable[PartitionState],
+    leader_of: Callable[[str, int], Leader | None],
+    now: float,
+    *,
+    max_bytes: int,
+    max_partition_bytes: int,
+) -> Due:
+    """Which partitions are to be asked for, connections aside.
+
+    Of a leader all that are in no request, as soon as none of its partitions has more than half of
+    `max_partition_bytes` left, and all together no more than half of `max_bytes`.
+    """
+    by_leader: dict[int, list[tuple[PartitionState, Leader]]] = {}
+    deposed: list[tuple[PartitionState, Leader]] = []
+    is_leader_missing = False
+    next_at = inf
+    bytes_ahead: dict[int, int] = {}
+    """By node; more than any limit where a single partition has enough."""
+    for state in states:
+        if state.position is None or state.is_paused or state.error is not None:
+            continue
+        leader = leader_of(*state.partition)
+        if leader is None:
+            is_leader_missing = True
+        elif leader.epoch < state.last_epoch:
+            if now < state.retry_at:
+                next_at = min(next_at, state.retry_at)
+            else:
+                deposed.append((state, leader))
+        else:
+            has_enough = state.fetched_bytes > max_partition_bytes // 2
+            node_id = leader.node_id
+            bytes_ahead[node_id] = bytes_ahead.get(node_id, 0) + (max_bytes if has_enough else state.fetched_bytes)
+            if now < state.retry_at and leader == state.tried:
+                next_at = min(next_at, state.retry_at)
+            elif state.outstanding_generation != state.generation:
+                by_leader.setdefault(node_id, []).append((state, leader))
+    for node_id, ahead in bytes_ahead.items():
+        if ahead > max_bytes // 2:
+            by_leader.pop(node_id, None)
+    return Due(by_leader, deposed, is_leader_missing, next_at)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from minibroker.protocol.fetch_schedule import (
+    MANY_REQUESTS,
+    MAX_PIECES,
+    MAX_REQUESTS,
+    PARTITIONS_PER_REQUEST,
+    SHORT_WAIT_MS,
+    cut,
+    most_in_a_request,
+    schedule,
+)
+
+LONGEST_MS = 500
+
+
+def waits(
+    pieces: list[list[int]], outstanding: int = 0, elapsed_ms: int = 0, longest_wait_ms: int = LONGEST_MS
+) -> list[int]:
+    scheduled = schedule(
+        pieces, most=3, outstanding=outstanding, elapsed_ms=elapsed_ms, longest_wait_ms=longest_wait_ms
+    )
+    assert [piece for piece, _ in scheduled] == pieces[: len(scheduled)]
+    return [wait_ms for _, wait_ms in scheduled]
+
+
+def test_partitions_are_cut_into_pieces_that_name_each_once() -> None:
+    assert cut(range(7), 3) == [range(3), range(3, 6), range(6, 7)]
+    assert cut([], 3) == []
+
+
+def test_very_many_partitions_are_cut_into_a_few_large_pieces() -> None:
+    assert most_in_a_request(1) == PARTITIONS_PER_REQUEST
+    for partitions in (801, 5_000, 99_999):
+        assert len(cut(range(partitions), most_in_a_request(partitions))) == MAX_PIECES
+
+
+def test_requests_that_are_sent_at_different_times_run_out_together() -> None:
+    ends = {elapsed_ms + waits([[1]], elapsed_ms=elapsed_ms)[0] for elapsed_ms in range(1_000, 1_500, 7)}
+    assert ends == {1_500}
+    assert waits([[1]], elapsed_ms=1_500) == [LONGEST_MS]
+
+
+def test_where_there_are_many_requests_small_ones_wait_a_short_time_only() -> None:
+    small, whole = [1], [1, 2, 3]
+    assert waits([small, whole], outstanding=MANY_REQUESTS - 1) == [LONGEST_MS, LONGEST_MS]
+    assert waits([small, whole], outstanding=MANY_REQUESTS) == [SHORT_WAIT_MS, LONGEST_MS]
+    assert waits([small, small], outstanding=MANY_REQUESTS - 1) == [LONGEST_MS, SHORT_WAIT_MS]
+    assert waits([small], outstanding=MANY_REQUESTS, longest_wait_ms=5) == [5]
+
+
+def test_what_is_too_much_for_a_leader_is_left_for_later() -> None:
+    assert len(waits([[1], [2], [3]], outstanding=MAX_REQUESTS - 2)) == 2
+    assert waits([[1]], outstanding=MAX_REQUESTS) == []
+    assert waits([[1]], outstanding=MAX_REQUESTS + 1) == []
+
+
+def test_without_a_longest_wait_nothing_waits() -> None:
+    assert waits([[1], [2]], elapsed_ms=17, longest_wait_ms=0) == [0, 0]
