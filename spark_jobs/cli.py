@@ -18,6 +18,7 @@ from minibroker.client.cli.output import (
     UsageError,
     bootstrap_servers,
     run_app,
+    settings_of,
 )
 from minibroker.client.cli.topics import checked_topic
 from minibroker.spark_jobs import jobs
@@ -66,11 +67,11 @@ def _source(topics: str, bootstrap: str | None, data: Path, starting: str, limit
 
 
 def _settings(conf: Sequence[str] | None) -> dict[str, str]:
-    pairs = [text.partition("=") for text in conf or ()]
-    for name, equals, value in pairs:
-        if not name.startswith("spark.") or not equals:
-            raise UsageError(f"--conf {name}{equals}{value}: give spark.NAME=VALUE")
-    return {name: value for name, _, value in pairs}
+    settings = settings_of("--conf", conf or (), "spark.sql.shuffle.partitions=4")
+    for name, value in settings.items():
+        if not name.startswith("spark."):
+            raise UsageError(f"--conf {name}={value}: give spark.NAME=VALUE")
+    return settings
 
 
 def _time(text: str) -> tuple[int, str]:

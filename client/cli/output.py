@@ -116,15 +116,17 @@ def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
     return cluster.bootstrap
 
 
+def name_and_value(option: str, text: str, example: str) -> tuple[str, str]:
+    """What an option `NAME=VALUE` says. Raises UsageError."""
+    name, equals, value = text.partition("=")
+    if not (equals and name):
+        raise UsageError(f"{option} {text!r}: NAME=VALUE is expected, for instance {example}")
+    return name, value
+
+
 def settings_of(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
-    """What a repeated option `NAME=VALUE` says. Raises UsageError."""
-    settings: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (equals and name):
-            raise UsageError(f"{option} {text!r}: NAME=VALUE is expected, for instance {example}")
-        settings[name] = value
-    return settings
+    """What an option for settings says that may be repeated; the last word counts. Raises UsageError."""
+    return dict(name_and_value(option, text, example) for text in texts)
 
 
 def run(command: Coroutine[Any, Any, T]) -> T:

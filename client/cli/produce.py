@@ -26,6 +26,7 @@ from minibroker.client.cli.output import (
     FormatOption,
     UsageError,
     bootstrap_servers,
+    name_and_value,
     note,
     print_json,
     run,
@@ -163,9 +164,7 @@ def _separator(text: str) -> bytes:
 
 
 def _header(text: str) -> tuple[str, bytes]:
-    name, equals, value = text.partition("=")
-    if not (equals and name):
-        raise UsageError(f"--header {text!r}: NAME=VALUE is expected, for instance trace=42")
+    name, value = name_and_value("--header", text, "trace=42")
     try:
         name.encode()
     except UnicodeEncodeError as error:
