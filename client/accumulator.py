@@ -19,7 +19,7 @@ default (Kafka 4), which every awaited `send` would pay.
 **Order without duplicates** (idempotence, KIP-98 and KIP-360). A batch is numbered when it is taken for the first
 time and keeps producer id, epoch and sequence through all retries, so a broker recognises what it has. While a
 batch waits for its retry, nothing of the partition overtakes it: a retry is sent only when nothing of the
-partition is in flight. What an answer means is decided by `judge`. Only where the broker said that it did *not*
+partition is in flight. What an answer means is decided by `judge_batch`. Only where the broker said that it did *not*
 append, in every attempt, may a batch be numbered anew; an attempt without a clear answer (a lost connection, a
 timeout, "not leader" from one who led when the batch arrived) makes it `maybe_appended`, and then such a batch
 fails rather than risk a duplicate. A failed batch leaves a gap in the numbers, so what follows is numbered from 0
@@ -86,7 +86,7 @@ class Identity(NamedTuple):
     epoch: int
 
 
-class Verdict(Enum):
+class BatchVerdict(Enum):
     """What becomes of a batch after an answer."""
 
     DELIVERED = "delivered"
@@ -124,21 +124,23 @@ NOT_APPENDED = frozenset(
 after the append) leave it open."""
 
 
-def judge(code: ErrorCode, *, record_count: int, is_first: bool, maybe_appended: bool, is_idempotent: bool) -> Verdict:
+def judge_batch(
+    code: ErrorCode, *, record_count: int, is_first: bool, maybe_appended: bool, is_idempotent: bool
+) -> BatchVerdict:
     """What to do with a batch that was answered with `code`.
 
     `is_first`: every batch of the partition before it has had its ending. `maybe_appended`: some attempt, this
     one included, may have appended it.
     """
     if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-        return Verdict.DELIVERED
+        return BatchVerdict.DELIVERED
     if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE) and record_count > 1:
-        return Verdict.SPLIT
+        return BatchVerdict.SPLIT
     if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID) and is_idempotent:
         if not is_first:
-            return Verdict.RETRY
-        return Verdict.FAIL if maybe_appended else Verdict.RENUMBER
-    return Verdict.RETRY if ERRORS[code].retriable else Verdict.FAIL
+            return BatchVerdict.RETRY
+        return BatchVerdict.FAIL if maybe_appended else BatchVerdict.RENUMBER
+    return BatchVerdict.RETRY if ERRORS[code].retriable else BatchVerdict.FAIL
 
 
 def is_void(sent_under: str, topic_id: str) -> bool:
@@ -904,15 +906,15 @@ class Accumulator:
     def queue_of(self, batch: Batch) -> PartitionQueue:
         return self._topics[batch.topic].queues[batch.partition]
 
-    def judge(self, batch: Batch, code: ErrorCode) -> Verdict:
-        """`judge` for a batch that is in flight, taking note of whether it may be in the log."""
+    def judge(self, batch: Batch, code: ErrorCode) -> BatchVerdict:
+        """`judge_batch` for a batch that is in flight, taking note of whether it may be in the log."""
         if is_void(batch.topic_id, self._topics[batch.topic].topic_id):
             batch.forget_attempts()
         elif code not in NOT_APPENDED:
             batch.maybe_appended = True
         queue = self.queue_of(batch)
         queue.in_flight.remove(batch)
-        return judge(
+        return judge_batch(
             code,
             record_count=batch.count,
             is_first=queue.is_first(batch),

@@ -113,7 +113,7 @@ class Admin(Client):
         )
 
     def __repr__(self) -> str:
-        return f"<Admin {self._state}, bootstrap={self._cluster.bootstrap}>"
+        return f"<Admin {self._state}, bootstrap={self._runtime.bootstrap}>"
 
     # -- topics --
 
@@ -137,7 +137,7 @@ class Admin(Client):
 
     async def create_topics(self, topics: Iterable[NewTopic]) -> None:
         """Create several topics. Raises TopicErrors naming those that failed; the others are created."""
-        creation = _Creation([_creatable(topic) for topic in topics], self._cluster.world.random)
+        creation = _Creation([_creatable(topic) for topic in topics], self._runtime.world.random)
         errors = await self._change_topics(creation)
         created = [name for name in creation.names() if name not in errors]
         if created:
@@ -192,19 +192,19 @@ class Admin(Client):
     async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
         """What a broker says. One that was not told yet of all topics, or all partitions of one, is asked again, or
         another."""
-        deadline = self._cluster.clock.monotonic() + self._api_timeout_s
+        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
         while True:
             self._check_running()
-            remaining_s = max(0.0, deadline - self._cluster.clock.monotonic())
-            response = await self._cluster.metadata.request_any(
+            remaining_s = max(0.0, deadline - self._runtime.clock.monotonic())
+            response = await self._runtime.metadata.request_any(
                 METADATA, m.MetadataRequest(topics), timeout_s=remaining_s
             )
             is_partial = not response.brokers or any(
                 t.error_code == ErrorCode.LEADER_NOT_AVAILABLE and not t.partitions for t in response.topics
             )
-            if not is_partial or remaining_s <= self._cluster.retry_backoff_s:
+            if not is_partial or remaining_s <= self._runtime.retry_backoff_s:
                 return response
-            await asyncio.sleep(self._cluster.retry_backoff_s)
+            await asyncio.sleep(self._runtime.retry_backoff_s)
 
     # -- at the controller --
 
@@ -212,23 +212,23 @@ class Admin(Client):
         """Ask the controller until each topic has its ending. Returns what went wrong, by topic."""
         self._check_running()
         api = change.api
-        deadline = self._cluster.clock.monotonic() + self._api_timeout_s
+        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
         errors: dict[str, MinibrokerError] = {}
         pending = change.names()
         attempts = 0
         was_sent = False
-        stalls: Stalls[str] = Stalls(self._cluster.connections.client_id)
+        stalls: Stalls[str] = Stalls(self._runtime.connections.client_id)
         while pending:
             last_error: MinibrokerError
-            remaining_s = max(0.001, deadline - self._cluster.clock.monotonic())
-            timeout_s = min(self._cluster.request_timeout_s, remaining_s)
+            remaining_s = max(0.001, deadline - self._runtime.clock.monotonic())
+            timeout_s = min(self._runtime.request_timeout_s, remaining_s)
             try:
                 connection = await self._controller(api)
                 # The broker may take until then, and has a second more to say that it did not succeed.
-                controller_id = self._cluster.metadata.picture.controller_id
+                controller_id = self._runtime.metadata.cluster.controller_id
                 body = change.request(pending, round(timeout_s * 1_000))
                 was_sent = True
-                response = await self._cluster.ask(
+                response = await self._runtime.ask(
                     connection,
                     api,
                     body,
@@ -260,54 +260,54 @@ class Admin(Client):
                 attempts += 1
                 if attempts == 1 and change.is_prepared:
                     continue
-                pause_s = exponential_backoff_s(attempts, self._cluster.retry_backoff_s, self._cluster.world.random)
-                if self._cluster.clock.monotonic() + pause_s >= deadline:
+                pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
+                if self._runtime.clock.monotonic() + pause_s >= deadline:
                     errors |= dict.fromkeys(pending, _or_yet(last_error, change.may_yet) if was_sent else last_error)
                     break
-                logger.debug("%s: %s of %s: %s", self._cluster.connections.client_id, api.name, pending, last_error)
+                logger.debug("%s: %s of %s: %s", self._runtime.connections.client_id, api.name, pending, last_error)
                 waiting = {api.name: str(last_error)}
-                stalls.look(self._cluster.clock.monotonic(), waiting, waiting.__getitem__)
+                stalls.look(self._runtime.clock.monotonic(), waiting, waiting.__getitem__)
                 await asyncio.sleep(pause_s)
                 await self._refresh(deadline)
                 self._check_running()
-        stalls.look(self._cluster.clock.monotonic(), (), str)
+        stalls.look(self._runtime.clock.monotonic(), (), str)
         return errors
 
     async def _until_known(self, topics: list[str]) -> None:
         """Wait until every broker that answers knows the topics: whoever asks next may ask any of them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_WITHIN_S), asyncio.TaskGroup() as group:
-                for address in self._cluster.metadata.picture.brokers.values():
+                for address in self._runtime.metadata.cluster.brokers.values():
                     group.create_task(self._until_known_at(address, topics))
 
     async def _until_known_at(self, address: Address, topics: list[str]) -> None:
         attempts = 0
         with suppress(NetworkError, InvalidMessage, BrokerError):
-            connection = await self._cluster.connections.open(address, Purpose.REQUESTS)
+            connection = await self._runtime.connections.open(address, Purpose.REQUESTS)
             while True:
                 response = await connection.request(METADATA, m.MetadataRequest(topics), timeout_s=KNOWN_WITHIN_S)
                 if all(topic.error_code == ErrorCode.NONE for topic in response.topics):
                     return
                 attempts += 1
-                await asyncio.sleep(exponential_backoff_s(attempts, _FIRST_LOOK_S, self._cluster.world.random))
+                await asyncio.sleep(exponential_backoff_s(attempts, _FIRST_LOOK_S, self._runtime.world.random))
 
     async def _controller(self, api: Api[Request, Response]) -> Connection:
-        picture = self._cluster.metadata.picture
-        address = picture.brokers.get(picture.controller_id)
+        cluster = self._runtime.metadata.cluster
+        address = cluster.brokers.get(cluster.controller_id)
         if address is None:
             raise BrokerError(
                 ErrorCode.NOT_CONTROLLER, f"{api.name}: no controller can be reached (see `minibroker status`)"
             )
-        return await self._cluster.connections.open(address, Purpose.REQUESTS)
+        return await self._runtime.connections.open(address, Purpose.REQUESTS)
 
     def _is_controller(self, broker_id: int) -> bool:
-        return self._cluster.metadata.picture.controller_id in (broker_id, NO_CONTROLLER)
+        return self._runtime.metadata.cluster.controller_id in (broker_id, NO_CONTROLLER)
 
     async def _refresh(self, deadline: float) -> None:
         """Ask who the controller is now."""
         try:
-            async with asyncio.timeout(max(0.0, deadline - self._cluster.clock.monotonic())):
-                await self._cluster.metadata.refreshed()
+            async with asyncio.timeout(max(0.0, deadline - self._runtime.clock.monotonic())):
+                await self._runtime.metadata.refreshed()
         except TimeoutError:
             return  # the attempt that follows is the last, and says what is wrong
 

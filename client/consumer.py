@@ -88,7 +88,7 @@ class Consumer(Client):
             world=world,
         )
         self._fetcher = Fetcher(
-            self._cluster,
+            self._runtime,
             auto_offset_reset=auto_offset_reset,
             fetch_min_bytes=fetch_min_bytes,
             fetch_max_wait_s=check_ms("fetch_max_wait_ms", fetch_max_wait_ms),
@@ -114,7 +114,7 @@ class Consumer(Client):
 
     async def _reach(self) -> None:
         for topic in (*self._topics, *(partition.topic for partition in self._partitions)):
-            self._cluster.metadata.want(topic)
+            self._runtime.metadata.want(topic)
         await super()._reach()
         await self._find_topics()
 
@@ -122,41 +122,41 @@ class Consumer(Client):
         self._fetcher.assign_topics(self._topics)
         self._fetcher.assign_partitions(self._partitions)
         self._fetcher.adopt_topics()
-        self._cluster.tasks.start(self._fetcher.run(), "fetcher")
+        self._runtime.tasks.start(self._fetcher.run(), "fetcher")
 
     def _tell(self) -> None:
         self._fetcher.pulse.notify()
 
     async def _find_topics(self) -> None:
         patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s)
-        deadline = self._cluster.clock.monotonic() + patience_s
-        metadata = self._cluster.metadata
+        deadline = self._runtime.clock.monotonic() + patience_s
+        metadata = self._runtime.metadata
         while (problem := self._missing()) is not None:
-            if not ERRORS[problem.code].retriable or self._cluster.clock.monotonic() >= deadline:
+            if not ERRORS[problem.code].retriable or self._runtime.clock.monotonic() >= deadline:
                 raise problem
             try:
-                async with asyncio.timeout(max(0.0, deadline - self._cluster.clock.monotonic())):
+                async with asyncio.timeout(max(0.0, deadline - self._runtime.clock.monotonic())):
                     await metadata.refreshed()
             except TimeoutError:
                 continue
 
     def _missing(self) -> BrokerError | None:
-        picture = self._cluster.metadata.picture
+        cluster = self._runtime.metadata.cluster
         for topic in self._topics:
-            if topic not in picture.topics:
-                return BrokerError(picture.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
+            if topic not in cluster.topics:
+                return BrokerError(cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
         for partition in self._partitions:
-            info = picture.topics.get(partition.topic)
+            info = cluster.topics.get(partition.topic)
             if info is None or partition.partition not in info.partitions:
                 return BrokerError(
-                    picture.errors.get(partition.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), str(partition)
+                    cluster.errors.get(partition.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), str(partition)
                 )
         return None
 
     def __repr__(self) -> str:
         states = self._fetcher.states.values()
         return (
-            f"<Consumer {self._state}, bootstrap={self._cluster.bootstrap}, partitions={len(states)}, "
+            f"<Consumer {self._state}, bootstrap={self._runtime.bootstrap}, partitions={len(states)}, "
             f"batches_waiting={sum(len(state.fetched) for state in states)}>"
         )
 
@@ -353,7 +353,7 @@ class Consumer(Client):
 
     async def _offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
         self._check_running()
-        found = await list_offsets(self._cluster, dict.fromkeys(partitions, timestamp), self._api_timeout_s)
+        found = await list_offsets(self._runtime, dict.fromkeys(partitions, timestamp), self._api_timeout_s)
         return {partition: 0 if result is None else result.offset for partition, result in found.items()}
 
     async def offsets_for_times(
@@ -364,7 +364,7 @@ class Consumer(Client):
         self._check_running()
         for timestamp_ms in timestamps_ms.values():
             check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62)
-        return await list_offsets(self._cluster, timestamps_ms, self._api_timeout_s)
+        return await list_offsets(self._runtime, timestamps_ms, self._api_timeout_s)
 
     def _state_of(self, partition: TopicPartition) -> PartitionState:
         self._check_running()

@@ -20,13 +20,13 @@ from functools import partial
 from math import ceil
 from typing import NamedTuple
 
-from minibroker.client.cluster import Cluster
 from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.errors import CorruptBatch, LogTruncated
 from minibroker.client.fetch_state import FetchedBatch, PartitionState, due_fetches
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.metadata import Leader
 from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, find_offsets
+from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.tasks import Pulse
 from minibroker.protocol import messages as m
@@ -80,7 +80,7 @@ class Fetcher:
 
     def __init__(
         self,
-        cluster: Cluster,
+        runtime: ClientRuntime,
         *,
         auto_offset_reset: str,
         fetch_min_bytes: int,
@@ -88,9 +88,9 @@ class Fetcher:
         fetch_max_bytes: int,
         max_partition_fetch_bytes: int,
     ) -> None:
-        self._cluster = cluster
-        self._metadata = cluster.metadata
-        self._clock = cluster.clock
+        self._runtime = runtime
+        self._metadata = runtime.metadata
+        self._clock = runtime.clock
         self._reset = RESETS.get(auto_offset_reset)
         self._min_bytes = fetch_min_bytes
         self._max_wait_s = fetch_max_wait_s
@@ -98,7 +98,7 @@ class Fetcher:
         self._max_partition_bytes = max_partition_fetch_bytes
         self._began = self._clock.monotonic()
         self._requests: LeaderRequests[_Asked, m.FetchResponse] = LeaderRequests(
-            cluster,
+            runtime,
             FETCH,
             Purpose.FETCH,
             partition_of=lambda asked: asked.state.partition,
@@ -115,7 +115,7 @@ class Fetcher:
         self._topics: dict[str, str] = {}
         """Topics of which all partitions are fetched, and those of single partitions: their ids as last seen."""
         self._whole_topics: dict[str, None] = {}
-        self._stalls: Stalls[TopicPartition] = Stalls(cluster.connections.client_id)
+        self._stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
         self._next_look = 0.0
         self.states: dict[TopicPartition, PartitionState] = {}
         self.pulse = Pulse()
@@ -148,7 +148,7 @@ class Fetcher:
     def adopt_topics(self) -> None:
         """Take over what metadata says of the topics' partitions."""
         for topic in self._topics:
-            info = self._metadata.picture.topics.get(topic)
+            info = self._metadata.cluster.topics.get(topic)
             if info is None:
                 continue
             known_id, self._topics[topic] = self._topics[topic], info.topic_id or self._topics[topic]
@@ -240,10 +240,10 @@ class Fetcher:
                 self._stop(state, self._no_position(state.partition))
             if len(lost) > len(unset):
                 searched = [state for state in lost if state.reset is not None]
-                self._look_up = self._cluster.tasks.start(self._find_positions(searched), "find positions")
+                self._look_up = self._runtime.tasks.start(self._find_positions(searched), "find positions")
         if self._doubts and (self._confirmation is None or self._confirmation.done()):
             doubts, self._doubts = self._doubts, {}
-            self._confirmation = self._cluster.tasks.start(self._confirm(doubts), "confirm leaders")
+            self._confirmation = self._runtime.tasks.start(self._confirm(doubts), "confirm leaders")
         self.pulse.notify()
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
@@ -265,9 +265,9 @@ class Fetcher:
         """What keeps a partition from being fetched now; None: nothing does. `is_mute`: an answer is overdue."""
         if state.is_paused or state.error is not None:
             return None  # it is the user's turn
-        leader = self._metadata.picture.leader(*state.partition)
+        leader = self._metadata.cluster.leader(*state.partition)
         if leader is None:
-            code = self._metadata.picture.errors.get(state.partition.topic)
+            code = self._metadata.cluster.errors.get(state.partition.topic)
             if code is not None:
                 return str(BrokerError(code, state.partition.topic))
             return str(self._metadata.last_error or "it has no leader that can be reached")
@@ -299,10 +299,10 @@ class Fetcher:
     def _problem(self, state: PartitionState) -> tuple[ErrorCode, str] | None:
         """What of a partition's metadata time alone does not mend."""
         topic, index = state.partition
-        code = self._metadata.picture.errors.get(topic)
+        code = self._metadata.cluster.errors.get(topic)
         if code is not None:
             return code, topic
-        info = self._metadata.picture.topics.get(topic)
+        info = self._metadata.cluster.topics.get(topic)
         if info is None:
             return None
         if index not in info.partitions:
@@ -319,7 +319,7 @@ class Fetcher:
         """Send the fetches that are due; when to look again by time alone."""
         due = due_fetches(
             self.states.values(),
-            self._metadata.picture.leader,
+            self._metadata.cluster.leader,
             now,
             max_bytes=self._max_bytes,
             max_partition_bytes=self._max_partition_bytes,
@@ -328,7 +328,7 @@ class Fetcher:
             self._metadata.request_refresh()
         next_at = due.next_at
         for state, leader in due.deposed:
-            state.retry_at = now + self._cluster.retry_backoff_s
+            state.retry_at = now + self._runtime.retry_backoff_s
             next_at = min(next_at, state.retry_at)
             self._doubt(state, leader, lambda: None)
         for node_id, asked in due.by_leader.items():
@@ -392,7 +392,7 @@ class Fetcher:
             READ_UNCOMMITTED,
             [m.FetchTopic(name, self._topics[name], partitions) for name, partitions in topics.items()],
         )
-        timeout_s = self._cluster.request_timeout_s + self._max_wait_s
+        timeout_s = self._runtime.request_timeout_s + self._max_wait_s
         self._requests.send(node_id, connection, message, parts, timeout_s, now)
 
     # -- answers --
@@ -423,7 +423,7 @@ class Fetcher:
             elif partition.error_code != ErrorCode.NONE:
                 self._failed(state, error_of(partition.error_code), partition, leader, now)
             elif partition.diverging_epoch is not None:
-                state.retry_at = now + self._cluster.retry_backoff_s
+                state.retry_at = now + self._runtime.retry_backoff_s
                 self._doubt(state, leader, partial(self._diverged, state, partition.diverging_epoch))
             else:
                 self._arrived(state, offset, partition.records)
@@ -468,9 +468,9 @@ class Fetcher:
         leader: Leader,
         now: float,
     ) -> None:
-        state.retry_at = now + self._cluster.retry_backoff_s
+        state.retry_at = now + self._runtime.retry_backoff_s
         state.trouble = code
-        who = self._cluster.connections.client_id
+        who = self._runtime.connections.client_id
         logger.debug("%s: fetching %s from broker %d: %s", who, state.partition, leader.node_id, code.name)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.position != state.fetch_offset:
@@ -530,7 +530,7 @@ class Fetcher:
         found: dict[TopicPartition, Found] = {}
         resets = {state.partition: state.reset for state in states if state.reset is not None}
         try:
-            await find_offsets(self._cluster, resets, LOOK_UP_TIMEOUT_S, found)
+            await find_offsets(self._runtime, resets, LOOK_UP_TIMEOUT_S, found)
         except BrokerError as error:
             failure, trouble = None if error.retriable else error, str(error)
         except (NetworkError, InvalidMessage) as error:

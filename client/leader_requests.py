@@ -17,9 +17,9 @@ from functools import partial
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from minibroker.client.cluster import Cluster
 from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.metadata import Leader
+from minibroker.client.runtime import ClientRuntime
 from minibroker.client.tasks import Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
@@ -47,15 +47,15 @@ class LeaderRequests(Generic[P, Response]):
 
     def __init__(
         self,
-        cluster: Cluster,
+        runtime: ClientRuntime,
         api: Api[Any, Response],
         purpose: Purpose,
         *,
         partition_of: Callable[[P], tuple[str, int]],
         overdue_s: float = OVERDUE_S,
     ) -> None:
-        self._cluster = cluster
-        self._metadata = cluster.metadata
+        self._runtime = runtime
+        self._metadata = runtime.metadata
         self._api = api
         self._purpose = purpose
         self._partition_of = partition_of
@@ -67,7 +67,7 @@ class LeaderRequests(Generic[P, Response]):
         self._muted_until: dict[int, float] = {}
         self._metadata_is_new = True
         self._metadata.listeners.append(self._metadata_changed)
-        cluster.connections.listeners.append(self.wake)
+        runtime.connections.listeners.append(self.wake)
 
     # -- steps --
 
@@ -75,7 +75,7 @@ class LeaderRequests(Generic[P, Response]):
         """The task: steps until it is cancelled. `step` is told the time, and says when it is to be called again if
         nothing happens before; infinity: not by time alone."""
         while True:
-            now = self._cluster.clock.monotonic()
+            now = self._runtime.clock.monotonic()
             due = step(now)
             await self._waker.sleep(None if due == inf else max(0.0, due - now))
 
@@ -100,17 +100,17 @@ class LeaderRequests(Generic[P, Response]):
         if now < muted_until:
             return None, muted_until
         address = self._metadata.address(node_id)
-        assert address is not None, "Picture.leader names only brokers with an address"
-        connection = self._cluster.connections.get(address, self._purpose)
+        assert address is not None, "Cluster.leader names only brokers with an address"
+        connection = self._runtime.connections.get(address, self._purpose)
         if connection is not None:
             return connection, inf
-        usable_at = self._cluster.usable_at(address, self._purpose, now)
+        usable_at = self._runtime.usable_at(address, self._purpose, now)
         return None, inf if usable_at is None else usable_at
 
     def connection_error(self, node_id: int) -> NetworkError | None:
         """Why there is no connection to a broker, as far as is known."""
         address = self._metadata.address(node_id)
-        return None if address is None else self._cluster.connections.error(address, self._purpose)
+        return None if address is None else self._runtime.connections.error(address, self._purpose)
 
     def send(
         self, node_id: int, connection: Connection, message: m.Message, parts: list[P], timeout_s: float, now: float
@@ -196,7 +196,7 @@ class LeaderRequests(Generic[P, Response]):
     def _give_up_if_led_elsewhere(self, request: LeaderRequest[P], now: float) -> None:
         for part in request.parts:
             topic, partition = self._partition_of(part)
-            leader = self._metadata.picture.leader(topic, partition)
+            leader = self._metadata.cluster.leader(topic, partition)
             if leader is not None and leader.node_id != request.node_id and not request.connection.closed:
                 request.connection.close(
                     f"no answer within {now - request.sent_at:.1f} s, and broker {leader.node_id} leads "

@@ -7,8 +7,8 @@ from functools import partial
 from types import TracebackType
 from typing import ClassVar, Literal, Self
 
-from minibroker.client.cluster import Cluster
 from minibroker.client.errors import ClientCrashed, Closed
+from minibroker.client.runtime import ClientRuntime
 from minibroker.client.tasks import weakly
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world import World
@@ -36,7 +36,7 @@ class Client:
         metadata_max_age_ms: float,
         world: World | None,
     ) -> None:
-        self._cluster = Cluster(
+        self._runtime = ClientRuntime(
             bootstrap,
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
@@ -46,7 +46,7 @@ class Client:
             on_crash=weakly(self._crashed),
         )
         # Not a method: batches keep it, and must not keep alive a producer that somebody has dropped.
-        self._check_loop = partial(self._cluster.check_loop, self._noun)
+        self._check_loop = partial(self._runtime.check_loop, self._noun)
 
     async def start(self) -> None:
         """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 2 s."""
@@ -59,14 +59,14 @@ class Client:
                 raise self._not_running()
         except BaseException:
             self._state = "closed"
-            await self._cluster.close()
+            await self._runtime.close()
             raise
         self._state = "running"
         self._go()
 
     async def _reach(self) -> None:
         """Find out what must be known before anything is done."""
-        await self._cluster.start()
+        await self._runtime.start()
 
     def _go(self) -> None:
         """Start the tasks that work in the background."""
@@ -81,7 +81,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._cluster.is_gone(error):
+        if not self._runtime.is_gone(error):
             await self.close()
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class Client:
             self._check_loop()
             self._state = "closed"
             self._tell()
-            await self._cluster.close()
+            await self._runtime.close()
 
     def __del__(self) -> None:
         if self._state not in ("not started", "closed"):
@@ -98,7 +98,7 @@ class Client:
 
     def _was_dropped(self) -> None:
         """Nobody refers to it any more, and nobody has closed it."""
-        self._cluster.dropped(self, self._cluster.close)
+        self._runtime.dropped(self, self._runtime.close)
 
     def _check_running(self) -> None:
         if self._state != "running":

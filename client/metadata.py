@@ -1,9 +1,9 @@
 """What the client knows of the cluster, and how it learns it: Kafka's Metadata, in one task.
 
-Merging an answer into the picture is pure (`merged`). Answers come from brokers that hear of a change at different
-times, so a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id says
-that it is another topic of the same name; nor a topic by an older one of its name, which a broker that is cut off from
-the controller goes on describing (see `minibroker.protocol.topic_ids`).
+Merging an answer into what is known, a `Cluster`, is pure (`merged`). Answers come from brokers that hear of a change
+at different times, so a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id
+says that it is another topic of the same name; nor a topic by an older one of its name, which a broker that is cut off
+from the controller goes on describing (see `minibroker.protocol.topic_ids`).
 
 Whoever is stuck calls `request_refresh` and is told when something may have changed. The first refresh goes out at
 once: after a leader's death everything waits for it. As long as somebody is stuck still, the pauses between
@@ -72,8 +72,8 @@ class TopicInfo(NamedTuple):
     partitions: dict[int, PartitionInfo]
 
 
-class Picture(NamedTuple):
-    """The cluster as brokers described it. Not to be changed; `merged` makes another."""
+class Cluster(NamedTuple):
+    """The cluster as brokers described it (Kafka's Cluster). Not to be changed; `merged` makes another."""
 
     cluster_id: str | None = None
     controller_id: int = NO_CONTROLLER
@@ -94,15 +94,15 @@ class Picture(NamedTuple):
         return found.leader
 
 
-def merged(picture: Picture, response: m.MetadataResponse) -> Picture:
-    """The picture with what `response` says. Topics that it does not speak of stay as they are.
+def merged(cluster: Cluster, response: m.MetadataResponse) -> Cluster:
+    """`cluster` with what `response` says. Topics that it does not speak of stay as they are.
 
     Of another cluster (one that was set up anew at the same addresses, say) nothing is known before.
     """
-    if picture.cluster_id and response.cluster_id and picture.cluster_id != response.cluster_id:
-        picture = Picture(most_brokers=picture.most_brokers)
-    topics = dict(picture.topics)
-    errors = dict(picture.errors)
+    if cluster.cluster_id and response.cluster_id and cluster.cluster_id != response.cluster_id:
+        cluster = Cluster(most_brokers=cluster.most_brokers)
+    topics = dict(cluster.topics)
+    errors = dict(cluster.errors)
     for topic in response.topics:
         known = topics.get(topic.name)
         if known is not None and is_older(topic.topic_id, known.topic_id):
@@ -115,9 +115,9 @@ def merged(picture: Picture, response: m.MetadataResponse) -> Picture:
         if topic.partitions:
             topics[topic.name] = _merged_topic(known, topic)
     brokers = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
-    cluster_id = response.cluster_id or picture.cluster_id
-    most_brokers = max(picture.most_brokers, len(brokers))
-    return Picture(cluster_id, response.controller_id, brokers or picture.brokers, topics, errors, most_brokers)
+    cluster_id = response.cluster_id or cluster.cluster_id
+    most_brokers = max(cluster.most_brokers, len(brokers))
+    return Cluster(cluster_id, response.controller_id, brokers or cluster.brokers, topics, errors, most_brokers)
 
 
 def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:
@@ -140,34 +140,34 @@ def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:
     return TopicInfo(topic.topic_id, topic.is_internal, partitions)
 
 
-def with_leader(picture: Picture, partition: TopicPartition, leader: Leader, topic_id: str = "") -> Picture:
-    """The picture after a broker's hint at who leads (KIP-951); unchanged where that is no news, or where the hint is
+def with_leader(cluster: Cluster, partition: TopicPartition, leader: Leader, topic_id: str = "") -> Cluster:
+    """`cluster` after a broker's hint at who leads (KIP-951); unchanged where that is no news, or where the hint is
     about another topic of that name: leader epochs of two topics cannot be compared. Empty id: not checked."""
-    topic = picture.topics.get(partition.topic)
+    topic = cluster.topics.get(partition.topic)
     info = None if topic is None else topic.partitions.get(partition.partition)
     if topic is None or info is None or leader.epoch <= info.leader.epoch or leader.node_id == NO_LEADER:
-        return picture
+        return cluster
     if topic_id and topic_id != topic.topic_id:
-        return picture
+        return cluster
     partitions = {**topic.partitions, partition.partition: info._replace(leader=leader)}
-    return picture._replace(topics={**picture.topics, partition.topic: topic._replace(partitions=partitions)})
+    return cluster._replace(topics={**cluster.topics, partition.topic: topic._replace(partitions=partitions)})
 
 
 def is_confirmed(
-    picture: Picture, partition: TopicPartition, leader: Leader, answers: Mapping[int, m.MetadataResponse]
+    cluster: Cluster, partition: TopicPartition, leader: Leader, answers: Mapping[int, m.MetadataResponse]
 ) -> bool:
     """Whether `leader` can be believed where it denies what was known before: nobody knows of a later leader, and some
     other broker knows it as the leader, too. One that was deposed while it was cut off from the others does not know
     that it was, and who can reach it alone would believe it (KIP-320). The only broker that there is has no witness;
     that it is the only one is believed unless there have been others, or the user has named several.
 
-    `answers`: what brokers say, by who says so. The picture has been merged with them.
+    `answers`: what brokers say, by who says so. `cluster` has been merged with them.
     """
-    if picture.leader(*partition) != leader:
+    if cluster.leader(*partition) != leader:
         return False
-    if picture.brokers.keys() == {leader.node_id} and picture.most_brokers == 1:
+    if cluster.brokers.keys() == {leader.node_id} and cluster.most_brokers == 1:
         return True
-    topic_id = picture.topics[partition.topic].topic_id
+    topic_id = cluster.topics[partition.topic].topic_id
     return any(
         Leader(entry.leader_id, entry.leader_epoch) == leader
         for node_id, answer in answers.items()
@@ -179,7 +179,7 @@ def is_confirmed(
     )
 
 
-def is_denied(picture: Picture, topic: str, topic_id: str | None, answers: Mapping[int, m.MetadataResponse]) -> bool:
+def is_denied(cluster: Cluster, topic: str, topic_id: str | None, answers: Mapping[int, m.MetadataResponse]) -> bool:
     """Whether it can be believed that there is no such topic (with that id): two brokers say so, or the only one that
     there is, and none says otherwise."""
     said = [
@@ -189,7 +189,7 @@ def is_denied(picture: Picture, topic: str, topic_id: str | None, answers: Mappi
         for entry in answer.topics
         if entry.name == topic
     ]
-    return False not in said and said.count(True) >= (1 if picture.most_brokers == 1 else 2)
+    return False not in said and said.count(True) >= (1 if cluster.most_brokers == 1 else 2)
 
 
 def _denies(entry: m.MetadataTopic, topic_id: str | None) -> bool | None:
@@ -205,8 +205,8 @@ def _denies(entry: m.MetadataTopic, topic_id: str | None) -> bool | None:
 
 
 class Metadata:
-    """The picture, and the task that keeps it fresh. `listeners` are called after every refresh, successful or not,
-    and after every hint."""
+    """What is known, `cluster`, and the task that keeps it fresh. `listeners` are called after every refresh,
+    successful or not, and after every hint."""
 
     def __init__(
         self,
@@ -237,12 +237,12 @@ class Metadata:
         """How often in a row nobody answered."""
         self._failed_at: dict[Address, float] = {}
         """Brokers that did not answer last time, and when that was."""
-        self.picture = Picture(most_brokers=len(self._bootstrap))
+        self.cluster = Cluster(most_brokers=len(self._bootstrap))
         self.last_error: NetworkError | None = None
         """Why the last refresh failed; None where it succeeded."""
         self.listeners: list[Callable[[], None]] = []
         self.wrong_since: dict[str, float] = {}
-        """Topics that are in `picture.errors`, and since when they have been there."""
+        """Topics that are in `cluster.errors`, and since when they have been there."""
 
     def want(self, topic: str) -> None:
         """Ask for this topic in every refresh from now on; for the first time at once."""
@@ -277,16 +277,16 @@ class Metadata:
                         self._forget(topic)
 
     def _forget(self, topic: str) -> None:
-        topics = {name: info for name, info in self.picture.topics.items() if name != topic}
-        errors = {name: code for name, code in self.picture.errors.items() if name != topic}
-        self.picture = self.picture._replace(topics=topics, errors=errors)
+        topics = {name: info for name, info in self.cluster.topics.items() if name != topic}
+        errors = {name: code for name, code in self.cluster.errors.items() if name != topic}
+        self.cluster = self.cluster._replace(topics=topics, errors=errors)
         self.wrong_since.pop(topic, None)
 
     def _asked_for(self) -> list[str]:
         return list(self._wanted | dict.fromkeys(self._lookers))
 
     def address(self, node_id: int) -> Address | None:
-        return self.picture.brokers.get(node_id)
+        return self.cluster.brokers.get(node_id)
 
     def request_refresh(self) -> None:
         """Refresh as soon as the pause after the last one allows. Calling it often costs nothing."""
@@ -300,7 +300,7 @@ class Metadata:
 
     async def ask_everyone(self, topics: Collection[str]) -> dict[int, m.MetadataResponse]:
         """What each broker that can be reached says of the topics itself, by broker: all are asked at the same time,
-        with little patience, and what they say is merged into the picture."""
+        with little patience, and what they say is merged into `cluster`."""
 
         async def ask(address: Address) -> m.MetadataResponse | None:
             try:
@@ -311,7 +311,7 @@ class Metadata:
                 return None
 
         request = m.MetadataRequest(sorted(topics))
-        asked = dict(self.picture.brokers)
+        asked = dict(self.cluster.brokers)
         answers = await asyncio.gather(*(ask(address) for address in asked.values()))
         said = {node_id: answer for node_id, answer in zip(asked, answers, strict=True) if answer is not None}
         for answer in said.values():
@@ -323,7 +323,7 @@ class Metadata:
         """Of these partitions, those whose leaders can be believed: see `is_confirmed`. Asks all brokers."""
         answers = await self.ask_everyone({partition.topic for partition in leaders})
         return [
-            partition for partition, leader in leaders.items() if is_confirmed(self.picture, partition, leader, answers)
+            partition for partition, leader in leaders.items() if is_confirmed(self.cluster, partition, leader, answers)
         ]
 
     def suspect(self, address: Address) -> None:
@@ -332,9 +332,9 @@ class Metadata:
 
     def learn_leader(self, partition: TopicPartition, leader: Leader, topic_id: str = "") -> None:
         """A broker said in passing who leads in the topic of that id."""
-        picture = with_leader(self.picture, partition, leader, topic_id)
-        if picture is not self.picture:
-            self.picture = picture
+        cluster = with_leader(self.cluster, partition, leader, topic_id)
+        if cluster is not self.cluster:
+            self.cluster = cluster
             self._tell()
 
     async def first_refresh(self, timeout_s: float) -> None:
@@ -342,7 +342,7 @@ class Metadata:
         self._learn(await self.request_any(METADATA, m.MetadataRequest(self._asked_for()), timeout_s=timeout_s))
 
     async def run(self) -> None:
-        """The task. Refreshes on request, and when the picture has become old."""
+        """The task. Refreshes on request, and when what is known has become old."""
         trouble_began = finished = self._clock.monotonic()
         pause_s = 0.0
         while True:
@@ -358,7 +358,7 @@ class Metadata:
             while not self._is_urgent and (now := self._clock.monotonic()) < finished + pause_s:
                 await self._waker.sleep(finished + pause_s - now)
             self._is_requested = self._is_urgent = False
-            before = self.picture
+            before = self.cluster
             try:
                 request = m.MetadataRequest(self._asked_for())
                 self._learn(await self.request_any(METADATA, request, timeout_s=0.0))
@@ -368,7 +368,7 @@ class Metadata:
             except BrokerError as error:
                 self.last_error = NetworkError(f"asking for metadata: {error}")
             finished = self._clock.monotonic()
-            if self.picture != before:
+            if self.cluster != before:
                 trouble_began = finished
             if self.last_error is not None:
                 self._is_requested = True
@@ -377,13 +377,13 @@ class Metadata:
             self._tell()
 
     def _learn(self, response: m.MetadataResponse) -> None:
-        self.picture = merged(self.picture, response)
+        self.cluster = merged(self.cluster, response)
         self._connections.advertised(
-            {node_id: address for node_id, address in self.picture.brokers.items() if address not in self._bootstrap}
+            {node_id: address for node_id, address in self.cluster.brokers.items() if address not in self._bootstrap}
         )
         now = self._clock.monotonic()
         for topic in response.topics:
-            if topic.name in self.picture.errors:
+            if topic.name in self.cluster.errors:
                 self.wrong_since.setdefault(topic.name, now)
             else:
                 self.wrong_since.pop(topic.name, None)
@@ -435,7 +435,7 @@ class Metadata:
             return max(self._failed_at.get(address, float("-inf")), forgiven_s)
 
         brokers = sorted(
-            dict.fromkeys(self.picture.brokers.values()),
+            dict.fromkeys(self.cluster.brokers.values()),
             key=lambda address: (failed_at(address), self._connections.in_flight(address), self._random.random()),
         )
         return list(dict.fromkeys((*brokers, *sorted(self._bootstrap, key=failed_at))))

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.client.cluster import Cluster
 from minibroker.client.connections import Purpose
-from minibroker.client.metadata import Leader, Picture
+from minibroker.client.metadata import Cluster, Leader
+from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS
@@ -49,20 +49,20 @@ class Known(NamedTuple):
 
 
 async def list_offsets(
-    cluster: Cluster, timestamps: Mapping[TopicPartition, int], timeout_s: float
+    runtime: ClientRuntime, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """The first offset at or after each time (or EARLIEST_TIMESTAMP, LATEST_TIMESTAMP); None: there is none.
 
     Raises as `find_offsets`.
     """
     found: dict[TopicPartition, Found] = {}
-    with cluster.metadata.wanted(partition.topic for partition in timestamps):
-        await find_offsets(cluster, timestamps, timeout_s, found)
+    with runtime.metadata.wanted(partition.topic for partition in timestamps):
+        await find_offsets(runtime, timestamps, timeout_s, found)
     return {partition: answer.result for partition, answer in found.items()}
 
 
 async def find_offsets(
-    cluster: Cluster,
+    runtime: ClientRuntime,
     timestamps: Mapping[TopicPartition, int],
     timeout_s: float,
     found: dict[TopicPartition, Found],
@@ -73,17 +73,17 @@ async def find_offsets(
     Retries until `timeout_s` has passed; then raises the last error: BrokerError, or NetworkError. Errors that no
     retry mends are raised at once.
     """
-    deadline = cluster.clock.monotonic() + timeout_s
+    deadline = runtime.clock.monotonic() + timeout_s
     pending = dict(timestamps)
     known = known or {}
-    stalls: Stalls[TopicPartition] = Stalls(cluster.connections.client_id)
+    stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
     while pending:
         error: MinibrokerError | None = None
         is_outdated = False
         by_leader: dict[Leader, dict[TopicPartition, int]] = {}
         for partition, timestamp in pending.items():
-            leader = cluster.metadata.picture.leader(*partition)
-            code = _problem(cluster.metadata.picture, partition, known.get(partition))
+            leader = runtime.metadata.cluster.leader(*partition)
+            code = _problem(runtime.metadata.cluster, partition, known.get(partition))
             if leader is not None and code is None:
                 by_leader.setdefault(leader, {})[partition] = timestamp
             else:
@@ -91,7 +91,7 @@ async def find_offsets(
                 is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
         # Several leaders are asked at the same time; what one answers counts whatever becomes of the others.
         answers = await asyncio.gather(
-            *(_ask(cluster, leader, part) for leader, part in by_leader.items()), return_exceptions=True
+            *(_ask(runtime, leader, part) for leader, part in by_leader.items()), return_exceptions=True
         )
         for answer in answers:
             if isinstance(answer, (NetworkError, InvalidMessage)):
@@ -108,41 +108,41 @@ async def find_offsets(
         if pending:
             assert error is not None
             is_final = isinstance(error, BrokerError) and not error.retriable
-            if is_final or cluster.clock.monotonic() >= deadline:
+            if is_final or runtime.clock.monotonic() >= deadline:
                 raise error
-            stalls.look(cluster.clock.monotonic(), pending, dict.fromkeys(pending, str(error)).__getitem__)
+            stalls.look(runtime.clock.monotonic(), pending, dict.fromkeys(pending, str(error)).__getitem__)
             if is_outdated:  # who answers may be cut off from the others, and would be asked again
-                await cluster.metadata.ask_everyone({partition.topic for partition in pending})
+                await runtime.metadata.ask_everyone({partition.topic for partition in pending})
             try:
-                async with asyncio.timeout(cluster.retry_backoff_s):
-                    await cluster.metadata.refreshed()
+                async with asyncio.timeout(runtime.retry_backoff_s):
+                    await runtime.metadata.refreshed()
             except TimeoutError:
                 continue  # nobody answers yet; the leaders may, by now
             if isinstance(error, BrokerError) and not ERRORS[error.code].refresh_metadata:
-                await asyncio.sleep(cluster.retry_backoff_s)
-    stalls.look(cluster.clock.monotonic(), (), str)
+                await asyncio.sleep(runtime.retry_backoff_s)
+    stalls.look(runtime.clock.monotonic(), (), str)
 
 
-def _problem(picture: Picture, partition: TopicPartition, known: Known | None) -> ErrorCode | None:
+def _problem(cluster: Cluster, partition: TopicPartition, known: Known | None) -> ErrorCode | None:
     """Why nobody can be asked for offsets of the partition; None: its leader can."""
-    topic = picture.topics.get(partition.topic)
+    topic = cluster.topics.get(partition.topic)
     info = None if topic is None else topic.partitions.get(partition.partition)
     if topic is None or info is None:
         absent = ErrorCode.LEADER_NOT_AVAILABLE if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return picture.errors.get(partition.topic, absent)
+        return cluster.errors.get(partition.topic, absent)
     if known is not None and known.topic_id and topic.topic_id != known.topic_id:
         return ErrorCode.UNKNOWN_TOPIC_ID
     if known is not None and info.leader.epoch < known.leader_epoch:
         return ErrorCode.LEADER_NOT_AVAILABLE
-    if picture.leader(*partition) is None:
-        return picture.errors.get(partition.topic, ErrorCode.LEADER_NOT_AVAILABLE)
+    if cluster.leader(*partition) is None:
+        return cluster.errors.get(partition.topic, ErrorCode.LEADER_NOT_AVAILABLE)
     return None
 
 
 async def _ask(
-    cluster: Cluster, leader: Leader, timestamps: Mapping[TopicPartition, int]
+    runtime: ClientRuntime, leader: Leader, timestamps: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found | BrokerError]:
-    address = cluster.metadata.address(leader.node_id)
+    address = runtime.metadata.address(leader.node_id)
     if address is None:
         raise NetworkError(f"the address of broker {leader.node_id} is not known")
     topics: dict[str, list[m.ListOffsetsPartition]] = {}
@@ -153,21 +153,21 @@ async def _ask(
         CONSUMER,
         READ_UNCOMMITTED,
         [
-            m.ListOffsetsTopic(name, partitions, cluster.metadata.picture.topics[name].topic_id)
+            m.ListOffsetsTopic(name, partitions, runtime.metadata.cluster.topics[name].topic_id)
             for name, partitions in topics.items()
         ],
     )
     try:
-        connection = await cluster.connections.open(address, Purpose.REQUESTS)
-        response = await cluster.ask(
+        connection = await runtime.connections.open(address, Purpose.REQUESTS)
+        response = await runtime.ask(
             connection,
             LIST_OFFSETS,
             request,
-            timeout_s=cluster.request_timeout_s,
-            is_in_charge=lambda: any(cluster.metadata.picture.leader(*partition) == leader for partition in timestamps),
+            timeout_s=runtime.request_timeout_s,
+            is_in_charge=lambda: any(runtime.metadata.cluster.leader(*partition) == leader for partition in timestamps),
         )
     except NetworkError:
-        cluster.metadata.suspect(address)
+        runtime.metadata.suspect(address)
         raise
     answered = {
         TopicPartition(topic.name, answer.partition_index): answer

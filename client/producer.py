@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Literal
 
 from minibroker.client.accumulator import RECORD_OVERHEAD, Accumulator
-from minibroker.client.cluster import Cluster
 from minibroker.client.delivery import Delivery
 from minibroker.client.errors import Closed, DeliveryFailed, InvalidSetting
 from minibroker.client.lifecycle import Client
 from minibroker.client.partitioners import Partitioner, WithoutKey
+from minibroker.client.runtime import ClientRuntime
 from minibroker.client.sender import Sender
 from minibroker.client.settings import check_choice, check_integer, check_ms
 from minibroker.client.tasks import Pulse
@@ -134,12 +134,12 @@ class Producer(Client):
             delivery_timeout_s=check_ms("delivery_timeout_ms", delivery_timeout_ms, lowest=1),
             is_idempotent=is_idempotent,
             partitioner=partitioner,
-            random=self._cluster.world.random,
+            random=self._runtime.world.random,
             check_caller=self._check_loop,
         )
         self._progress = Pulse()
         self._sender = Sender(
-            self._cluster,
+            self._runtime,
             self._accumulator,
             acks=acks_number,
             compression=Compression.from_name(compression),
@@ -148,7 +148,7 @@ class Producer(Client):
             max_block_s=check_ms("max_block_ms", max_block_ms),
             on_progress=self._progress.notify,
         )
-        self._wall_ms = self._cluster.clock.wall_ms
+        self._wall_ms = self._runtime.clock.wall_ms
         self._open_batches = self._accumulator.open_batches
         self._add_with_key = self._accumulator.add_with_key
         self._now_ms = 0
@@ -157,7 +157,7 @@ class Producer(Client):
         """When `drain` let the loop run last."""
 
     def _go(self) -> None:
-        self._sending = self._cluster.tasks.start(self._sender.run(), "sender")
+        self._sending = self._runtime.tasks.start(self._sender.run(), "sender")
 
     def _tell(self) -> None:
         self._progress.notify()
@@ -172,7 +172,7 @@ class Producer(Client):
                 await self.close()
             except MinibrokerError as failure:
                 error.add_note(f"While the producer was closed: {failure}")
-        elif not self._cluster.is_gone(error):  # cancelled, interrupted
+        elif not self._runtime.is_gone(error):  # cancelled, interrupted
             await self._close_soon()
 
     # -- sending --
@@ -252,12 +252,12 @@ class Producer(Client):
             timestamp_ms = now_ms
         elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < _MAX_TIMESTAMP_MS:
             raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
-        now = self._cluster.clock.monotonic()
+        now = self._runtime.clock.monotonic()
         try:
             batch, index = self._accumulator.add(now, topic, value, key, partition, timestamp_ms, headers)
         except BrokerError as error:
             if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                self._cluster.metadata.request_refresh()  # the partition may be newer than what is known
+                self._runtime.metadata.request_refresh()  # the partition may be newer than what is known
             raise
         if index == 0 or batch.room < RECORD_OVERHEAD:
             self._sender.wake()
@@ -322,7 +322,7 @@ class Producer(Client):
             if self._state == "running":
                 self._state = "closing"
                 if self._sending.cancelling():  # asyncio.run comes to its end, and has cancelled every task
-                    self._cluster.go_on()
+                    self._runtime.go_on()
                     self._go()
                 await _flush_briefly(self._accumulator, self._sender, self._progress)
         finally:
@@ -338,18 +338,18 @@ class Producer(Client):
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
     def _was_dropped(self) -> None:
-        parts = self._cluster, self._accumulator, self._sender, self._progress
-        self._cluster.dropped(self, partial(_see_off, *parts), self._accumulator.unacknowledged())
+        parts = self._runtime, self._accumulator, self._sender, self._progress
+        self._runtime.dropped(self, partial(_see_off, *parts), self._accumulator.unacknowledged())
 
     def __repr__(self) -> str:
         records = self._accumulator.unacknowledged()
-        return f"<Producer {self._state}, bootstrap={self._cluster.bootstrap}, unacknowledged={records}>"
+        return f"<Producer {self._state}, bootstrap={self._runtime.bootstrap}, unacknowledged={records}>"
 
     async def _shut_down(self) -> None:
         """End everything; what has had no ending fails with Closed."""
         self._state = "closed"
         try:
-            await self._cluster.close()
+            await self._runtime.close()
         finally:
             self._accumulator.fail_all(Closed("the producer was closed before the record was acknowledged"))
             self._tell()
@@ -379,13 +379,13 @@ async def _flush_briefly(accumulator: Accumulator, sender: Sender, progress: Pul
             await _flush(accumulator, sender, progress)
 
 
-async def _see_off(cluster: Cluster, accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
+async def _see_off(runtime: ClientRuntime, accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
     """What is done of a producer that is no more."""
     try:
         await _flush_briefly(accumulator, sender, progress)
     finally:
         unacknowledged = accumulator.unacknowledged()
-        await cluster.close()
+        await runtime.close()
         accumulator.fail_all(Closed("the producer was dropped without `close` before the record was acknowledged"))
         if unacknowledged:
             logger.warning("a producer was dropped without `close`: %s", _not_acknowledged(unacknowledged))

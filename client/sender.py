@@ -14,12 +14,12 @@ import logging
 from collections.abc import Callable, Sequence
 from math import inf
 
-from minibroker.client.accumulator import UNASSIGNED, Accumulator, Batch, Identity, PartitionQueue, Verdict
-from minibroker.client.cluster import Cluster
+from minibroker.client.accumulator import UNASSIGNED, Accumulator, Batch, BatchVerdict, Identity, PartitionQueue
 from minibroker.client.connections import Purpose, exponential_backoff_s
 from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.metadata import Leader
+from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import INIT_PRODUCER_ID, PRODUCE
@@ -50,7 +50,7 @@ class Sender:
 
     def __init__(
         self,
-        cluster: Cluster,
+        runtime: ClientRuntime,
         accumulator: Accumulator,
         *,
         acks: int,
@@ -60,9 +60,9 @@ class Sender:
         max_block_s: float,
         on_progress: Callable[[], None],
     ) -> None:
-        self._cluster = cluster
-        self._metadata = cluster.metadata
-        self._clock = cluster.clock
+        self._runtime = runtime
+        self._metadata = runtime.metadata
+        self._clock = runtime.clock
         self._accumulator = accumulator
         self._acks = acks
         self._compression = compression
@@ -71,7 +71,7 @@ class Sender:
         self._max_block_s = max_block_s
         self._on_progress = on_progress
         self._requests: LeaderRequests[Batch, m.ProduceResponse] = LeaderRequests(
-            cluster, PRODUCE, Purpose.PRODUCE, partition_of=_partition_of
+            runtime, PRODUCE, Purpose.PRODUCE, partition_of=_partition_of
         )
         self._identity_task: asyncio.Task[None] | None = None
         self._identity_error: MinibrokerError | None = None
@@ -80,7 +80,7 @@ class Sender:
         """When to look again for what may be sent, if nothing happens before."""
         self._last_errors: dict[tuple[str, int], MinibrokerError] = {}
         """Why the last attempt for a partition failed: the cause of a DeliveryTimedOut."""
-        self._stalls: Stalls[tuple[str, int]] = Stalls(cluster.connections.client_id, _name)
+        self._stalls: Stalls[tuple[str, int]] = Stalls(runtime.connections.client_id, _name)
         self._oldest: dict[tuple[str, int], Batch] = {}
         """The first batches without an ending when stalls were looked for last: still the first where nothing moves."""
         self._next_look = 0.0
@@ -100,7 +100,7 @@ class Sender:
         due = self._place_held(now)
         topics = self._accumulator.topics() if self._requests.take_news() else self._accumulator.changing_topics()
         for topic in topics:
-            if topic in self._metadata.picture.topics:
+            if topic in self._metadata.cluster.topics:
                 self._tell_partitions(topic)
         self._end_pauses(now)
         if now >= self._next_expiry:
@@ -124,8 +124,8 @@ class Sender:
         due = inf
         for topic, held_since in self._accumulator.held_topics():
             self._metadata.want(topic)
-            error = self._metadata.picture.errors.get(topic)
-            if topic in self._metadata.picture.topics:
+            error = self._metadata.cluster.errors.get(topic)
+            if topic in self._metadata.cluster.topics:
                 self._tell_partitions(topic)
             elif error is None:
                 self._metadata.request_refresh()
@@ -142,15 +142,15 @@ class Sender:
         return due
 
     def _tell_partitions(self, topic: str) -> None:
-        picture = self._metadata.picture
-        info = picture.topics[topic]
-        available = [index for index in info.partitions if picture.leader(topic, index) is not None]
+        cluster = self._metadata.cluster
+        info = cluster.topics[topic]
+        available = [index for index in info.partitions if cluster.leader(topic, index) is not None]
         self._accumulator.topic_is_known(topic, info.topic_id, max(info.partitions) + 1, available)
 
     def _end_pauses(self, now: float) -> None:
         """A partition that backs off from one leader need not wait for another."""
         for queue in self._accumulator.backing_off(now):
-            leader = self._metadata.picture.leader(queue.topic, queue.partition)
+            leader = self._metadata.cluster.leader(queue.topic, queue.partition)
             if leader is not None and leader != queue.tried:
                 queue.retry_at = now
 
@@ -164,7 +164,7 @@ class Sender:
     def _why(self, batch: Batch) -> tuple[MinibrokerError | None, str]:
         """What keeps a batch from its ending, as far as is known: the error, if there is one, and a text."""
         topic, partition = batch.topic, batch.partition
-        error = self._metadata.picture.errors.get(topic) if partition == UNASSIGNED else None
+        error = self._metadata.cluster.errors.get(topic) if partition == UNASSIGNED else None
         cause = (
             self._unreachable(batch)
             or self._last_errors.get((topic, partition))
@@ -176,7 +176,7 @@ class Sender:
             return cause, f"the last attempt failed: {cause}"
         if topic in self._accumulator.changing_topics():
             return None, "the topic was created again, and no broker answered what was sent to the one before"
-        if self._metadata.picture.leader(topic, partition) is None:
+        if self._metadata.cluster.leader(topic, partition) is None:
             return None, "it has no leader that can be reached: see `minibroker status`"
         return None, "no broker answered in time: see `minibroker status`, or raise delivery_timeout_ms"
 
@@ -192,7 +192,7 @@ class Sender:
 
     def _unreachable(self, batch: Batch) -> NetworkError | None:
         """Why there is no connection to the leader."""
-        leader = self._metadata.picture.leader(batch.topic, batch.partition)
+        leader = self._metadata.cluster.leader(batch.topic, batch.partition)
         return None if leader is None else self._requests.connection_error(leader.node_id)
 
     # -- sending --
@@ -206,7 +206,7 @@ class Sender:
             if self._accumulator.lacks_identity(queue):
                 self._obtain_identity()
                 continue
-            leader = self._metadata.picture.leader(queue.topic, queue.partition)
+            leader = self._metadata.cluster.leader(queue.topic, queue.partition)
             if leader is None:
                 self._metadata.want(queue.topic)
                 self._metadata.request_refresh()
@@ -260,7 +260,7 @@ class Sender:
         message = m.ProduceRequest(
             None,
             self._acks,
-            round(self._cluster.request_timeout_s * 1_000),
+            round(self._runtime.request_timeout_s * 1_000),
             list(topics.values()),
         )
         if self._acks == 0:
@@ -268,7 +268,7 @@ class Sender:
             for batch in batches:
                 self._settle_batch(batch, ErrorCode.NONE, "", None, now)
             return
-        timeout_s = self._cluster.request_timeout_s + ANSWER_GRACE_S
+        timeout_s = self._runtime.request_timeout_s + ANSWER_GRACE_S
         self._requests.send(node_id, connection, message, batches, timeout_s, now)
 
     # -- answers --
@@ -303,7 +303,7 @@ class Sender:
         topic_id = batch.topic_id
         verdict = self._accumulator.judge(batch, code)
         key = batch.topic, batch.partition
-        if verdict is Verdict.DELIVERED:
+        if verdict is BatchVerdict.DELIVERED:
             self._last_errors.pop(key, None)
             if answer is None:
                 self._accumulator.delivered(batch, -1, -1)
@@ -311,27 +311,27 @@ class Sender:
                 self._accumulator.delivered(batch, answer.base_offset, answer.log_append_time_ms)
             return
         error = self._last_errors[key] = BrokerError(code, detail)
-        logger.debug("%s: %s: %s", self._cluster.connections.client_id, verdict.value, error)
+        logger.debug("%s: %s: %s", self._runtime.connections.client_id, verdict.value, error)
         if ERRORS[code].refresh_metadata:
             self._requests.leader_moved(TopicPartition(*key), answer, topic_id)
-            pause_s = self._cluster.retry_backoff_s
+            pause_s = self._runtime.retry_backoff_s
         else:
-            pause_s = exponential_backoff_s(batch.attempts, self._cluster.retry_backoff_s, self._cluster.world.random)
+            pause_s = exponential_backoff_s(batch.attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
         match verdict:
-            case Verdict.RETRY:
+            case BatchVerdict.RETRY:
                 self._accumulator.retry(batch, now + pause_s)
-            case Verdict.RENUMBER:
+            case BatchVerdict.RENUMBER:
                 self._accumulator.renumber(batch, now + pause_s)
-            case Verdict.SPLIT:
+            case BatchVerdict.SPLIT:
                 self._accumulator.split(batch)
-            case Verdict.FAIL:
+            case BatchVerdict.FAIL:
                 self._accumulator.fail(batch, error)
 
     # -- the producer id --
 
     def _obtain_identity(self) -> None:
         if self._identity_task is None or self._identity_task.done():
-            self._identity_task = self._cluster.tasks.start(self._ask_for_identity(), "producer id")
+            self._identity_task = self._runtime.tasks.start(self._ask_for_identity(), "producer id")
 
     async def _ask_for_identity(self) -> None:
         """Until a broker grants one: what waits for it fails by its delivery timeout, with the reason."""
@@ -339,16 +339,16 @@ class Sender:
         while True:
             try:
                 response = await self._metadata.request_any(
-                    INIT_PRODUCER_ID, m.InitProducerIdRequest(None), timeout_s=self._cluster.request_timeout_s
+                    INIT_PRODUCER_ID, m.InitProducerIdRequest(None), timeout_s=self._runtime.request_timeout_s
                 )
                 if response.error_code == ErrorCode.NONE:
                     break
                 raise BrokerError(error_of(response.error_code), "asking for a producer id")
             except (NetworkError, BrokerError) as error:
                 self._identity_error = error
-                logger.debug("%s: no producer id yet: %s", self._cluster.connections.client_id, error)
+                logger.debug("%s: no producer id yet: %s", self._runtime.connections.client_id, error)
             failures += 1
-            pause_s = exponential_backoff_s(failures, self._cluster.retry_backoff_s, self._cluster.world.random)
+            pause_s = exponential_backoff_s(failures, self._runtime.retry_backoff_s, self._runtime.world.random)
             await asyncio.sleep(pause_s)
         self._identity_error = None
         self._accumulator.identity = Identity(response.producer_id, response.producer_epoch)

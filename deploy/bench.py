@@ -19,7 +19,7 @@ from minibroker.client.cli.output import (
 )
 from minibroker.client.cli.topics import open_admin
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.failover import Outcome, Victims, play_rounds
+from minibroker.deploy.failover import FailoverOutcome, Victims, play_rounds
 from minibroker.deploy.local_cluster import LocalCluster
 
 _TABLE = ("acknowledged", "lost", "duplicated", "out_of_order", "gap_median_ms", "gap_p95_ms", "gap_max_ms")
@@ -63,7 +63,7 @@ def failover(
         )
 
 
-async def _play(cluster: LocalCluster, who: Victims, rounds: int) -> Outcome:
+async def _play(cluster: LocalCluster, who: Victims, rounds: int) -> FailoverOutcome:
     outcome = await play_rounds(cluster, who, rounds, note)
     if outcome.verdict.flawless:
         async with open_admin(cluster.bootstrap()) as admin:
@@ -71,7 +71,7 @@ async def _play(cluster: LocalCluster, who: Victims, rounds: int) -> Outcome:
     return outcome
 
 
-def _gap(number: int, outcome: Outcome) -> dict[str, object]:
+def _gap(number: int, outcome: FailoverOutcome) -> dict[str, object]:
     killed, gap, whole_after_s = outcome.rounds[number]
     return {
         "killed": killed,

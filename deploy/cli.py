@@ -248,7 +248,7 @@ def _story_teller(format: Format) -> demo_story.Tell:
     return tell
 
 
-def _print_outcome(outcome: demo_story.Outcome, format: Format) -> None:
+def _print_outcome(outcome: demo_story.DemoOutcome, format: Format) -> None:
     verdict = outcome.verdict
     if format is Format.JSON:
         print_json({**verdict._asdict(), "kills": outcome.kills, "failures": outcome.failures})

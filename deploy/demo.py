@@ -23,7 +23,7 @@ from minibroker.client.admin import Admin
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
-from minibroker.deploy.trial import PATIENCE_S, Trial, Verdict, longest_gap, patience
+from minibroker.deploy.trial import PATIENCE_S, Trial, TrialVerdict, longest_gap, patience
 from minibroker.deploy.who import BrokerId
 from minibroker.protocol.model import TopicPartition
 
@@ -59,8 +59,8 @@ class Kill(msgspec.Struct, frozen=True):
     """Until every replica was in its ISR again; the broker was started again in between."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    verdict: Verdict
+class DemoOutcome(msgspec.Struct, frozen=True):
+    verdict: TrialVerdict
     kills: list[Kill]
     failures: list[str]
     """Why records were reported to the sender as failed, each reason once."""
@@ -107,7 +107,7 @@ def running_cluster(directory: Path, tell: Tell) -> Iterator[LocalCluster]:
         cluster.down(kill=True)
 
 
-async def play(cluster: LocalCluster, records: int, tell: Tell) -> Outcome:
+async def play(cluster: LocalCluster, records: int, tell: Tell) -> DemoOutcome:
     """The story. At least `records` lines are sent, more where the story takes longer. Raises MinibrokerError."""
     topic = await _new_topic(cluster)
     view = await _whole(cluster, topic)
@@ -134,7 +134,7 @@ async def play(cluster: LocalCluster, records: int, tell: Tell) -> Outcome:
     tell(f"{trial.sent:,} lines sent, {trial.acknowledged_count:,} acknowledged: reading all of them back")
     async with patience("the records could not be read back"):
         verdict = await trial.verdict()
-    return Outcome(verdict, kills, list(dict.fromkeys(trial.failures)))
+    return DemoOutcome(verdict, kills, list(dict.fromkeys(trial.failures)))
 
 
 async def _new_topic(cluster: LocalCluster) -> str:

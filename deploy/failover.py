@@ -24,7 +24,7 @@ from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
 from minibroker.deploy.processes import ProcessState
-from minibroker.deploy.trial import PATIENCE_S, Gap, Trial, Verdict, longest_gap, patience
+from minibroker.deploy.trial import PATIENCE_S, Gap, Trial, TrialVerdict, longest_gap, patience
 from minibroker.deploy.who import AllBrokers, BrokerId, ZooKeeperServer
 from minibroker.protocol.model import TopicPartition
 
@@ -63,9 +63,9 @@ class Round(NamedTuple):
     """From the kill until every replica was in its ISR again."""
 
 
-class Outcome(NamedTuple):
+class FailoverOutcome(NamedTuple):
     topic: str
-    verdict: Verdict
+    verdict: TrialVerdict
     failures: list[str]
     """Why records were reported to the sender as failed, each reason once."""
     quiet: Gap
@@ -103,7 +103,7 @@ def choose_victims(who: Victims, view: ClusterView, partition: TopicPartition, b
             return list(brokers)
 
 
-async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Tell) -> Outcome:
+async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Tell) -> FailoverOutcome:
     """Create a topic and do it. Raises MinibrokerError where the cluster does not take writes, or does not mend."""
     brokers = [entry.id for entry in cluster.file().brokers]
     if len(brokers) < 2 and who in (Victims.LEADER, Victims.CONTROLLER, Victims.BOTH):
@@ -130,7 +130,7 @@ async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Te
             tell(f"{who} {number + 1}/{rounds}: writes stalled for {gap.seconds * 1_000:.0f} ms")
     async with patience("the records could not be read back"):
         verdict = await trial.verdict()
-    return Outcome(topic, verdict, list(dict.fromkeys(trial.failures)), quiet, played)
+    return FailoverOutcome(topic, verdict, list(dict.fromkeys(trial.failures)), quiet, played)
 
 
 def _values() -> Iterator[bytes]:

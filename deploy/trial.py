@@ -2,9 +2,9 @@
 
 Every record carries its number in its key, and goes to the partition `number % partitions`, so that a partition's
 numbers grow; the sender remembers a checksum of its value. While something breaks the cluster, acknowledgements are
-collected with their times; in the end a fresh consumer reads every partition to its end, and `judge` compares. What
-was sent and not acknowledged may be there or not; what was acknowledged must be there, once, in order, at the offset
-that was acknowledged, with the value that was sent.
+collected with their times; in the end a fresh consumer reads every partition to its end, and `judge_trial` compares.
+What was sent and not acknowledged may be there or not; what was acknowledged must be there, once, in order, at the
+offset that was acknowledged, with the value that was sent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ReadBack(NamedTuple):
     """Its value is the one that was sent under this number."""
 
 
-class Verdict(NamedTuple):
+class TrialVerdict(NamedTuple):
     sent: int
     acknowledged: int
     failed: int
@@ -71,12 +71,12 @@ class Gap(NamedTuple):
     began_s: float
 
 
-def judge(
+def judge_trial(
     sent: int,
     failed: int,
     acknowledged: Mapping[int, Sequence[Acknowledged]],
     read: Mapping[int, Sequence[ReadBack]],
-) -> Verdict:
+) -> TrialVerdict:
     """Compare, per partition, what was acknowledged with what was read, in the order of reading."""
     lost = duplicated = out_of_order = altered = 0
     for partition, acks in acknowledged.items():
@@ -95,7 +95,7 @@ def judge(
             if number < highest:
                 out_of_order += 1
             highest = max(highest, number)
-    return Verdict(
+    return TrialVerdict(
         sent=sent,
         acknowledged=sum(map(len, acknowledged.values())),
         failed=failed,
@@ -205,7 +205,7 @@ class Trial:
                 continue
             self.acknowledged[partition].append(Acknowledged(number, metadata.offset, time.monotonic()))
 
-    async def verdict(self) -> Verdict:
+    async def verdict(self) -> TrialVerdict:
         """Read every partition from its beginning to its end with a fresh consumer, and judge."""
         read: dict[int, list[ReadBack]] = {p: [] for p in range(self.partitions)}
         async with Consumer(self.bootstrap, topics=[self.topic], auto_offset_reset="earliest") as consumer:
@@ -220,7 +220,7 @@ class Trial:
                         open_partitions.discard(batch.partition)
                         if not open_partitions:
                             break
-        return judge(self.sent, len(self.failures), self.acknowledged, read)
+        return judge_trial(self.sent, len(self.failures), self.acknowledged, read)
 
     def _is_intact(self, number: int, value: bytes | None) -> bool:
         return 0 <= number < self.sent and zlib.crc32(value or b"") == self._checksums[number]

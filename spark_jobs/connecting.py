@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from minibroker.client.cluster import Cluster
+from minibroker.client.runtime import ClientRuntime
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.world import World
 
@@ -18,11 +18,11 @@ UNKNOWN_TOPIC_PATIENCE_S = 10.0
 """How long brokers may say that a topic does not exist."""
 
 
-def new_cluster(bootstrap: str, client_id: str, world: World | None) -> Cluster:
+def new_cluster(bootstrap: str, client_id: str, world: World | None) -> ClientRuntime:
     def crashed(error: BaseException) -> None:
         logger.error("a background task of %s ended: %r", client_id, error)
 
-    return Cluster(
+    return ClientRuntime(
         bootstrap,
         client_id=client_id,
         request_timeout_ms=30_000,
@@ -33,7 +33,7 @@ def new_cluster(bootstrap: str, client_id: str, world: World | None) -> Cluster:
     )
 
 
-async def connect(cluster: Cluster, patience_s: float) -> None:
+async def connect(cluster: ClientRuntime, patience_s: float) -> None:
     """`cluster.start()`, which gives up after 2 s: who is started while brokers change places needs more patience."""
     deadline = cluster.clock.monotonic() + patience_s
     while True:

@@ -87,5 +87,5 @@ class LogClient:
 
     def leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Of the leaders that are known by now: they lead, or have led."""
-        leaders = {partition: self._cluster.metadata.picture.leader(*partition) for partition in partitions}
+        leaders = {partition: self._cluster.metadata.cluster.leader(*partition) for partition in partitions}
         return {partition: NO_EPOCH if leader is None else leader.epoch for partition, leader in leaders.items()}

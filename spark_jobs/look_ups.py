@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.client.cluster import Cluster
 from minibroker.client.metadata import is_confirmed, is_denied
 from minibroker.client.offsets import Found, Known, find_offsets
+from minibroker.client.runtime import ClientRuntime
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError, error_of
@@ -36,7 +36,7 @@ class LookUps:
     say so too, and is waited for (`minibroker.client.metadata.is_denied`, `is_confirmed`).
     """
 
-    def __init__(self, cluster: Cluster, patience_s: float) -> None:
+    def __init__(self, cluster: ClientRuntime, patience_s: float) -> None:
         self._cluster = cluster
         self._patience_s = patience_s
         self._missing: frozenset[str] = frozenset()
@@ -95,7 +95,7 @@ class LookUps:
         unknown = [topic.name for topic in response.topics if not topic.partitions]
         metadata = self._cluster.metadata
         answers = await metadata.ask_everyone(unknown)
-        return all(is_denied(metadata.picture, topic, None, answers) for topic in unknown)
+        return all(is_denied(metadata.cluster, topic, None, answers) for topic in unknown)
 
     async def _hidden(
         self, subscription: Subscription, response: m.MetadataResponse, since: Offsets | None
@@ -112,7 +112,7 @@ class LookUps:
         metadata = self._cluster.metadata
         answers = await metadata.ask_everyone(lacking)
         for topic, topic_id in lacking.items():
-            if not is_denied(metadata.picture, topic, topic_id, answers):
+            if not is_denied(metadata.cluster, topic, topic_id, answers):
                 return BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {topic} with id {topic_id}")
         return None
 
@@ -171,9 +171,9 @@ class LookUps:
         answers = await metadata.ask_everyone({partition.topic for partition in epochs})
         doubtful = []
         for partition, epoch in epochs.items():
-            leader = metadata.picture.leader(*partition)
+            leader = metadata.cluster.leader(*partition)
             is_same = leader is not None and leader.epoch == epoch
-            if leader is None or not is_same or not is_confirmed(metadata.picture, partition, leader, answers):
+            if leader is None or not is_same or not is_confirmed(metadata.cluster, partition, leader, answers):
                 doubtful.append(partition)
         return doubtful
 

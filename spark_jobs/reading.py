@@ -186,7 +186,7 @@ class RangeFetcher:
                 ErrorCode.UNKNOWN_TOPIC_ID,
                 ErrorCode.INCONSISTENT_TOPIC_ID,
             ):
-                info = self._cluster.metadata.picture.topics.get(self._range.topic)
+                info = self._cluster.metadata.cluster.topics.get(self._range.topic)
                 is_another = info is not None and info.topic_id != self._range.topic_id
                 if (is_another or now >= began + min(patience_s, UNKNOWN_TOPIC_PATIENCE_S)) and await self._is_gone():
                     self._lose(
@@ -215,7 +215,7 @@ class RangeFetcher:
     async def _is_gone(self) -> bool:
         metadata = self._cluster.metadata
         answers = await metadata.ask_everyone([self._range.topic])
-        return is_denied(metadata.picture, self._range.topic, self._range.topic_id, answers)
+        return is_denied(metadata.cluster, self._range.topic, self._range.topic_id, answers)
 
     async def _pause(self, *, refreshing: bool) -> None:
         if refreshing:
@@ -230,13 +230,13 @@ class RangeFetcher:
         """One fetch, whatever becomes of it."""
         what = f"reading {self._partition} at offset {self._position}"
         topic, index = self._partition
-        leader = self._cluster.metadata.picture.leader(topic, index)
+        leader = self._cluster.metadata.cluster.leader(topic, index)
         address = None if leader is None else self._cluster.metadata.address(leader.node_id)
         if leader is None or address is None:
-            code = self._cluster.metadata.picture.errors.get(topic, ErrorCode.LEADER_NOT_AVAILABLE)
+            code = self._cluster.metadata.cluster.errors.get(topic, ErrorCode.LEADER_NOT_AVAILABLE)
             return code, None, BrokerError(code, what)
         least = max(self._range.leader_epoch, self._last_epoch)
-        info = self._cluster.metadata.picture.topics[topic]
+        info = self._cluster.metadata.cluster.topics[topic]
         if leader.epoch < least and info.topic_id == self._range.topic_id:
             code = ErrorCode.UNKNOWN_LEADER_EPOCH  # deposed, as another has led since
             return code, None, BrokerError(code, f"{what}: brokers know of leader epoch {leader.epoch}, not of {least}")
@@ -262,7 +262,7 @@ class RangeFetcher:
                 FETCH,
                 request,
                 timeout_s=self._cluster.request_timeout_s,
-                is_in_charge=lambda: self._cluster.metadata.picture.leader(topic, index) == leader,
+                is_in_charge=lambda: self._cluster.metadata.cluster.leader(topic, index) == leader,
             )
         except (NetworkError, InvalidMessage) as error:
             self._cluster.metadata.suspect(address)

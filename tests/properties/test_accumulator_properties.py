@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minibroker.client.accumulator import Accumulator, Batch, Identity, Verdict
+from minibroker.client.accumulator import Accumulator, Batch, BatchVerdict, Identity
 from minibroker.client.errors import BufferFull, DeliveryTimedOut
 from minibroker.client.partitioners import Partitioner, crc32
 from minibroker.protocol import topic_ids
@@ -218,15 +218,15 @@ class ProducerMachine(RuleBasedStateMachine):
 
     def settle(self, batch: Batch, code: ErrorCode, offset: int) -> None:
         match self.accumulator.judge(batch, code):
-            case Verdict.DELIVERED:
+            case BatchVerdict.DELIVERED:
                 self.accumulator.delivered(batch, offset, -1)
-            case Verdict.RETRY:
+            case BatchVerdict.RETRY:
                 self.accumulator.retry(batch, self.now + self.random.choice([0.0, 0.5]))
-            case Verdict.RENUMBER:
+            case BatchVerdict.RENUMBER:
                 self.accumulator.renumber(batch, self.now)
-            case Verdict.SPLIT:
+            case BatchVerdict.SPLIT:
                 self.accumulator.split(batch)
-            case Verdict.FAIL:
+            case BatchVerdict.FAIL:
                 self.accumulator.fail(batch, BrokerError(code))
 
     def logs(self) -> list[ModelLog]:

@@ -77,7 +77,7 @@ class Replication(RuleBasedStateMachine):
         self.stopped_cleanly: set[int] = set()
         self.lossy: set[int] = set()
         """Lost something in a power cut, and are not known to have everything again."""
-        self.picture: dict[int, Broker] = {}
+        self.cluster: dict[int, Broker] = {}
         """Who lives, as far as the controller knows."""
         self.log_ends: dict[int, tuple[int, LogEnd]] = {}
         """With the leader epoch in which they were reported."""
@@ -129,7 +129,7 @@ class Replication(RuleBasedStateMachine):
             log,
             Settings(broker_id, LAG_S, MIN_INSYNC_REPLICAS),
             self.clock,
-            lambda b: self.picture[b].epoch if b in self.picture else None,
+            lambda b: self.cluster[b].epoch if b in self.cluster else None,
         )
         self.alive.add(broker_id)
         self.stopped_cleanly.discard(broker_id)
@@ -190,18 +190,18 @@ class Replication(RuleBasedStateMachine):
     def notice(self) -> None:
         """The controller sees who is registered: first it settles without those that are gone, or another run."""
         registered = {b: self.registration(b) for b in sorted(self.alive)}
-        if registered == self.picture:
+        if registered == self.cluster:
             return
-        self.picture = {b: known for b, known in self.picture.items() if registered.get(b) == known}
-        self.log_ends = {b: end for b, end in self.log_ends.items() if b in self.picture}
+        self.cluster = {b: known for b, known in self.cluster.items() if registered.get(b) == known}
+        self.log_ends = {b: end for b, end in self.log_ends.items() if b in self.cluster}
         self.settle()
-        self.picture = registered
+        self.cluster = registered
         self.settle()
 
     @rule()
     def change_controller(self) -> None:
         """The next one sees only how things are."""
-        self.picture = {b: self.registration(b) for b in sorted(self.alive)}
+        self.cluster = {b: self.registration(b) for b in sorted(self.alive)}
         self.log_ends.clear()
         self.settle()
 
@@ -211,7 +211,7 @@ class Replication(RuleBasedStateMachine):
         before = self.zookeeper
         log_ends = {b: end for b, (epoch, end) in self.log_ends.items() if epoch == before.leader_epoch}
         after, election = elections.decide(
-            BROKERS, before, self.picture, 1, to_commit=MIN_INSYNC_REPLICAS, log_ends=log_ends
+            BROKERS, before, self.cluster, 1, to_commit=MIN_INSYNC_REPLICAS, log_ends=log_ends
         )
         assert election is None or not election.may_lose_records, "with one power cut at a time it never comes to this"
         if after is not before:
@@ -220,7 +220,7 @@ class Replication(RuleBasedStateMachine):
     @rule(broker_id=brokers)
     def deliver(self, broker_id: int) -> None:
         """LeaderAndIsr reaches a broker, if it is of the broker epoch for which it was sent."""
-        known = self.picture.get(broker_id)
+        known = self.cluster.get(broker_id)
         if broker_id not in self.alive or known is None or known.epoch != self.broker_epochs[broker_id]:
             return
         partition, state = self.partitions[broker_id], self.zookeeper

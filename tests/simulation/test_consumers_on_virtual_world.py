@@ -11,11 +11,11 @@ import pytest
 
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.client.admin import Admin
-from minibroker.client.cluster import Cluster
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.producer import Producer
 from minibroker.client.records import Record
+from minibroker.client.runtime import ClientRuntime
 from minibroker.controller import tenure
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -510,7 +510,7 @@ def test_the_driver_does_not_believe_a_broker_alone_that_a_topic_is_gone_or_anot
 
 @asynccontextmanager
 async def _look_ups(bootstrap: str, world: VirtualWorld) -> AsyncIterator[LookUps]:
-    cluster = Cluster(
+    runtime = ClientRuntime(
         bootstrap,
         client_id="driver",
         request_timeout_ms=30_000,
@@ -519,8 +519,8 @@ async def _look_ups(bootstrap: str, world: VirtualWorld) -> AsyncIterator[LookUp
         world=world,
         on_crash=lambda error: None,
     )
-    await cluster.start()
+    await runtime.start()
     try:
-        yield LookUps(cluster, 120.0)
+        yield LookUps(runtime, 120.0)
     finally:
-        await cluster.close()
+        await runtime.close()

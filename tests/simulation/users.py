@@ -622,7 +622,7 @@ class Users:
             if (described[name].topic_id, partitions) != (self._znode(name).topic_id, self._znode(name).partitions):
                 return f"describe_topics says of {name}: {described[name]}"
         for broker_id in self._cluster.broker_ids:
-            connection = await admin._cluster.connections.open(Address(host_name(broker_id), PORT), Purpose.REQUESTS)
+            connection = await admin._runtime.connections.open(Address(host_name(broker_id), PORT), Purpose.REQUESTS)
             answer = await connection.request(METADATA, m.MetadataRequest(None), timeout_s=5)
             told = {topic.name: topic for topic in answer.topics}
             if sorted(told) != sorted(names):

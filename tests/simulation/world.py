@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from minibroker.client.cluster import Cluster
+from minibroker.client.runtime import ClientRuntime
 from minibroker.protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent
 from tests.simulation.disk import ProcessDisk, VirtualDisk
 from tests.simulation.loop import VirtualLoop
@@ -136,13 +136,13 @@ class VirtualWorld:
 
 def _let_the_killed_be_silent() -> None:
     """A client object outlives its process here, until the garbage collector finds it; it then has nothing to say."""
-    dropped = Cluster.dropped
+    dropped = ClientRuntime.dropped
 
-    def dropped_by_the_living(cluster: Cluster, *arguments: Any) -> None:
-        if not isinstance(cluster.world, VirtualWorld) or cluster.world.process.alive:
-            dropped(cluster, *arguments)
+    def dropped_by_the_living(runtime: ClientRuntime, *arguments: Any) -> None:
+        if not isinstance(runtime.world, VirtualWorld) or runtime.world.process.alive:
+            dropped(runtime, *arguments)
 
-    Cluster.dropped = dropped_by_the_living  # type: ignore[assignment, method-assign]
+    ClientRuntime.dropped = dropped_by_the_living  # type: ignore[assignment, method-assign]
 
 
 _let_the_killed_be_silent()

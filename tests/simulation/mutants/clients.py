@@ -10,7 +10,7 @@ from minibroker.broker.handlers import list_offsets
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.client import accumulator, metadata
-from minibroker.client.accumulator import Accumulator, Verdict
+from minibroker.client.accumulator import Accumulator, BatchVerdict
 from minibroker.client.admin import _Creation
 from minibroker.client.consumer import Consumer
 from minibroker.client.fetcher import Fetcher
@@ -39,8 +39,8 @@ def producer_not_idempotent(patches: Patches) -> None:
 
 @mutant("acknowledged too early", "a producer takes a connection that broke for an acknowledgement")
 def no_answer_is_a_good_answer(patches: Patches) -> None:
-    @patches.instead_of(accumulator, "judge")
-    def judge(original: Any, code: ErrorCode, **named: Any) -> Verdict:
+    @patches.instead_of(accumulator, "judge_batch")
+    def judge_batch(original: Any, code: ErrorCode, **named: Any) -> BatchVerdict:
         return original(ErrorCode.NONE if code is ErrorCode.NETWORK_EXCEPTION else code, **named)  # type: ignore[no-any-return]
 
 
@@ -179,5 +179,5 @@ def partitions_that_are_gone_are_waited_for(patches: Patches) -> None:
 
     @patches.instead_of(Fetcher, "_problem")
     def problem(original: Any, self: Fetcher, state: Any) -> Any:
-        topic = self._metadata.picture.errors.get(state.partition.topic)
+        topic = self._metadata.cluster.errors.get(state.partition.topic)
         return None if topic is None else original(self, state)

@@ -15,10 +15,10 @@ from minibroker.client.accumulator import (
     UNASSIGNED,
     Accumulator,
     Batch,
+    BatchVerdict,
     Identity,
     PartitionQueue,
-    Verdict,
-    judge,
+    judge_batch,
 )
 from minibroker.client.errors import BufferFull, Closed
 from minibroker.client.partitioners import Partitioner, WithoutKey, crc32
@@ -79,7 +79,7 @@ def fill(accumulator: Accumulator, value: bytes) -> int:
 
 
 def deliver(accumulator: Accumulator, batch: Batch, base_offset: int = 0) -> None:
-    assert accumulator.judge(batch, ErrorCode.NONE) is Verdict.DELIVERED
+    assert accumulator.judge(batch, ErrorCode.NONE) is BatchVerdict.DELIVERED
     accumulator.delivered(batch, base_offset, -1)
 
 
@@ -164,7 +164,7 @@ def test_a_partition_that_backs_off_is_not_ready_whatever_it_holds() -> None:
     accumulator = make()
     add(accumulator, b"v")
     batch = accumulator.take(queue_of(accumulator))
-    assert accumulator.judge(batch, ErrorCode.NOT_ENOUGH_REPLICAS) is Verdict.RETRY
+    assert accumulator.judge(batch, ErrorCode.NOT_ENOUGH_REPLICAS) is BatchVerdict.RETRY
     accumulator.retry(batch, 3.0)
     accumulator.begin_flush()
     assert accumulator.ready(2.0) == ([], 3.0)
@@ -231,7 +231,7 @@ def test_failed_records_keep_their_memory_until_they_are_reported() -> None:
     add(accumulator, b"v", key=b"k", headers=[("h", b"1")])
     batch = accumulator.take(queue_of(accumulator))
     error = BrokerError(ErrorCode.INVALID_RECORD)
-    assert accumulator.judge(batch, error.code) is Verdict.FAIL
+    assert accumulator.judge(batch, error.code) is BatchVerdict.FAIL
     accumulator.fail(batch, error)
     assert accumulator.used > 0
     (failure,) = accumulator.take_failures()
@@ -426,11 +426,11 @@ def test_a_retry_keeps_its_number_and_waits_until_nothing_of_the_partition_is_in
     accumulator = make()
     first, second, third = pipeline(accumulator, 3)
     encoded = first.encode(Compression.NONE)
-    assert accumulator.judge(first, ErrorCode.NOT_LEADER_OR_FOLLOWER) is Verdict.RETRY
+    assert accumulator.judge(first, ErrorCode.NOT_LEADER_OR_FOLLOWER) is BatchVerdict.RETRY
     accumulator.retry(first, 0.0)
     assert ready(accumulator) == []
     for later in (second, third):
-        assert accumulator.judge(later, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is Verdict.RETRY
+        assert accumulator.judge(later, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is BatchVerdict.RETRY
         accumulator.retry(later, 0.0)
     assert [accumulator.take(queue_of(accumulator)) for _ in range(1)] == [first]
     assert first.encode(Compression.NONE) is encoded
@@ -451,9 +451,9 @@ def test_answers_that_come_in_any_order_put_batches_back_in_order() -> None:
 def test_a_lost_number_gives_a_batch_that_was_refused_a_number_in_the_next_epoch() -> None:
     accumulator = make()
     first, second = pipeline(accumulator, 2)
-    assert accumulator.judge(first, ErrorCode.UNKNOWN_PRODUCER_ID) is Verdict.RENUMBER
+    assert accumulator.judge(first, ErrorCode.UNKNOWN_PRODUCER_ID) is BatchVerdict.RENUMBER
     accumulator.renumber(first, 0.0)
-    assert accumulator.judge(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is Verdict.RETRY
+    assert accumulator.judge(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER) is BatchVerdict.RETRY
     accumulator.retry(second, 0.0)
     assert accumulator.identity is not None
     next_epoch = accumulator.identity._replace(epoch=accumulator.identity.epoch + 1)
@@ -471,7 +471,7 @@ def test_a_batch_that_may_be_in_the_log_is_never_numbered_anew() -> None:
     accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION)
     accumulator.retry(batch, 0.0)
     accumulator.take(queue_of(accumulator))
-    assert accumulator.judge(batch, ErrorCode.UNKNOWN_PRODUCER_ID) is Verdict.FAIL
+    assert accumulator.judge(batch, ErrorCode.UNKNOWN_PRODUCER_ID) is BatchVerdict.FAIL
 
 
 def test_after_a_failed_batch_the_partition_goes_on_in_the_next_epoch_and_others_do_not() -> None:
@@ -480,7 +480,7 @@ def test_after_a_failed_batch_the_partition_goes_on_in_the_next_epoch_and_others
     deliver(accumulator, accumulator.take(queue_of(accumulator, 1)))
     add(accumulator, b"bad", partition=0)
     bad = accumulator.take(queue_of(accumulator, 0))
-    assert accumulator.judge(bad, ErrorCode.INVALID_RECORD) is Verdict.FAIL
+    assert accumulator.judge(bad, ErrorCode.INVALID_RECORD) is BatchVerdict.FAIL
     accumulator.fail(bad, BrokerError(ErrorCode.INVALID_RECORD))
     add(accumulator, b"next", partition=0)
     add(accumulator, b"next", partition=1)
@@ -521,7 +521,7 @@ def test_a_batch_that_is_too_large_for_the_broker_is_split_and_keeps_its_numbers
     whole = accumulator.take(queue_of(accumulator))
     used = accumulator.used
     whole.mark_awaited(4)
-    assert accumulator.judge(whole, ErrorCode.MESSAGE_TOO_LARGE) is Verdict.SPLIT
+    assert accumulator.judge(whole, ErrorCode.MESSAGE_TOO_LARGE) is BatchVerdict.SPLIT
     accumulator.split(whole)
     assert accumulator.used == used
     left = accumulator.take(queue_of(accumulator))
@@ -567,7 +567,7 @@ def test_what_was_in_flight_to_the_topic_that_was_deleted_is_void_once_its_answe
     add(accumulator, b"new")
     assert ready(accumulator) == []  # it must not overtake what is in flight
     for batch in (second, first):
-        assert accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION) is Verdict.RETRY
+        assert accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION) is BatchVerdict.RETRY
         assert not batch.maybe_appended
         accumulator.retry(batch, 0.0)
     assert ready(accumulator) == [0]
@@ -770,7 +770,7 @@ def test_a_batch_of_the_topic_that_was_deleted_is_split_into_halves_without_numb
         add(accumulator, b"v")
     batch = accumulator.take(queue_of(accumulator))
     accumulator.topic_is_known("t", "another id", 1, [0])
-    assert accumulator.judge(batch, ErrorCode.MESSAGE_TOO_LARGE) is Verdict.SPLIT
+    assert accumulator.judge(batch, ErrorCode.MESSAGE_TOO_LARGE) is BatchVerdict.SPLIT
     accumulator.split(batch)
     halves = [accumulator.take(queue_of(accumulator))]
     deliver(accumulator, halves[0])
@@ -819,7 +819,7 @@ def test_a_batch_that_expired_in_flight_and_was_not_appended_costs_its_successor
     accumulator = make()
     (first,) = pipeline(accumulator, 1)
     accumulator.expire(first, Closed("late"))
-    assert accumulator.judge(first, ErrorCode.NETWORK_EXCEPTION) is Verdict.RETRY
+    assert accumulator.judge(first, ErrorCode.NETWORK_EXCEPTION) is BatchVerdict.RETRY
     accumulator.retry(first, 0.0)
     assert list(queue_of(accumulator).waiting) == []
     add(accumulator, b"next")
@@ -833,8 +833,10 @@ def test_a_batch_that_expired_in_flight_and_was_not_appended_costs_its_successor
 def test_every_error_code_has_a_verdict_and_only_success_delivers(code: ErrorCode) -> None:
     for is_first in (True, False):
         for maybe_appended in (True, False):
-            verdict = judge(code, record_count=1, is_first=is_first, maybe_appended=maybe_appended, is_idempotent=True)
+            verdict = judge_batch(
+                code, record_count=1, is_first=is_first, maybe_appended=maybe_appended, is_idempotent=True
+            )
             succeeded = code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
-            assert (verdict is Verdict.DELIVERED) == succeeded
-            assert verdict is not Verdict.SPLIT
-            assert not (verdict is Verdict.RENUMBER and maybe_appended)
+            assert (verdict is BatchVerdict.DELIVERED) == succeeded
+            assert verdict is not BatchVerdict.SPLIT
+            assert not (verdict is BatchVerdict.RENUMBER and maybe_appended)

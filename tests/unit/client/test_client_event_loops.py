@@ -182,7 +182,7 @@ def test_of_a_loop_that_is_closed_the_error_says_that_nothing_more_is_sent() -> 
 
         async def other() -> None:
             await producer.start()
-            await producer._cluster.close()  # so that no open socket is left of it
+            await producer._runtime.close()  # so that no open socket is left of it
 
         await asyncio.to_thread(asyncio.run, other())
         with pytest.raises(WrongEventLoop, match="That loop is closed"):

@@ -134,4 +134,4 @@ async def _crash(client: AnyClient) -> None:
     async def broken() -> None:
         raise ZeroDivisionError("planted")
 
-    await asyncio.wait([client._cluster.tasks.start(broken(), "broken")])
+    await asyncio.wait([client._runtime.tasks.start(broken(), "broken")])

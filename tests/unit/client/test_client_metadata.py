@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.cluster import Cluster
 from minibroker.client.connections import Purpose
-from minibroker.client.metadata import Leader, Picture, is_confirmed, is_denied, merged, with_leader
+from minibroker.client.metadata import Cluster, Leader, is_confirmed, is_denied, merged, with_leader
+from minibroker.client.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol import topic_ids
@@ -28,82 +28,82 @@ def response(*partitions: m.MetadataPartition, topic_id: str = "id", code: int =
 
 
 def test_a_leader_is_never_replaced_by_one_of_an_older_epoch() -> None:
-    picture = merged(Picture(), response(partition(0, 1, 5)))
-    assert merged(picture, response(partition(0, 0, 4))).leader("t", 0) == Leader(1, 5)
-    assert merged(picture, response(partition(0, 0, 6))).leader("t", 0) == Leader(0, 6)
+    cluster = merged(Cluster(), response(partition(0, 1, 5)))
+    assert merged(cluster, response(partition(0, 0, 4))).leader("t", 0) == Leader(1, 5)
+    assert merged(cluster, response(partition(0, 0, 6))).leader("t", 0) == Leader(0, 6)
 
 
 def test_another_topic_of_the_same_name_begins_anew() -> None:
-    picture = merged(Picture(), response(partition(0, 1, 5), partition(1, 1, 5)))
-    again = merged(picture, response(partition(0, 0, 0), topic_id="other"))
+    cluster = merged(Cluster(), response(partition(0, 1, 5), partition(1, 1, 5)))
+    again = merged(cluster, response(partition(0, 0, 0), topic_id="other"))
     assert again.leader("t", 0) == Leader(0, 0)
     assert list(again.topics["t"].partitions) == [0]
 
 
 def test_an_older_topic_of_the_same_name_is_not_believed() -> None:
     old, new = topic_ids.make(1, 7, b"chance"), topic_ids.make(2, 1, b"chance")
-    picture = merged(Picture(), response(partition(0, 1, 0), topic_id=new))
+    cluster = merged(Cluster(), response(partition(0, 1, 0), topic_id=new))
     stale = response(partition(0, 0, 9), partition(1, 0, 9), topic_id=old)
-    assert merged(picture, stale).topics == picture.topics
-    assert merged(merged(Picture(), stale), response(partition(0, 1, 0), topic_id=new)).topics == picture.topics
+    assert merged(cluster, stale).topics == cluster.topics
+    assert merged(merged(Cluster(), stale), response(partition(0, 1, 0), topic_id=new)).topics == cluster.topics
 
 
 def test_an_older_topic_of_another_cluster_is_believed() -> None:
     old, new = topic_ids.make(1, 7, b"chance"), topic_ids.make(2, 1, b"chance")
-    picture = merged(Picture(), response(partition(0, 1, 0), topic_id=new))
+    cluster = merged(Cluster(), response(partition(0, 1, 0), topic_id=new))
     unnamed = response(partition(0, 0, 9), topic_id=old)
     unnamed.cluster_id = None
-    picture = merged(picture, unnamed)
-    assert picture.topics["t"].topic_id == new
+    cluster = merged(cluster, unnamed)
+    assert cluster.topics["t"].topic_id == new
     other = response(partition(0, 0, 9), topic_id=old)
     other.cluster_id = "another cluster"
-    assert merged(picture, other).topics["t"].topic_id == old
+    assert merged(cluster, other).topics["t"].topic_id == old
 
 
 def test_a_hint_about_another_topic_of_the_same_name_is_not_believed() -> None:
-    picture = merged(Picture(), response(partition(0, 0, 0), topic_id="new"))
+    cluster = merged(Cluster(), response(partition(0, 0, 0), topic_id="new"))
     here = TopicPartition("t", 0)
-    assert with_leader(picture, here, Leader(1, 9), "old") is picture
-    assert with_leader(picture, here, Leader(1, 9), "new").leader("t", 0) == Leader(1, 9)
+    assert with_leader(cluster, here, Leader(1, 9), "old") is cluster
+    assert with_leader(cluster, here, Leader(1, 9), "new").leader("t", 0) == Leader(1, 9)
 
 
 def test_partitions_that_an_answer_leaves_out_stay() -> None:
-    picture = merged(Picture(), response(partition(0, 1, 0), partition(1, 0, 0)))
-    assert merged(picture, response(partition(1, 1, 1))).leader("t", 0) == Leader(1, 0)
+    cluster = merged(Cluster(), response(partition(0, 1, 0), partition(1, 0, 0)))
+    assert merged(cluster, response(partition(1, 1, 1))).leader("t", 0) == Leader(1, 0)
 
 
 def test_a_leader_without_an_address_is_no_leader() -> None:
-    picture = merged(Picture(), response(partition(0, 9, 0), partition(1, -1, 3)))
-    assert picture.leader("t", 0) is None
-    assert picture.leader("t", 1) is None
-    assert picture.brokers == {0: Address("a", 1), 1: Address("b", 2)}
+    cluster = merged(Cluster(), response(partition(0, 9, 0), partition(1, -1, 3)))
+    assert cluster.leader("t", 0) is None
+    assert cluster.leader("t", 1) is None
+    assert cluster.brokers == {0: Address("a", 1), 1: Address("b", 2)}
 
 
 def test_an_error_for_a_topic_is_kept_beside_what_was_known_and_forgotten_later() -> None:
-    picture = merged(Picture(), response(partition(0, 1, 0)))
-    gone = merged(picture, response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    cluster = merged(Cluster(), response(partition(0, 1, 0)))
+    gone = merged(cluster, response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     assert gone.errors == {"t": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     assert gone.leader("t", 0) == Leader(1, 0)
     assert merged(gone, response(partition(0, 1, 0))).errors == {}
 
 
 def test_an_answer_without_brokers_does_not_make_us_forget_them() -> None:
-    picture = merged(Picture(), response(partition(0, 1, 0)))
-    assert merged(picture, m.MetadataResponse(0, [], None, -1, [])).brokers == picture.brokers
+    cluster = merged(Cluster(), response(partition(0, 1, 0)))
+    assert merged(cluster, m.MetadataResponse(0, [], None, -1, [])).brokers == cluster.brokers
 
 
 def test_a_leader_is_confirmed_by_another_broker_that_knows_it_and_none_that_knows_a_later_one() -> None:
     t0, leader = TopicPartition("t", 0), Leader(0, 5)
     current = response(partition(0, 0, 5))
-    picture = merged(Picture(), current)
+    cluster = merged(Cluster(), current)
     older, newer = response(partition(0, 1, 4)), response(partition(0, 1, 6))
     another = response(partition(0, 0, 5), topic_id="other")
-    assert is_confirmed(picture, t0, leader, {1: current})
-    assert is_confirmed(picture, t0, leader, {0: current, 1: current})
+    assert is_confirmed(cluster, t0, leader, {1: current})
+    assert is_confirmed(cluster, t0, leader, {0: current, 1: current})
     for answers in ({}, {0: current}, {1: older}, {1: another}, {1: response()}):
-        assert not is_confirmed(picture, t0, leader, answers)
-    assert not is_confirmed(merged(picture, newer), t0, leader, {1: current, 2: newer})
-    alone = picture._replace(brokers={0: Address("a", 1)}, most_brokers=1)
+        assert not is_confirmed(cluster, t0, leader, answers)
+    assert not is_confirmed(merged(cluster, newer), t0, leader, {1: current, 2: newer})
+    alone = cluster._replace(brokers={0: Address("a", 1)}, most_brokers=1)
     assert is_confirmed(alone, t0, leader, {})
     assert not is_confirmed(alone, t0, Leader(0, 4), {})
     assert not is_confirmed(alone._replace(most_brokers=3), t0, leader, {}), "the others are out of its reach"
@@ -111,49 +111,49 @@ def test_a_leader_is_confirmed_by_another_broker_that_knows_it_and_none_that_kno
 
 def test_a_topic_is_denied_by_two_brokers_or_by_the_only_one() -> None:
     there, gone = response(partition(0, 0, 5)), response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    picture = merged(Picture(), there)
+    cluster = merged(Cluster(), there)
     fresh = m.MetadataResponse(0, [], "cluster", -1, gone.topics)
-    assert is_denied(picture, "t", "id", {0: gone, 1: gone})
-    assert is_denied(picture, "t", "earlier", {0: there, 1: gone})
+    assert is_denied(cluster, "t", "id", {0: gone, 1: gone})
+    assert is_denied(cluster, "t", "earlier", {0: there, 1: gone})
     for answers in ({}, {0: gone}, {0: gone, 1: there}, {0: gone, 1: fresh}):
-        assert not is_denied(picture, "t", "id", answers)
-    assert not is_denied(picture, "t", None, {0: there, 1: there})
-    alone = picture._replace(brokers={0: Address("a", 1)}, most_brokers=1)
+        assert not is_denied(cluster, "t", "id", answers)
+    assert not is_denied(cluster, "t", None, {0: there, 1: there})
+    alone = cluster._replace(brokers={0: Address("a", 1)}, most_brokers=1)
     assert is_denied(alone, "t", "id", {0: gone})
     assert not is_denied(alone._replace(most_brokers=3), "t", "id", {0: gone})
 
 
 def test_a_broker_that_was_not_told_of_all_topics_yet_denies_none() -> None:
     gone = response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    picture = merged(Picture(), response(partition(0, 0, 5)))
+    cluster = merged(Cluster(), response(partition(0, 0, 5)))
     half_told = response(topic_id="", code=ErrorCode.LEADER_NOT_AVAILABLE)
-    assert not is_denied(picture, "t", "id", {0: half_told, 1: half_told})
-    assert not is_denied(picture, "t", "id", {0: half_told, 1: gone})
+    assert not is_denied(cluster, "t", "id", {0: half_told, 1: half_told})
+    assert not is_denied(cluster, "t", "id", {0: half_told, 1: gone})
     some_partitions = response(code=ErrorCode.LEADER_NOT_AVAILABLE)
-    assert not is_denied(picture, "t", "id", {0: some_partitions, 1: gone, 2: gone}), "it knows of the topic"
+    assert not is_denied(cluster, "t", "id", {0: some_partitions, 1: gone, 2: gone}), "it knows of the topic"
 
 
 def test_a_broker_that_knows_an_earlier_topic_of_the_name_does_not_deny_the_later_one() -> None:
     old, new = topic_ids.make(1, 7, b"chance"), topic_ids.make(2, 1, b"chance")
     behind, ahead = response(partition(0, 0, 5), topic_id=old), response(partition(0, 0, 0), topic_id=new)
-    picture = merged(Picture(), ahead)
-    assert not is_denied(picture, "t", new, {0: behind, 1: behind})
-    assert is_denied(picture, "t", old, {0: ahead, 1: ahead})
+    cluster = merged(Cluster(), ahead)
+    assert not is_denied(cluster, "t", new, {0: behind, 1: behind})
+    assert is_denied(cluster, "t", old, {0: ahead, 1: ahead})
 
 
 def test_a_broker_that_lists_itself_alone_is_not_the_only_one_where_there_were_others() -> None:
     leader = Leader(0, 5)
     both, alone = response(partition(0, 0, 5)), response(partition(0, 0, 5))
     alone.brokers = alone.brokers[:1]
-    picture = merged(merged(Picture(), both), alone)
-    assert list(picture.brokers) == [0]
-    assert not is_confirmed(picture, TopicPartition("t", 0), leader, {0: alone})
+    cluster = merged(merged(Cluster(), both), alone)
+    assert list(cluster.brokers) == [0]
+    assert not is_confirmed(cluster, TopicPartition("t", 0), leader, {0: alone})
     gone = response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    assert not is_denied(picture, "t", "id", {0: gone})
+    assert not is_denied(cluster, "t", "id", {0: gone})
 
 
 def test_a_topic_that_was_looked_at_is_forgotten_unless_somebody_else_wants_it() -> None:
-    async def scenario(cluster: ScriptedCluster, client: Cluster) -> None:
+    async def scenario(cluster: ScriptedCluster, client: ClientRuntime) -> None:
         for name in ("a", "b"):
             cluster.add_topic(name)
         metadata = client.metadata
@@ -162,34 +162,34 @@ def test_a_topic_that_was_looked_at_is_forgotten_unless_somebody_else_wants_it()
         with metadata.wanted(["a", "b"]):
             with metadata.wanted(["b"]):
                 await metadata.refreshed()
-            assert set(metadata.picture.topics) == {"a", "b"}
-        assert set(metadata.picture.topics) == {"a"}
+            assert set(metadata.cluster.topics) == {"a", "b"}
+        assert set(metadata.cluster.topics) == {"a"}
         await metadata.refreshed()
         assert set(cluster.requests(METADATA)[-1].topics) == {"a"}
         metadata.unwant("a")
         metadata.unwant("a")
-        assert metadata.picture.topics == {}
+        assert metadata.cluster.topics == {}
 
     run(scenario)
 
 
 def test_a_hint_counts_only_if_its_epoch_is_newer() -> None:
-    picture = merged(Picture(), response(partition(0, 0, 3)))
+    cluster = merged(Cluster(), response(partition(0, 0, 3)))
     here = TopicPartition("t", 0)
-    assert with_leader(picture, here, Leader(1, 4)).leader("t", 0) == Leader(1, 4)
-    assert with_leader(picture, here, Leader(1, 3)) is picture
-    assert with_leader(picture, here, Leader(-1, 4)) is picture
-    assert with_leader(picture, TopicPartition("other", 0), Leader(1, 4)) is picture
+    assert with_leader(cluster, here, Leader(1, 4)).leader("t", 0) == Leader(1, 4)
+    assert with_leader(cluster, here, Leader(1, 3)) is cluster
+    assert with_leader(cluster, here, Leader(-1, 4)) is cluster
+    assert with_leader(cluster, TopicPartition("other", 0), Leader(1, 4)) is cluster
 
 
-def run(scenario: Callable[[ScriptedCluster, Cluster], Coroutine[Any, Any, None]], brokers: int = 3) -> None:
+def run(scenario: Callable[[ScriptedCluster, ClientRuntime], Coroutine[Any, Any, None]], brokers: int = 3) -> None:
     async def main() -> None:
         def crashed(error: BaseException) -> None:
             raise error
 
         async with asyncio.timeout(30), ScriptedCluster(brokers) as scripted:
             scripted.add_topic("orders")
-            cluster = Cluster(
+            runtime = ClientRuntime(
                 scripted.bootstrap,
                 client_id="test",
                 request_timeout_ms=5_000,
@@ -199,31 +199,31 @@ def run(scenario: Callable[[ScriptedCluster, Cluster], Coroutine[Any, Any, None]
                 on_crash=crashed,
             )
             try:
-                await scenario(scripted, cluster)
+                await scenario(scripted, runtime)
             finally:
-                await cluster.close()
+                await runtime.close()
 
     asyncio.run(main())
 
 
 def test_any_bootstrap_address_will_do() -> None:
-    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
         await scripted.nodes[0].stop()
         await scripted.nodes[1].stop()
-        await cluster.start()
-        assert list(cluster.metadata.picture.brokers) == [2]
+        await runtime.start()
+        assert list(runtime.metadata.cluster.brokers) == [2]
 
     run(scenario)
 
 
 def test_a_refresh_asks_another_broker_where_one_drops_it() -> None:
-    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
-        await cluster.start()
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        await runtime.start()
         scripted.script(METADATA, DROP, DROP)
-        cluster.metadata.want("orders")
-        while "orders" not in cluster.metadata.picture.topics:
-            await cluster.metadata.refreshed()
-        assert cluster.metadata.last_error is None
+        runtime.metadata.want("orders")
+        while "orders" not in runtime.metadata.cluster.topics:
+            await runtime.metadata.refreshed()
+        assert runtime.metadata.last_error is None
         assert len({received.node_id for received in scripted.received[1:]}) == 3
 
     run(scenario)
@@ -232,11 +232,11 @@ def test_a_refresh_asks_another_broker_where_one_drops_it() -> None:
 def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minibroker.client.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
 
-    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
-        await cluster.start()
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        await runtime.start()
         scripted.rules.append(lambda received: HANG if received.node_id == 0 else None)
         for _ in range(30):
-            await cluster.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=1.0)
+            await runtime.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=1.0)
         assert len([received for received in scripted.received if received.node_id == 0]) <= 3
 
     run(scenario)
@@ -245,44 +245,44 @@ def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: p
 def test_a_broker_that_did_not_answer_once_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minibroker.client.metadata.FORGIVEN_S", 0.0)
 
-    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
-        await cluster.start()
-        address = cluster.metadata.address(0)
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        await runtime.start()
+        address = runtime.metadata.address(0)
         assert address is not None
-        cluster.metadata.suspect(address)
+        runtime.metadata.suspect(address)
         scripted.received.clear()
         async with asyncio.timeout(30):
             while not any(received.node_id == 0 for received in scripted.received):
-                await cluster.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=1.0)
+                await runtime.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=1.0)
 
     run(scenario)
 
 
 def test_the_bootstrap_addresses_are_asked_when_no_known_broker_answers() -> None:
-    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
-        await cluster.start()
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        await runtime.start()
         moved = scripted.nodes.pop(2)
-        known = cluster.metadata.picture.brokers
-        cluster.metadata.picture = cluster.metadata.picture._replace(brokers={2: known[2]})
+        known = runtime.metadata.cluster.brokers
+        runtime.metadata.cluster = runtime.metadata.cluster._replace(brokers={2: known[2]})
         await moved.stop()
-        await cluster.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=0.0)
+        await runtime.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=0.0)
         assert scripted.received[-1].node_id in (0, 1)
 
     run(scenario)
 
 
 def test_a_refresh_that_fails_is_repeated_until_it_succeeds() -> None:
-    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
-        await cluster.start()
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        await runtime.start()
         for node in scripted.nodes.values():
             await node.stop()
-        await cluster.metadata.refreshed()
-        error = cluster.metadata.last_error
+        await runtime.metadata.refreshed()
+        error = runtime.metadata.last_error
         assert isinstance(error, NetworkError)
         await scripted.nodes[1].start()
-        while cluster.metadata.last_error is not None:
-            await cluster.metadata.refreshed()
-        assert list(cluster.metadata.picture.brokers) == [1]
+        while runtime.metadata.last_error is not None:
+            await runtime.metadata.refreshed()
+        assert list(runtime.metadata.cluster.brokers) == [1]
 
     run(scenario)
 
@@ -290,7 +290,7 @@ def test_a_refresh_that_fails_is_repeated_until_it_succeeds() -> None:
 def test_old_metadata_is_refreshed_without_being_asked() -> None:
     async def main() -> None:
         async with asyncio.timeout(30), ScriptedCluster() as scripted:
-            cluster = Cluster(
+            runtime = ClientRuntime(
                 scripted.bootstrap,
                 client_id="test",
                 request_timeout_ms=5_000,
@@ -299,9 +299,9 @@ def test_old_metadata_is_refreshed_without_being_asked() -> None:
                 world=None,
                 on_crash=lambda error: None,
             )
-            await cluster.start()
+            await runtime.start()
             await scripted.until(lambda: len(scripted.requests(METADATA)) >= 4)
-            await cluster.close()
+            await runtime.close()
 
     asyncio.run(main())
 
@@ -315,7 +315,7 @@ def test_a_peer_that_speaks_another_protocol_is_named() -> None:
 
         server = await asyncio.start_server(speak, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        cluster = Cluster(
+        runtime = ClientRuntime(
             f"127.0.0.1:{port}",
             client_id="test",
             request_timeout_ms=100,
@@ -325,8 +325,8 @@ def test_a_peer_that_speaks_another_protocol_is_named() -> None:
             on_crash=lambda error: None,
         )
         with pytest.raises(NetworkError, match=str(port)):
-            await cluster.start()
-        await cluster.close()
+            await runtime.start()
+        await runtime.close()
         server.close()
         await server.wait_closed()
 
@@ -334,23 +334,23 @@ def test_a_peer_that_speaks_another_protocol_is_named() -> None:
 
 
 def test_an_advertised_address_that_cannot_be_reached_is_explained() -> None:
-    async def scenario(scripted: ScriptedCluster, cluster: Cluster) -> None:
-        await cluster.start()
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        await runtime.start()
         elsewhere = scripted.nodes[1]
-        address = cluster.metadata.picture.brokers[1]
+        address = runtime.metadata.cluster.brokers[1]
         await elsewhere.stop()
-        cluster.connections.advertised({1: address})
+        runtime.connections.advertised({1: address})
         with pytest.raises(NetworkError, match=rf"{address}.*broker 1 advertises.*advertised\.listeners"):
-            await cluster.connections.open(address, Purpose.REQUESTS)
-        assert cluster.connections.error(address, Purpose.REQUESTS) is not None
+            await runtime.connections.open(address, Purpose.REQUESTS)
+        assert runtime.connections.error(address, Purpose.REQUESTS) is not None
         await elsewhere.start()
-        while cluster.connections.error(address, Purpose.REQUESTS) is not None:
-            cluster.connections.get(address, Purpose.REQUESTS)
+        while runtime.connections.error(address, Purpose.REQUESTS) is not None:
+            runtime.connections.get(address, Purpose.REQUESTS)
             await asyncio.sleep(0.01)
         await elsewhere.stop()
         await asyncio.sleep(0.05)
         with pytest.raises(NetworkError) as raised:
-            await cluster.connections.open(address, Purpose.PRODUCE)
+            await runtime.connections.open(address, Purpose.PRODUCE)
         assert "advertises" not in str(raised.value)  # it was reached: it is down, not misnamed
 
     run(scenario)

@@ -479,7 +479,7 @@ def test_a_delivery_times_out_while_its_answer_is_awaited() -> None:
 
 
 def test_a_producer_that_reaches_no_broker_names_every_address_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minibroker.client.cluster.START_PATIENCE_S", 0.1)
+    monkeypatch.setattr("minibroker.client.runtime.START_PATIENCE_S", 0.1)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         for node in cluster.nodes.values():

@@ -1,6 +1,6 @@
 from minibroker.deploy.cluster_view import ClusterView
-from minibroker.deploy.failover import Outcome, Round, Victims, choose_victims
-from minibroker.deploy.trial import Gap, Verdict
+from minibroker.deploy.failover import FailoverOutcome, Round, Victims, choose_victims
+from minibroker.deploy.trial import Gap, TrialVerdict
 from minibroker.protocol.messages import MetadataPartition
 from minibroker.protocol.model import TopicPartition
 
@@ -30,8 +30,8 @@ def test_where_one_broker_has_both_roles_another_dies_with_it() -> None:
 def test_the_figures_are_of_all_rounds_in_milliseconds() -> None:
     gaps = [0.1, 0.5, 0.2, 0.1204]
     rounds = [Round([1], Gap(0, seconds, 0.0), 1.0) for seconds in gaps]
-    verdict = Verdict(10, 9, 1, 10, 0, 0, 0, 0)
-    figures = Outcome("t", verdict, ["why"], Gap(0, 0.0104, 0.0), rounds).figures()
+    verdict = TrialVerdict(10, 9, 1, 10, 0, 0, 0, 0)
+    figures = FailoverOutcome("t", verdict, ["why"], Gap(0, 0.0104, 0.0), rounds).figures()
     assert figures == {
         **verdict._asdict(),
         "quiet_gap_ms": 10,

@@ -1,4 +1,4 @@
-from minibroker.deploy.trial import Acknowledged, ReadBack, judge, longest_gap
+from minibroker.deploy.trial import Acknowledged, ReadBack, judge_trial, longest_gap
 
 
 def acks(*pairs: tuple[int, int]) -> list[Acknowledged]:
@@ -10,7 +10,7 @@ def found(*pairs: tuple[int, int]) -> list[ReadBack]:
 
 
 def test_all_that_was_acknowledged_and_read_once_in_order_is_flawless() -> None:
-    verdict = judge(
+    verdict = judge_trial(
         4, 1, {0: acks((0, 0), (2, 1)), 1: acks((1, 0))}, {0: found((0, 0), (1, 2)), 1: found((0, 1), (1, 3))}
     )
     assert verdict.flawless
@@ -18,31 +18,31 @@ def test_all_that_was_acknowledged_and_read_once_in_order_is_flawless() -> None:
 
 
 def test_an_acknowledged_record_that_nobody_reads_is_lost() -> None:
-    assert judge(2, 0, {0: acks((0, 0), (1, 1))}, {0: found((0, 0))}).lost == 1
-    assert judge(1, 0, {0: acks((0, 0))}, {}).lost == 1
+    assert judge_trial(2, 0, {0: acks((0, 0), (1, 1))}, {0: found((0, 0))}).lost == 1
+    assert judge_trial(1, 0, {0: acks((0, 0))}, {}).lost == 1
 
 
 def test_a_record_at_another_offset_than_the_acknowledged_one_is_lost() -> None:
-    assert judge(1, 0, {0: acks((0, 5))}, {0: found((6, 0))}).lost == 1
+    assert judge_trial(1, 0, {0: acks((0, 5))}, {0: found((6, 0))}).lost == 1
 
 
 def test_one_record_at_two_offsets_is_a_duplicate_and_not_out_of_order() -> None:
-    verdict = judge(2, 0, {0: acks((0, 0), (1, 1))}, {0: found((0, 0), (1, 1), (2, 0))})
+    verdict = judge_trial(2, 0, {0: acks((0, 0), (1, 1))}, {0: found((0, 0), (1, 1), (2, 0))})
     assert (verdict.lost, verdict.duplicated, verdict.out_of_order) == (0, 1, 0)
 
 
 def test_a_number_behind_a_higher_one_is_out_of_order() -> None:
-    verdict = judge(3, 0, {}, {0: found((0, 0), (1, 2), (2, 1))})
+    verdict = judge_trial(3, 0, {}, {0: found((0, 0), (1, 2), (2, 1))})
     assert (verdict.duplicated, verdict.out_of_order) == (0, 1)
 
 
 def test_an_acknowledged_record_whose_value_changed_is_lost_and_altered() -> None:
-    verdict = judge(2, 0, {0: acks((0, 0), (1, 1))}, {0: [ReadBack(0, 0), ReadBack(1, 1, is_intact=False)]})
+    verdict = judge_trial(2, 0, {0: acks((0, 0), (1, 1))}, {0: [ReadBack(0, 0), ReadBack(1, 1, is_intact=False)]})
     assert (verdict.lost, verdict.altered, verdict.flawless) == (1, 1, False)
 
 
 def test_a_record_that_nobody_sent_is_altered_and_nothing_is_lost_by_it() -> None:
-    verdict = judge(1, 0, {0: acks((0, 0))}, {0: [ReadBack(0, 0), ReadBack(1, 7, is_intact=False)]})
+    verdict = judge_trial(1, 0, {0: acks((0, 0))}, {0: [ReadBack(0, 0), ReadBack(1, 7, is_intact=False)]})
     assert (verdict.lost, verdict.altered, verdict.flawless) == (0, 1, False)
 
 

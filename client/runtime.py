@@ -31,8 +31,8 @@ START_PATIENCE_S = 2.0
 mistyped an address should not wait longer."""
 
 
-class Cluster:
-    """One client's view of a cluster. `on_crash` is told if one of its tasks dies of a bug.
+class ClientRuntime:
+    """What one client works with. `on_crash` is told if one of its tasks dies of a bug.
 
     Raises InvalidSetting from the constructor, which starts nothing.
     """
