@@ -1,10 +1,10 @@
 """The client library: produce, consume and administer, from asyncio. See Producer, Consumer and Admin.
 
-File map: producer.py (send) -> accumulator.py (batches, order, readiness; pure) -> sender.py (requests, retries);
-consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- fetch_state.py (what is due; pure) and
-offsets.py (look-ups); admin.py. All three derive from lifecycle.py (start, close), and under them is runtime.py =
-connections.py + metadata.py + tasks.py. Sender and fetcher work by leader_requests.py. Whatever waits for long says so
-through stalls.py.
+File map: producer.py (send) -> accumulator.py (which batch, in what order; pure) and batch.py (pure) -> sender.py
+(requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- fetch_state.py (what is
+due; pure) and offsets.py (look-ups); admin.py. All three derive from lifecycle.py (start, close), and under them is
+runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher work by leader_requests.py. Whatever waits for
+long says so through stalls.py.
 """
 
 from minibroker.client.admin import (

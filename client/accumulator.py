@@ -48,287 +48,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from random import Random
 from typing import NamedTuple
 
+from minibroker.client.batch import (
+    BATCH_OVERHEAD,
+    HEADER_OVERHEAD,
+    NOT_APPENDED,
+    RECORD_OVERHEAD,
+    SEQUENCE_MASK,
+    UNASSIGNED,
+    Batch,
+    BatchVerdict,
+    Identity,
+    is_void,
+    judge_batch,
+)
 from minibroker.client.errors import BufferFull, FailedRecord
 from minibroker.client.partitioners import Partitioner, WithoutKey, choose_adaptive, choose_round_robin, choose_sticky
-from minibroker.protocol.compression import Compression
-from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import topic_name_problem
-from minibroker.protocol.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Header, encode_batch
-
-RECORD_OVERHEAD = 20
-"""At most this many bytes are added to key and value: two lengths (5 bytes each) and a timestamp (9)."""
-
-BATCH_OVERHEAD = 128
-"""At most this many bytes are added to the records: the header (61), five column lengths."""
-
-HEADER_OVERHEAD = 12
+from minibroker.protocol.records import Header
 
 GRANT = 16 * 1024
 """Bytes of the buffer that a batch is given at a time."""
 
-UNASSIGNED = -1
-"""The partition of a batch whose topic's partitions are not known yet."""
-
-SEQUENCE_MASK = 0x7FFFFFFF
-
 LAST_PRODUCER_EPOCH = 0x7FFF
 """After it comes another producer id."""
-
-
-class Identity(NamedTuple):
-    """A producer id and epoch, as InitProducerId grants them."""
-
-    producer_id: int
-    epoch: int
-
-
-class BatchVerdict(Enum):
-    """What becomes of a batch after an answer."""
-
-    DELIVERED = "delivered"
-    RETRY = "retry"
-    RENUMBER = "renumber"
-    """It is certainly not in the log, and its number has lost its meaning: retry under a new producer id."""
-    SPLIT = "split"
-    """It is too large as a whole: retry in two halves."""
-    FAIL = "fail"
-
-
-NOT_APPENDED = frozenset(
-    {
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.MESSAGE_TOO_LARGE,
-        ErrorCode.RECORD_LIST_TOO_LARGE,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.INVALID_REQUIRED_ACKS,
-        ErrorCode.INVALID_TIMESTAMP,
-        ErrorCode.INVALID_RECORD,
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.INVALID_TOPIC_EXCEPTION,
-        ErrorCode.UNSUPPORTED_VERSION,
-        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
-        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        ErrorCode.UNKNOWN_PRODUCER_ID,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.INCONSISTENT_TOPIC_ID,
-    }
-)
-"""Answers given before anything is appended. All others (even NOT_LEADER_OR_FOLLOWER: the leadership may have moved
-after the append) leave it open."""
-
-
-def judge_batch(
-    code: ErrorCode, *, record_count: int, is_first: bool, maybe_appended: bool, is_idempotent: bool
-) -> BatchVerdict:
-    """What to do with a batch that was answered with `code`.
-
-    `is_first`: every batch of the partition before it has had its ending. `maybe_appended`: some attempt, this
-    one included, may have appended it.
-    """
-    if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-        return BatchVerdict.DELIVERED
-    if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE) and record_count > 1:
-        return BatchVerdict.SPLIT
-    if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID) and is_idempotent:
-        if not is_first:
-            return BatchVerdict.RETRY
-        return BatchVerdict.FAIL if maybe_appended else BatchVerdict.RENUMBER
-    return BatchVerdict.RETRY if ERRORS[code].retriable else BatchVerdict.FAIL
-
-
-def is_void(sent_under: str, topic_id: str) -> bool:
-    """Whether what was sent to the topic of the first id can be in no log of the topic that has the name now."""
-    return sent_under not in ("", topic_id)
-
-
-class Batch:
-    """Records of one partition that travel together, as columns; or held records of a topic not known yet.
-
-    It ends once: `is_done` with `error` None or set, or with `forwarded` set (then its records end elsewhere).
-    """
-
-    __slots__ = (
-        "attempts",
-        "awaited",
-        "base_offset",
-        "check_caller",
-        "count",
-        "created_at",
-        "encoded",
-        "error",
-        "forwarded",
-        "generation",
-        "granted",
-        "headers",
-        "identity",
-        "is_closed",
-        "is_done",
-        "is_placed",
-        "keys",
-        "listeners",
-        "log_append_time_ms",
-        "maybe_appended",
-        "order",
-        "partition",
-        "partitions",
-        "room",
-        "sequence",
-        "timestamps",
-        "topic",
-        "topic_id",
-        "values",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        order: tuple[int, ...],
-        created_at: float,
-        generation: int,
-        *,
-        is_placed: bool = False,
-        check_caller: Callable[[], None] | None = None,
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.order = order
-        """Place in the partition. Halves of a split batch extend the order of the whole."""
-        self.created_at = created_at
-        self.generation = generation
-        """How many flushes had begun when the first record was added."""
-        self.is_placed = is_placed
-        """The partitioner chose the partition, for each record; otherwise the caller did."""
-
-        self.check_caller = check_caller
-        """To be called by who would wait for the ending: raises where it could not hear of it."""
-
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] | None = None
-        self.timestamps: list[int] = []
-        self.headers: list[Sequence[Header] | None] | None = None
-        self.partitions: list[int | None] | None = [] if partition == UNASSIGNED else None
-        """Of a held batch: the partition that `send` was told, for each record."""
-
-        self.granted = 0
-        self.room = 0
-        """Bytes granted and not used. The fast path in `Producer.send` counts it down."""
-        self.is_closed = False
-        self.count = 0
-        """The number of records, once closed."""
-
-        self.attempts = 0
-        self.identity: Identity | None = None
-        self.sequence = NO_SEQUENCE
-        self.encoded: bytearray | None = None
-        self.maybe_appended = False
-        self.topic_id = ""
-        """Under which it was sent last; empty: never, or the topic has none."""
-
-        self.is_done = False
-        self.base_offset = -1
-        self.log_append_time_ms = -1
-        self.error: MinibrokerError | None = None
-        self.forwarded: list[tuple[Batch, int]] | None = None
-        self.awaited: set[int] | None = None
-        """Records whose Delivery is or was awaited: their failure is told there, and not by flush."""
-        self.listeners: list[Callable[[], None]] | None = None
-        """Called once, when the batch has ended or is forwarded."""
-
-    def __repr__(self) -> str:
-        return f"Batch({self.topic}-{self.partition} {self.order}, {self.count or len(self.values)} records)"
-
-    @property
-    def size(self) -> int:
-        """Bytes, at most, before compression."""
-        return self.granted - self.room
-
-    def encode(self, compression: Compression) -> bytearray:
-        """The record batch, made once for all attempts under the same number. Raises as `encode_batch`."""
-        if self.encoded is None:
-            base = self.timestamps[0]
-            producer_id, epoch = self.identity or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-            self.encoded = encode_batch(
-                self.values,
-                base_timestamp=base,
-                timestamp_deltas=[timestamp - base for timestamp in self.timestamps],
-                keys=self.keys,
-                headers=self.headers,
-                compression=compression,
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                base_sequence=self.sequence,
-            )
-        return self.encoded
-
-    def failures(self) -> list[FailedRecord]:
-        """The records that failed and are not awaited."""
-        assert self.error is not None
-        awaited = self.awaited or ()
-        return [
-            FailedRecord(
-                self.topic,
-                (None if self.partitions is None else self.partitions[index])
-                if self.partition == UNASSIGNED
-                else self.partition,
-                None if self.keys is None else self.keys[index],
-                self.values[index],
-                self.timestamps[index],
-                (None if self.headers is None else self.headers[index]) or (),
-                self.error,
-            )
-            for index in range(self.count)
-            if index not in awaited
-        ]
-
-    def number_anew(self) -> None:
-        """Forget the number; it is given another when it is taken again."""
-        self.identity = None
-        self.sequence = NO_SEQUENCE
-        self.encoded = None
-
-    def forget_attempts(self) -> None:
-        """All were made to another topic."""
-        self.maybe_appended = False
-        self.topic_id = ""
-        self.number_anew()
-
-    def _tell(self) -> None:
-        listeners, self.listeners = self.listeners, None
-        for listener in listeners or ():
-            listener()
-
-    def finish(self, error: MinibrokerError | None) -> None:
-        assert not self.is_done
-        self.is_done = True
-        self.error = error
-        self.encoded = None
-        if error is None:
-            # Whoever holds a Delivery keeps the batch: of its columns only the timestamps are part of a result.
-            self.values = []
-            self.keys = self.headers = None
-        self._tell()
-
-    def forward(self, targets: list[tuple[Batch, int]]) -> None:
-        for index in sorted(self.awaited or ()):
-            target, target_index = targets[index]
-            target.mark_awaited(target_index)
-        self.forwarded = targets
-        self.values, self.timestamps = [], []
-        self.keys = self.headers = self.encoded = self.partitions = None
-        self._tell()
-
-    def mark_awaited(self, index: int) -> None:
-        if self.awaited is None:
-            self.awaited = set()
-        self.awaited.add(index)
 
 
 class PartitionQueue:
@@ -361,7 +107,7 @@ class PartitionQueue:
         self.retry_at = 0.0
         """Nothing is sent before."""
         self.tried: tuple[int, int] | None = None
-        """Node and epoch of the leader to which the last attempt went: `retry_at` is about him alone."""
+        """Node and epoch of the leader to which the last attempt went: `retry_at` is about it alone."""
 
     def is_first(self, batch: Batch) -> bool:
         """Whether every batch before `batch`, which is in neither list, has had its ending."""
@@ -959,7 +705,7 @@ class Accumulator:
         state = self._topics[batch.topic]
         state.batch_size = max(min(state.batch_size, batch.granted // 2), BATCH_OVERHEAD + RECORD_OVERHEAD)
         middle = batch.count // 2
-        halves = [self._part(batch, 0, middle), self._part(batch, middle, batch.count)]
+        halves = [batch.part(0, middle), batch.part(middle, batch.count)]
         # The grants of the halves add up to the whole's, so the buffer's account does not change.
         halves[0].granted = batch.granted // 2
         halves[1].granted = batch.granted - halves[0].granted
@@ -971,31 +717,6 @@ class Accumulator:
             self._count(half, 1)
         self._count(batch, -1)
         self._put_back(queue, halves)
-
-    @staticmethod
-    def _part(batch: Batch, start: int, end: int) -> Batch:
-        part = Batch(
-            batch.topic,
-            batch.partition,
-            (*batch.order, 0 if start == 0 else 1),
-            batch.created_at,
-            batch.generation,
-            is_placed=batch.is_placed,
-            check_caller=batch.check_caller,
-        )
-        part.values = batch.values[start:end]
-        part.keys = None if batch.keys is None else batch.keys[start:end]
-        part.timestamps = batch.timestamps[start:end]
-        part.headers = None if batch.headers is None else batch.headers[start:end]
-        part.is_closed = True
-        part.count = end - start
-        part.attempts = batch.attempts
-        part.maybe_appended = batch.maybe_appended
-        part.topic_id = batch.topic_id
-        part.identity = batch.identity
-        if batch.identity is not None:
-            part.sequence = (batch.sequence + start) & SEQUENCE_MASK
-        return part
 
     def fail(self, batch: Batch, error: MinibrokerError) -> None:
         """After `judge`: it has failed for good."""

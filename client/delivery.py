@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from minibroker.client.accumulator import Batch
+from minibroker.client.batch import Batch
 
 
 class RecordMetadata(NamedTuple):

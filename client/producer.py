@@ -17,7 +17,8 @@ from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from minibroker.client.accumulator import RECORD_OVERHEAD, Accumulator
+from minibroker.client.accumulator import Accumulator
+from minibroker.client.batch import RECORD_OVERHEAD
 from minibroker.client.delivery import Delivery
 from minibroker.client.errors import Closed, DeliveryFailed, InvalidSetting
 from minibroker.client.lifecycle import Client

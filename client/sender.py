@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable, Sequence
 from math import inf
 
-from minibroker.client.accumulator import UNASSIGNED, Accumulator, Batch, BatchVerdict, Identity, PartitionQueue
+from minibroker.client.accumulator import Accumulator, PartitionQueue
+from minibroker.client.batch import UNASSIGNED, Batch, BatchVerdict, Identity
 from minibroker.client.connections import Purpose, exponential_backoff_s
 from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests

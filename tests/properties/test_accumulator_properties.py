@@ -19,7 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minibroker.client.accumulator import Accumulator, Batch, BatchVerdict, Identity
+from minibroker.client.accumulator import Accumulator
+from minibroker.client.batch import Batch, BatchVerdict, Identity
 from minibroker.client.errors import BufferFull, DeliveryTimedOut
 from minibroker.client.partitioners import Partitioner, crc32
 from minibroker.protocol import topic_ids

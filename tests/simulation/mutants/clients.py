@@ -9,9 +9,11 @@ from msgspec import structs
 from minibroker.broker.handlers import list_offsets
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.client import accumulator, metadata
-from minibroker.client.accumulator import Accumulator, BatchVerdict
+from minibroker.client import batch as client_batch
+from minibroker.client import metadata
+from minibroker.client.accumulator import Accumulator
 from minibroker.client.admin import _Creation
+from minibroker.client.batch import BatchVerdict
 from minibroker.client.consumer import Consumer
 from minibroker.client.fetcher import Fetcher
 from minibroker.controller.cluster_state import ClusterState
@@ -39,7 +41,7 @@ def producer_not_idempotent(patches: Patches) -> None:
 
 @mutant("acknowledged too early", "a producer takes a connection that broke for an acknowledgement")
 def no_answer_is_a_good_answer(patches: Patches) -> None:
-    @patches.instead_of(accumulator, "judge_batch")
+    @patches.instead_of(client_batch, "judge_batch")
     def judge_batch(original: Any, code: ErrorCode, **named: Any) -> BatchVerdict:
         return original(ErrorCode.NONE if code is ErrorCode.NETWORK_EXCEPTION else code, **named)  # type: ignore[no-any-return]
 

@@ -8,18 +8,15 @@ from random import Random
 import pytest
 
 from minibroker.client import accumulator as module
-from minibroker.client import partitioners
+from minibroker.client import batch as batch_module
+from minibroker.client import fetch_state, partitioners
 from minibroker.client.accumulator import (
     GRANT,
     LAST_PRODUCER_EPOCH,
-    UNASSIGNED,
     Accumulator,
-    Batch,
-    BatchVerdict,
-    Identity,
     PartitionQueue,
-    judge_batch,
 )
+from minibroker.client.batch import UNASSIGNED, Batch, BatchVerdict, Identity, judge_batch
 from minibroker.client.errors import BufferFull, Closed
 from minibroker.client.partitioners import Partitioner, WithoutKey, crc32
 from minibroker.protocol.compression import Compression
@@ -91,8 +88,8 @@ def queue_of(accumulator: Accumulator, partition: int = 0) -> PartitionQueue:
     return accumulator._topics["t"].queues[partition]
 
 
-def test_the_accumulator_and_the_partitioners_import_neither_asyncio_nor_time_nor_os() -> None:
-    for pure in (module, partitioners):
+def test_what_decides_in_the_client_imports_neither_asyncio_nor_time_nor_os() -> None:
+    for pure in (module, batch_module, fetch_state, partitioners):
         assert pure.__file__ is not None
         tree = ast.parse(Path(pure.__file__).read_text())
         names = {
