@@ -84,7 +84,7 @@ _SHOWN = 20
 _Look = Callable[[], Awaitable[Write | None]]
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     """What became of a plan, as far as it is not what was planned."""
 
     conflicts: tuple[TopicPartition, ...] = ()
@@ -129,7 +129,7 @@ class Executor:
         self._outbox = outbox
         self._timeline = timeline
 
-    async def execute(self, plan: Plan) -> Outcome:
+    async def execute(self, plan: Plan) -> PlanOutcome:
         """Carry out the plan but for illegal moves (and what hangs on them) and conflicts."""
         self._timeline.add("notes", plan.notes)
         alarms = {w.partition: w.alarm for w in plan.writes if isinstance(w, WriteState) and w.alarm}
@@ -139,14 +139,14 @@ class Executor:
         writes = [w for w in plan.writes if not (isinstance(w, WriteState) and w.partition in refused)]
         written = await self._write(writes)  # C5: znodes first, then memory, then the outbox
         if written.obstacle is not None:
-            return Outcome(obstacle=written.obstacle)
+            return PlanOutcome(obstacle=written.obstacle)
         unwritten = frozenset(
             w.partition for w in plan.writes if isinstance(w, WriteState) and w.partition not in written.states
         )
         self._timeline.unclean_elections += sum(1 for partition in alarms if partition in written.states)
         self._remember(plan, partition_moves, replica_moves, written, unwritten)
         self._send(plan, unwritten | refused)
-        return Outcome(tuple(written.conflicts), frozenset(written.existing_topics))
+        return PlanOutcome(tuple(written.conflicts), frozenset(written.existing_topics))
 
     # -- moves --
 

@@ -8,10 +8,10 @@ KAFKA-6082), one that won but never heard of it and never starts (KAFKA-13407), 
 The choice: the race is one `multi` that creates /controller and raises /controller_epoch from the version seen, so each
 term of office has an epoch and a data version of /controller_epoch that nobody else ever has; whatever removes
 /controller checks that version in the same `multi`. And there is one way into office and out of it: look at both nodes,
-let `judge` say what that means, act, look again. The race's own answer is not even read: whether it was won shows in
-the look that follows it, whose nodes carry our session and the epoch we claimed, and that is so after a lost answer
-too. One task does all this, one thing at a time, and waits until the callbacks have returned: nobody runs for office
-before the former term has ended.
+let `judge_leadership` say what that means, act, look again. The race's own answer is not even read: whether it was won
+shows in the look that follows it, whose nodes carry our session and the epoch we claimed, and that is so after a lost
+answer too. One task does all this, one thing at a time, and waits until the callbacks have returned: nobody runs for
+office before the former term has ended.
 
 A server of the ensemble may lag behind: it never shows a session what is older than an answer that it got, but may not
 know yet of a write whose answer was lost. The race that follows such a look is refused, as every write goes by
@@ -93,7 +93,7 @@ class Seen(NamedTuple):
     epoch_version: int
 
 
-class Verdict(Enum):
+class LeadershipVerdict(Enum):
     VACANT = "nobody is controller"
     ELECTED = "this broker is controller"
     FOLLOWER = "another broker is controller"
@@ -101,20 +101,20 @@ class Verdict(Enum):
     INVALID = "/controller is of this session, but does not name the broker and the term that it should"
 
 
-def judge(seen: Seen, broker_id: int, session_id: int, claim: Term | None) -> Verdict:
+def judge_leadership(seen: Seen, broker_id: int, session_id: int, claim: Term | None) -> LeadershipVerdict:
     """What the two nodes mean for broker `broker_id`, whose last race claimed the term `claim`."""
     if seen.controller_id is None:
-        return Verdict.VACANT
+        return LeadershipVerdict.VACANT
     if seen.owner == NO_SESSION and seen.controller_id == NO_CONTROLLER:
         # Written by hand, or by half: it would stay for ever. One that names a controller is respected: so does Kafka's
         # migration to KRaft keep its brokers out of office.
-        return Verdict.LEFTOVER
+        return LeadershipVerdict.LEFTOVER
     if seen.owner != session_id:
         # Who is attached here is registered, so no other process can be this broker: its former one is gone.
-        return Verdict.LEFTOVER if seen.controller_id == broker_id else Verdict.FOLLOWER
+        return LeadershipVerdict.LEFTOVER if seen.controller_id == broker_id else LeadershipVerdict.FOLLOWER
     if seen.controller_id == broker_id and claim == (seen.epoch, seen.epoch_version):
-        return Verdict.ELECTED
-    return Verdict.INVALID
+        return LeadershipVerdict.ELECTED
+    return LeadershipVerdict.INVALID
 
 
 class Leadership:
@@ -271,24 +271,24 @@ class Leadership:
         self._look_asked = False
         while (session := self._session) is not None:
             seen = await self._read(session)
-            verdict = judge(seen, self._broker_id, session.session_id, self._claim)
-            if verdict is Verdict.ELECTED:
+            verdict = judge_leadership(seen, self._broker_id, session.session_id, self._claim)
+            if verdict is LeadershipVerdict.ELECTED:
                 self._announce(seen.controller_id, seen.epoch)
                 await self._begin_term(session, Term(seen.epoch, seen.epoch_version))
                 if self._term is not None:
                     return
-            elif verdict is Verdict.FOLLOWER:
+            elif verdict is LeadershipVerdict.FOLLOWER:
                 await self._end_term(f"broker {seen.controller_id} is the controller, says {CONTROLLER}")
                 self._announce(seen.controller_id, seen.epoch)
                 return
-            elif verdict is Verdict.LEFTOVER:
+            elif verdict is LeadershipVerdict.LEFTOVER:
                 await self._end_term(f"{CONTROLLER} is of another session")
                 if seen.controller_id == NO_CONTROLLER:
                     _logger.warning(
                         "broker %d removes %s: it is of no session, and names no broker", self._broker_id, CONTROLLER
                     )
                 await self._remove(session, seen.epoch_version)
-            elif verdict is Verdict.INVALID:
+            elif verdict is LeadershipVerdict.INVALID:
                 await self._end_term(f"{CONTROLLER} no longer matches epoch {seen.epoch} of broker {self._broker_id}")
                 await self._remove(session, seen.epoch_version)
             else:

@@ -30,7 +30,7 @@ from minibroker.controller.cluster_state import (
 )
 from minibroker.controller.decisions import brokers, deletion, isr_changes, topics
 from minibroker.controller.event_loop import EventLoop
-from minibroker.controller.executor import Executor, Outcome
+from minibroker.controller.executor import Executor, PlanOutcome
 from minibroker.controller.gather import Gather, Watchers
 from minibroker.controller.outbox import Outbox
 from minibroker.controller.plan import Plan
@@ -177,7 +177,7 @@ class Tenure:
         self._timeline.add("notes", [note])
         _log.warning("%s", note)
 
-    async def _execute(self, plan: Plan) -> Outcome:
+    async def _execute(self, plan: Plan) -> PlanOutcome:
         outcome = await self._executor.execute(plan)
         if outcome.obstacle is None:
             for event in plan.follow_ups:

@@ -95,10 +95,10 @@ def elected_and_never_started(patches: Patches) -> None:
             self._claim = None
             raise
 
-    @patches.instead_of(leadership, "judge")
-    def judge(original: Any, *rest: Any) -> Any:
+    @patches.instead_of(leadership, "judge_leadership")
+    def judge_leadership(original: Any, *rest: Any) -> Any:
         verdict = original(*rest)
-        return leadership.Verdict.FOLLOWER if verdict is leadership.Verdict.INVALID else verdict
+        return leadership.LeadershipVerdict.FOLLOWER if verdict is leadership.LeadershipVerdict.INVALID else verdict
 
 
 # --- Watches that are gone after a reconnect -----------------------------------------------------------------------

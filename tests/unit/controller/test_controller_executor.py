@@ -14,7 +14,7 @@ from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.cluster_state import NOT_WRITTEN, ClusterState
 from minibroker.controller.decisions import brokers
 from minibroker.controller.events import Startup
-from minibroker.controller.executor import Executor, Outcome
+from minibroker.controller.executor import Executor, PlanOutcome
 from minibroker.controller.outbox import Outbox
 from minibroker.controller.states.partition import PartitionState
 from minibroker.controller.states.replica import PartitionReplica, ReplicaState
@@ -50,7 +50,7 @@ class Desk:
         version = self.zookeeper.stat(znodes.CONTROLLER_EPOCH).version
         self._executor = Executor(access, state, version, outbox, self.timeline)
 
-    async def execute(self, plan: p.Plan) -> Outcome:
+    async def execute(self, plan: p.Plan) -> PlanOutcome:
         self.timeline.begin(Startup(EPOCH), 0)
         try:
             return await self._executor.execute(plan)
@@ -133,7 +133,7 @@ def test_an_illegal_move_changes_nothing_and_is_shown_with_both_states(caplog: p
 
 def test_what_was_written_is_remembered_with_the_version_that_it_got() -> None:
     async def scenario(desk: Desk) -> None:
-        assert await desk.execute(online(A, 2, 5, [2], version=0)) == Outcome()
+        assert await desk.execute(online(A, 2, 5, [2], version=0)) == PlanOutcome()
         assert desk.state.leadership[A] == LeaderAndIsr(2, 5, (2,), EPOCH, 1)
         assert desk.state.partition_state(A) is PartitionState.ONLINE
 
@@ -204,7 +204,7 @@ def test_a_state_that_a_former_controller_created_is_adopted() -> None:
 def test_a_partition_node_without_a_state_does_not_keep_the_state_from_being_created() -> None:
     async def scenario(desk: Desk) -> None:
         desk.zookeeper.make(znodes.partition_path(A))
-        assert await desk.execute(online(A, 1, 0, [1, 2], version=NOT_WRITTEN)) == Outcome()
+        assert await desk.execute(online(A, 1, 0, [1, 2], version=NOT_WRITTEN)) == PlanOutcome()
         assert desk.state.leadership[A] == LeaderAndIsr(1, 0, (1, 2), EPOCH, 0)
 
     on_a_desk(scenario, {"a-0": (1, 2)}, {})
@@ -216,7 +216,7 @@ def test_what_vanished_from_zookeeper_is_not_written(version: int) -> None:
         desk.zookeeper.remove("/brokers/topics/a")
         plan = online(A, 2, 5, [2], version)
         parent = p.EnsureNode(znodes.partitions_path("a"))
-        assert await desk.execute(p.Plan(writes=(parent, *plan.writes))) == Outcome()
+        assert await desk.execute(p.Plan(writes=(parent, *plan.writes))) == PlanOutcome()
         assert not desk.zookeeper.has("/brokers/topics/a")
         assert "is gone: it is not written" in desk.entries[0]["conflicts"][0]
 
@@ -226,7 +226,7 @@ def test_what_vanished_from_zookeeper_is_not_written(version: int) -> None:
 def test_a_state_that_cannot_be_read_is_not_overwritten() -> None:
     async def scenario(desk: Desk) -> None:
         desk.zookeeper.make(znodes.state_path(A), b"by hand")
-        assert await desk.execute(online(A, 2, 5, [2], version=0)) == Outcome()
+        assert await desk.execute(online(A, 2, 5, [2], version=0)) == PlanOutcome()
         assert desk.zookeeper.data(znodes.state_path(A)) == b"by hand"
         assert desk.state.leadership[A].leader == 1
 
@@ -241,7 +241,7 @@ def test_nodes_to_be_there_may_be_there_and_nodes_to_be_gone_may_be_gone() -> No
             p.EnsureNode("/admin/new"),
             p.RemoveNode("/log_dir_event_notification"),
         )
-        assert await desk.execute(p.Plan(writes=writes)) == Outcome()
+        assert await desk.execute(p.Plan(writes=writes)) == PlanOutcome()
         assert desk.zookeeper.names("/admin") == ["delete_topics", "new"]
         assert not desk.zookeeper.has("/log_dir_event_notification")
 
@@ -296,7 +296,7 @@ def test_large_writes_go_into_several_multis() -> None:
             p.CreateTopic(f"t{number}", TopicZnode("id", {0: (1,)}), {"some.setting": "x" * 400_000})
             for number in range(5)
         ]
-        assert await desk.execute(p.Plan(writes=tuple(topics))) == Outcome()
+        assert await desk.execute(p.Plan(writes=tuple(topics))) == PlanOutcome()
         assert [len(multi) for multi in desk.multis] == [7, 7, 4]
 
     on_a_desk(scenario, {}, {})

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from minibroker.controller.leadership import RESIGNATION_PAUSE_S, Leadership, Seen, Term, Verdict, judge
+from minibroker.controller.leadership import (
+    RESIGNATION_PAUSE_S,
+    Leadership,
+    LeadershipVerdict,
+    Seen,
+    Term,
+    judge_leadership,
+)
 from minibroker.protocol.world import Check, Create, Delete, Operation, SessionState, ZooKeeperSession
 from minibroker.protocol.znodes import CONTROLLER, CONTROLLER_EPOCH, decode_controller, encode_controller
 from tests.simulation.loop import run
@@ -149,24 +156,26 @@ def simulate(size: int, scenario: Callable[[Cluster], Coroutine[Any, Any, None]]
 @pytest.mark.parametrize(
     ("seen", "claim", "verdict"),
     [
-        (Seen(None, 0, 7, 3), None, Verdict.VACANT),
-        (Seen(None, 0, 7, 3), Term(7, 3), Verdict.VACANT),
-        (Seen(1, 0xA, 7, 3), Term(7, 3), Verdict.ELECTED),
-        (Seen(1, 0xA, 7, 3), None, Verdict.INVALID),
-        (Seen(1, 0xA, 7, 3), Term(6, 2), Verdict.INVALID),
-        (Seen(1, 0xA, 7, 4), Term(7, 3), Verdict.INVALID),
-        (Seen(2, 0xA, 7, 3), Term(7, 3), Verdict.INVALID),
-        (Seen(-1, 0xA, 7, 3), Term(7, 3), Verdict.INVALID),
-        (Seen(1, 0xB, 7, 3), Term(7, 3), Verdict.LEFTOVER),
-        (Seen(1, 0xB, 7, 3), None, Verdict.LEFTOVER),
-        (Seen(2, 0xB, 7, 3), Term(7, 3), Verdict.FOLLOWER),
-        (Seen(2, 0, 7, 3), None, Verdict.FOLLOWER),
-        (Seen(-1, 0xB, 7, 3), None, Verdict.FOLLOWER),
-        (Seen(-1, 0, 7, 3), None, Verdict.LEFTOVER),
+        (Seen(None, 0, 7, 3), None, LeadershipVerdict.VACANT),
+        (Seen(None, 0, 7, 3), Term(7, 3), LeadershipVerdict.VACANT),
+        (Seen(1, 0xA, 7, 3), Term(7, 3), LeadershipVerdict.ELECTED),
+        (Seen(1, 0xA, 7, 3), None, LeadershipVerdict.INVALID),
+        (Seen(1, 0xA, 7, 3), Term(6, 2), LeadershipVerdict.INVALID),
+        (Seen(1, 0xA, 7, 4), Term(7, 3), LeadershipVerdict.INVALID),
+        (Seen(2, 0xA, 7, 3), Term(7, 3), LeadershipVerdict.INVALID),
+        (Seen(-1, 0xA, 7, 3), Term(7, 3), LeadershipVerdict.INVALID),
+        (Seen(1, 0xB, 7, 3), Term(7, 3), LeadershipVerdict.LEFTOVER),
+        (Seen(1, 0xB, 7, 3), None, LeadershipVerdict.LEFTOVER),
+        (Seen(2, 0xB, 7, 3), Term(7, 3), LeadershipVerdict.FOLLOWER),
+        (Seen(2, 0, 7, 3), None, LeadershipVerdict.FOLLOWER),
+        (Seen(-1, 0xB, 7, 3), None, LeadershipVerdict.FOLLOWER),
+        (Seen(-1, 0, 7, 3), None, LeadershipVerdict.LEFTOVER),
     ],
 )
-def test_what_the_nodes_mean_for_broker_1_in_session_a(seen: Seen, claim: Term | None, verdict: Verdict) -> None:
-    assert judge(seen, 1, 0xA, claim) is verdict
+def test_what_the_nodes_mean_for_broker_1_in_session_a(
+    seen: Seen, claim: Term | None, verdict: LeadershipVerdict
+) -> None:
+    assert judge_leadership(seen, 1, 0xA, claim) is verdict
 
 
 # --- Races ---
