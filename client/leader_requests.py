@@ -25,7 +25,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import Connection
+from minibroker.protocol.rpc import Connection, RequestTimedOut
 
 P = TypeVar("P")
 """What is asked of one partition."""
@@ -200,7 +200,8 @@ class LeaderRequests(Generic[P, Response]):
             if leader is not None and leader.node_id != request.node_id and not request.connection.closed:
                 request.connection.close(
                     f"no answer within {now - request.sent_at:.1f} s, and broker {leader.node_id} leads "
-                    f"{topic}-{partition}"
+                    f"{topic}-{partition}",
+                    RequestTimedOut,
                 )
 
     def _suspect(self, node_id: int) -> None:

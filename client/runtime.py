@@ -18,7 +18,7 @@ from minibroker.client.tasks import BackgroundTasks
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
 from minibroker.protocol.real_world import RealWorld
-from minibroker.protocol.rpc import Connection
+from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
@@ -142,7 +142,7 @@ class ClientRuntime:
             if not answer.done():
                 self.metadata.request_refresh()
                 if not is_in_charge():
-                    connection.close(f"no answer to {api.name} yet, and another broker is in charge")
+                    connection.close(f"no answer to {api.name} yet, and another broker is in charge", RequestTimedOut)
                     await asyncio.wait([answer])
         stalls.look(self.clock.monotonic(), (), waiting.__getitem__)
         return answer.result()

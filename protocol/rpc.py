@@ -37,6 +37,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending: dict[int, tuple[Api[Any, Any], asyncio.Future[Any], asyncio.TimerHandle | None]] = {}
         self._next_correlation_id = 0
         self._closed_because: str | None = None
+        self._ends_with: type[NetworkError] = NetworkError
         self._loop = asyncio.get_running_loop()
         self._lost = self._loop.create_future()
         self._on_lost: Callable[[Connection], None] | None = None
@@ -92,10 +93,11 @@ class Connection(asyncio.BufferedProtocol):
         """`send`, and wait. Raises NetworkError, RequestTimedOut, BrokerError, InvalidMessage."""
         return await self.send(api, body, timeout_s=timeout_s)
 
-    def close(self, reason: str = "closed here") -> None:
-        """Drop the connection; whatever is pending ends with NetworkError."""
+    def close(self, reason: str = "closed here", ends_with: type[NetworkError] = NetworkError) -> None:
+        """Drop the connection; whatever is pending ends with NetworkError, of this kind."""
         if self._closed_because is None:
             self._closed_because = reason
+            self._ends_with = ends_with
         if self._transport is not None:
             self._transport.abort()
 
@@ -110,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport
 
     def _timed_out(self, api: Api[Any, Any], timeout_s: float) -> None:
-        self.close(f"no answer to {api.name} within {timeout_s:g} s")
+        self.close(f"no answer to {api.name} within {timeout_s:g} s", RequestTimedOut)
 
     # -- the transport's side --
 
@@ -148,13 +150,11 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._closed_because is None:
             self._closed_because = f"lost: {exc}" if exc else "closed by the other side"
-        timed_out = self._closed_because.startswith("no answer")
-        kind = RequestTimedOut if timed_out else NetworkError
         for api, future, timer in self._pending.values():
             if timer is not None:
                 timer.cancel()
             if not future.done():
-                future.set_exception(kind(f"{api.name} to {self.address}: {self._closed_because}"))
+                future.set_exception(self._ends_with(f"{api.name} to {self.address}: {self._closed_because}"))
                 future.exception()  # whoever dropped the future must not see a warning; whoever awaits it still raises
         self._pending.clear()
         if not self._lost.done():

@@ -584,6 +584,24 @@ def test_a_request_times_out_after_virtual_time() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("kind", [NetworkError, RequestTimedOut])
+def test_what_ends_with_a_connection_fails_as_who_closes_it_says_whatever_the_reason_is_called(
+    kind: type[NetworkError],
+) -> None:
+    async def main() -> None:
+        server, client = _two_processes()
+        listener = await server.process.run(_serve(server.network, "server"))
+        connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
+        answer = connection.send(METADATA, MetadataRequest(["silence"]))
+        connection.close("no answer is worth waiting for", kind)
+        connection.close("closed again")
+        with pytest.raises(kind, match="no answer is worth waiting for") as caught:
+            await answer
+        assert type(caught.value) is kind
+
+    run(main())
+
+
 def test_a_kill_ends_connections_and_listeners() -> None:
     async def main() -> None:
         server, client = _two_processes()
