@@ -10,7 +10,8 @@ import logging
 import os
 from collections.abc import Mapping
 
-from minibroker.broker.config import BrokerConfig, topic_config_problem
+from minibroker.broker.config import BrokerConfig, broker_secret, topic_config_problem
+from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.metadata_cache import MetadataCache
@@ -32,6 +33,7 @@ from minibroker.controller.leadership import Leadership
 from minibroker.controller.registration import Registration
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import Plane
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH
 from minibroker.protocol.world import (
@@ -116,6 +118,13 @@ class Broker:
 
     async def _start(self) -> None:
         config, world = self.config, self._world
+        secret = broker_secret(config, world.disk)
+        if secret is None:
+            logger.warning(
+                "neither broker.secret.file nor broker.secret is set: whoever reaches the listeners of this broker can "
+                "give it orders as a controller does, and delete its data. Give all brokers of the cluster the same"
+            )
+        connections = BrokerConnections(world, config.broker_id, secret)
         control = config.control_plane_listener_name
         self.ports = await self._server.bind(
             [
@@ -151,10 +160,11 @@ class Broker:
             self._supervisor,
             self._session,
             lambda: self.broker_epoch,
+            connections,
             self._has_session,
         )
         self._replicas.start()
-        self._start_controller(registration)
+        self._start_controller(registration, connections)
         assert self._controller is not None
         self._services = Services(
             metadata=self._metadata,
@@ -163,6 +173,7 @@ class Broker:
             administration=self._controller,
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
+            authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),
             registered_epoch=self._registered_epoch,
             background=self._supervisor.start,
         )
@@ -182,7 +193,7 @@ class Broker:
                 f"no ZooKeeper session at zookeeper.connect={self.config.zookeeper_connect}: {error}"
             ) from error
 
-    def _start_controller(self, registration: Registration) -> None:
+    def _start_controller(self, registration: Registration, connections: BrokerConnections) -> None:
         config, world = self.config, self._world
         assert self._timeline is not None
         detector = self._detector = CrashDetector(
@@ -204,6 +215,7 @@ class Broker:
                 min_insync_replicas=config.min_insync_replicas,
             ),
             config.broker_id,
+            connections=connections,
             probe=detector.probe,
             validate_config=topic_config_problem,
             on_brokers_changed=watch.brokers_changed,

@@ -4,6 +4,7 @@ A field `log_dirs` is the setting `log.dirs`. Values arrive as text (a propertie
 znode) and leave typed; whatever is unknown, malformed or out of bounds is one `InvalidConfig` that names it.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -11,8 +12,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from minibroker.protocol.broker_proof import LEAST_SECRET_BYTES
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Endpoint
+from minibroker.protocol.world import Disk
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -55,6 +58,13 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """Which of the listeners takes the controller's requests, and nothing else."""
     broker_rack: str | None = None
     """Told to clients with the metadata."""
+
+    broker_secret_file: str | None = None
+    """A file with a secret of at least 16 characters, the same for all brokers of the cluster: by it they prove to each
+    other that they are brokers, and orders and replica fetches of anybody else are refused (not in Kafka). Where it and
+    `broker.secret` are missing, whoever reaches a listener is believed. To begin with one, stop all brokers."""
+    broker_secret: str | None = None
+    """The secret itself, where no file will do: whoever sees the command line or the properties knows it."""
 
     num_network_threads: Annotated[int, Meta(ge=1, le=1_000)] = 3
     """Processors of the data plane: each serves its share of the connections (tasks here, not threads)."""
@@ -122,6 +132,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """`HOST:PORT` where metrics are served at `/metrics` (not in Kafka); port 0 takes a free one. Empty: nowhere."""
 
     def __post_init__(self) -> None:
+        if self.broker_secret_file is not None and self.broker_secret is not None:
+            raise ValueError("both broker.secret.file and broker.secret are set: keep one of them")
         if "," in self.log_dirs:
             raise ValueError(f"log.dirs {self.log_dirs!r} names several directories; one is supported")
         if self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
@@ -231,6 +243,31 @@ def rule_of(schema: type[Any], name: str) -> str:
 def broker_config(values: Mapping[str, str]) -> BrokerConfig:
     """Raises InvalidConfig."""
     return _convert(values, BrokerConfig, "broker")
+
+
+def broker_secret(config: BrokerConfig, disk: Disk) -> bytes | None:
+    """What brokers prove themselves by; None: nothing. White space around it does not count. Raises InvalidConfig, in
+    which the secret is not named."""
+    path = config.broker_secret_file
+    if path is not None:
+        try:
+            found = disk.read_file(os.path.abspath(path)).strip()
+        except OSError as error:
+            raise InvalidConfig(
+                f"broker.secret.file={path} cannot be read: {error.strerror}; make it a file that this user can "
+                f"read, with the same secret for every broker"
+            ) from error
+    elif config.broker_secret is not None:
+        found = config.broker_secret.strip().encode()
+    else:
+        return None
+    if len(found) < LEAST_SECRET_BYTES:
+        name = f"in broker.secret.file={path}" if path is not None else "in broker.secret"
+        raise InvalidConfig(
+            f"the secret {name} has {len(found)} bytes, at least {LEAST_SECRET_BYTES} are needed; "
+            f"`openssl rand -hex 32` makes one"
+        )
+    return found
 
 
 def topic_config(values: Mapping[str, str]) -> TopicConfig:

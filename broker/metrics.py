@@ -194,6 +194,12 @@ REQUEST_COUNTERS = (
     _Field("requestbytes", "Bytes of the requests handled", lambda api: api.request_bytes),
 )
 
+UNAUTHORIZED = _Field(
+    "requests_unauthorized",
+    "Requests refused because only a broker may ask that, and the sender has not proved to be it",
+    lambda api: api.unauthorized,
+)
+
 TRAFFIC_COUNTERS = (
     _Field("bytesin", "Bytes of batches appended for producers", lambda traffic: traffic.bytes_in),
     _Field("messagesin", "Records appended for producers", lambda traffic: traffic.messages_in),
@@ -249,6 +255,7 @@ class BrokerMetrics(Collector):
         apis = [([api.name], api) for api in counts.per_api.values()]
         for field in REQUEST_COUNTERS:
             yield from _counters("kafka_network_requestmetrics_", field, ["request"], apis)
+        yield from _counters("minibroker_network_", UNAUTHORIZED, ["request"], apis)
         for name, documentation, times in REQUEST_TIMES:
             family = SummaryMetricFamily(f"kafka_network_requestmetrics_{name}", documentation, labels=["request"])
             for labels, api in apis:

@@ -16,6 +16,7 @@ from minibroker.controller.decisions.topics import ConfigCheck
 from minibroker.controller.events import BrokerSuspected, CreateTopicsRequest, DeleteTopicsRequest
 from minibroker.controller.tenure import ControllerSettings, Hooks, Probe, Tenure
 from minibroker.controller.timeline import EventTimes, Sink, Timeline
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
 from minibroker.protocol.model import Broker
@@ -29,10 +30,11 @@ T = TypeVar("T")
 class Controller:
     """One per broker, for the broker's life.
 
-    `probe` finds the registered brokers that are not running; `validate_config` says what is wrong with a topic
-    setting; `on_brokers_changed` hears of the live brokers at every change while this is the controller, and of
-    none at the end; `request_resign` is called, from no task of the controller's, when the tenure has ended by itself
-    and `/controller` must be given up; `timeline_sink` takes the entries of the timeline.
+    `connections` lead to the brokers that it gives orders; `probe` finds the registered brokers that are not running;
+    `validate_config` says what is wrong with a topic setting; `on_brokers_changed` hears of the live brokers at every
+    change while this is the controller, and of none at the end; `request_resign` is called, from no task of the
+    controller's, when the tenure has ended by itself and `/controller` must be given up; `timeline_sink` takes the
+    entries of the timeline.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Controller:
         settings: ControllerSettings,
         broker_id: int,
         *,
+        connections: BrokerConnections,
         probe: Probe,
         validate_config: ConfigCheck,
         on_brokers_changed: Callable[[tuple[Broker, ...]], None],
@@ -50,7 +53,7 @@ class Controller:
         self._world = world
         self._settings = settings
         self._broker_id = broker_id
-        self._hooks = Hooks(probe, validate_config, on_brokers_changed, spent_nonces={})
+        self._hooks = Hooks(connections, probe, validate_config, on_brokers_changed, spent_nonces={})
         self._request_resign = request_resign
         self._tenure: Tenure | None = None
         self._session: ZooKeeperSession | None = None

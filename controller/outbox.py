@@ -30,10 +30,10 @@ from minibroker.controller.requests import control_endpoint
 from minibroker.controller.states.replica import PartitionReplica
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.model import Broker, Endpoint, TopicPartition
-from minibroker.protocol.rpc import Connection, open_connection
-from minibroker.protocol.world import Network
+from minibroker.protocol.rpc import Connection
 
 RETRY_PAUSE_S = 0.1
 """Between two attempts to reach a broker, as in Kafka's RequestSendThread."""
@@ -62,14 +62,14 @@ class Outbox:
 
     def __init__(
         self,
-        network: Network,
+        connections: BrokerConnections,
         controller_epoch: int,
         client_id: str,
         request_timeout_s: float,
         post: Callable[[Event], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._network = network
+        self._connections = connections
         self._epoch = controller_epoch
         self._client_id = client_id
         self._request_timeout_s = request_timeout_s
@@ -145,12 +145,13 @@ class Outbox:
         while True:
             try:
                 if channel.connection is None or channel.connection.closed:
-                    channel.connection = await self._connect(channel.endpoint)
+                    channel.connection = await self._connect(channel.broker.id, channel.endpoint)
                 answer = await channel.connection.request(request.api, request.body, timeout_s=self._request_timeout_s)
-            except BrokerError as error:
-                _log.error("broker %d refused %s: %s", channel.broker.id, request.api.name, error)
-                return error.code
-            except (NetworkError, InvalidMessage) as error:
+            except (BrokerError, NetworkError, InvalidMessage) as error:
+                if isinstance(error, BrokerError) and error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                    _log.error("broker %d refused %s: %s", channel.broker.id, request.api.name, error)
+                    return error.code
+                # A broker that takes this one for none has said nothing about the request: somebody must mend that.
                 if channel.reachable:
                     _log.warning("%s to broker %d is tried again: %s", request.api.name, channel.broker.id, error)
                 channel.reachable = False
@@ -163,9 +164,9 @@ class Outbox:
                 assert isinstance(answer, m.Message)
                 return answer
 
-    async def _connect(self, endpoint: Endpoint) -> Connection:
-        return await open_connection(
-            self._network, endpoint.host, endpoint.port, client_id=self._client_id, timeout_s=CONNECT_TIMEOUT_S
+    async def _connect(self, broker_id: int, endpoint: Endpoint) -> Connection:
+        return await self._connections.open(
+            broker_id, endpoint.host, endpoint.port, client_id=self._client_id, timeout_s=CONNECT_TIMEOUT_S
         )
 
     def _answered(self, channel: _Channel, request: Outgoing, answer: m.Message | ErrorCode) -> None:

@@ -36,6 +36,7 @@ from minibroker.controller.outbox import Outbox
 from minibroker.controller.plan import Plan
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol import topic_ids
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.messages import CreatableTopicResult, DeletableTopicResult
 from minibroker.protocol.model import Broker, TopicPartition, topic_name_problem
 from minibroker.protocol.world import SessionExpired, SessionState, World, ZooKeeperSession
@@ -73,6 +74,7 @@ class ControllerSettings:
 class Hooks(NamedTuple):
     """What a tenure is given by the composition root."""
 
+    connections: BrokerConnections
     probe: Probe
     validate_config: topics.ConfigCheck
     on_brokers_changed: Callable[[tuple[Broker, ...]], None]
@@ -109,7 +111,7 @@ class Tenure:
         self._access = ZooKeeperAccess(session, world.clock)
         self._loop = EventLoop(epoch, self._handle, world.clock, self._access, timeline)
         self._outbox = Outbox(
-            world.network,
+            hooks.connections,
             epoch,
             f"controller-{broker_id}",
             settings.socket_timeout_ms / 1000,

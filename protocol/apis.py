@@ -27,6 +27,8 @@ class Caller(Enum):
     ANYBODY = "anybody"
     BROKER = "broker"
     """Only brokers of the cluster (Kafka's ClusterAction)."""
+    READER = "reader"
+    """Anybody as a consumer; as a replica (`replica_id` of 0 or more) only the broker that has that id."""
 
 
 class Api(Generic[Request, Response]):
@@ -39,7 +41,7 @@ class Api(Generic[Request, Response]):
         request: type[Request],
         response: type[Response],
         *,
-        plane: Plane = Plane.DATA,
+        plane: Plane | None = Plane.DATA,
         caller: Caller = Caller.ANYBODY,
         max_version: int = 0,
     ) -> None:
@@ -48,6 +50,7 @@ class Api(Generic[Request, Response]):
         self.request = request
         self.response = response
         self.plane = plane
+        """None: either."""
         self.caller = caller
         self.min_version = 0
         self.max_version = max_version
@@ -59,8 +62,8 @@ class Api(Generic[Request, Response]):
 
 
 PRODUCE = Api(0, "Produce", m.ProduceRequest, m.ProduceResponse)
-FETCH = Api(1, "Fetch", m.FetchRequest, m.FetchResponse)
-LIST_OFFSETS = Api(2, "ListOffsets", m.ListOffsetsRequest, m.ListOffsetsResponse)
+FETCH = Api(1, "Fetch", m.FetchRequest, m.FetchResponse, caller=Caller.READER)
+LIST_OFFSETS = Api(2, "ListOffsets", m.ListOffsetsRequest, m.ListOffsetsResponse, caller=Caller.READER)
 METADATA = Api(3, "Metadata", m.MetadataRequest, m.MetadataResponse)
 LEADER_AND_ISR = Api(
     4,
@@ -81,11 +84,22 @@ UPDATE_METADATA = Api(
     plane=Plane.CONTROL,
     caller=Caller.BROKER,
 )
-API_VERSIONS = Api(18, "ApiVersions", m.ApiVersionsRequest, m.ApiVersionsResponse)
+API_VERSIONS = Api(18, "ApiVersions", m.ApiVersionsRequest, m.ApiVersionsResponse, plane=None)
 CREATE_TOPICS = Api(19, "CreateTopics", m.CreateTopicsRequest, m.CreateTopicsResponse)
 DELETE_TOPICS = Api(20, "DeleteTopics", m.DeleteTopicsRequest, m.DeleteTopicsResponse)
 INIT_PRODUCER_ID = Api(22, "InitProducerId", m.InitProducerIdRequest, m.InitProducerIdResponse)
-OFFSET_FOR_LEADER_EPOCH = Api(23, "OffsetForLeaderEpoch", m.OffsetForLeaderEpochRequest, m.OffsetForLeaderEpochResponse)
+OFFSET_FOR_LEADER_EPOCH = Api(
+    23,
+    "OffsetForLeaderEpoch",
+    m.OffsetForLeaderEpochRequest,
+    m.OffsetForLeaderEpochResponse,
+    caller=Caller.READER,
+)
+# Kafka has no such APIs, and numbers its own from 0 up. A key must fit into seven bits (see `framing`).
+BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
+BROKER_AUTHENTICATE = Api(
+    127, "BrokerAuthenticate", m.BrokerAuthenticateRequest, m.BrokerAuthenticateResponse, plane=None
+)
 
 APIS: dict[int, Api[Any, Any]] = {
     api.key: api
@@ -102,6 +116,8 @@ APIS: dict[int, Api[Any, Any]] = {
         DELETE_TOPICS,
         INIT_PRODUCER_ID,
         OFFSET_FOR_LEADER_EPOCH,
+        BROKER_HANDSHAKE,
+        BROKER_AUTHENTICATE,
     )
 }
 

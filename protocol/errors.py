@@ -30,6 +30,7 @@ class ErrorCode(IntEnum):
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
+    CLUSTER_AUTHORIZATION_FAILED = 31
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
@@ -115,6 +116,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "The ISR shrank below min.insync.replicas while the record was replicated: restart brokers.",
     ),
     _E.INVALID_REQUIRED_ACKS: ErrorInfo(False, False, "Use acks 0, 1 or all (-1)."),
+    _E.CLUSTER_AUTHORIZATION_FAILED: ErrorInfo(
+        False,
+        False,
+        "Only brokers of the cluster may ask that: give each of them the same broker.secret.file.",
+    ),
     _E.INVALID_TIMESTAMP: ErrorInfo(False, False, "Give a time in milliseconds since 1970 that is not negative."),
     _E.UNSUPPORTED_VERSION: ErrorInfo(False, False, "Client and broker are too far apart: upgrade the older one."),
     _E.TOPIC_ALREADY_EXISTS: ErrorInfo(False, False, "Choose another name, or delete the topic first."),

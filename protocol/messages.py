@@ -14,6 +14,9 @@ from msgspec import Meta
 
 from minibroker.protocol.topic_ids import NONCE_BYTES
 
+PROOF_BYTES = 32
+"""Of a SHA-256, and of what makes it another one each time."""
+
 Int8 = Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]
 Int16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -22,6 +25,9 @@ String = Annotated[str, Meta(max_length=32_767)]
 Name = Annotated[str, Meta(max_length=249)]
 TopicId = Annotated[str, Meta(max_length=22)]
 """URL-safe base64 of 16 bytes, 22 characters (Kafka's Uuid; see `topic_ids`); empty: not known, not checked."""
+
+Nonce = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+Proof = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 
 Replicas = Annotated[list[Int32], Meta(max_length=1_000)]
 BrokerEpochs = Annotated[list[Int64], Meta(max_length=1_000)]
@@ -525,3 +531,29 @@ class OffsetForLeaderTopicResponse(Message):
 class OffsetForLeaderEpochResponse(Message):
     throttle_time_ms: Int32
     topics: Annotated[list[OffsetForLeaderTopicResponse], Meta(max_length=MAX_TOPICS)]
+
+
+# --- BrokerHandshake (126), BrokerAuthenticate (127): see `broker_proof` -------------------------------------------
+
+
+class BrokerHandshakeRequest(Message):
+    """Broker `broker_id` has connected to broker `peer_id`, and asks it for its proof."""
+
+    broker_id: Int32
+    peer_id: Int32
+    nonce: Nonce
+
+
+class BrokerHandshakeResponse(Message):
+    nonce: Nonce
+    proof: Proof
+
+
+class BrokerAuthenticateRequest(Message):
+    """The proof of who asked, in return."""
+
+    proof: Proof
+
+
+class BrokerAuthenticateResponse(Message):
+    """Nothing to say: who is not believed gets CLUSTER_AUTHORIZATION_FAILED."""

@@ -34,6 +34,18 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class Principal(NamedTuple):
+    """Who asks (Kafka's KafkaPrincipal): a broker that has proved to be one of the cluster, or anybody."""
+
+    broker_id: int | None = None
+
+    def __str__(self) -> str:
+        return "anonymous" if self.broker_id is None else f"broker {self.broker_id}"
+
+
+ANONYMOUS = Principal()
+
+
 class Endpoint(NamedTuple):
     listener: str
     host: str

@@ -18,6 +18,7 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.messages import (
     FetchPartition,
     FetchPartitionResponse,
@@ -127,7 +128,14 @@ class OneBroker:
         self.broker_epoch = 1
         self.session: ZooKeeperSession | None = None
         self.replicas = ReplicaManager(
-            world, config, logs, self.metadata, self.supervisor, self._session, lambda: self.broker_epoch
+            world,
+            config,
+            logs,
+            self.metadata,
+            self.supervisor,
+            self._session,
+            lambda: self.broker_epoch,
+            BrokerConnections(world, ME, None),
         )
 
     async def _session(self) -> ZooKeeperSession:

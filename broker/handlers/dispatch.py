@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
 from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
 from minibroker.broker.handlers.fetch import handle_fetch
 from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
@@ -28,13 +29,18 @@ HANDLERS: dict[int, Handler] = {
     apis.DELETE_TOPICS.key: handle_delete_topics,
     apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
+    apis.BROKER_HANDSHAKE.key: handle_broker_handshake,
+    apis.BROKER_AUTHENTICATE.key: handle_broker_authenticate,
 }
 
 
 def dispatcher(services: Services) -> Callable[[Request], Awaitable[None]]:
-    """What the server calls for each request. A BrokerError raised answers the request with its code."""
+    """What the server calls for each request. A BrokerError raised answers the request with its code; so does one that
+    says that the sender may not ask this (`Api.caller`)."""
 
     def dispatch(request: Request) -> Awaitable[None]:
+        if request.api.caller is not apis.Caller.ANYBODY:
+            services.authorizer.check(request)
         return HANDLERS[request.api.key](services, request)
 
     return dispatch

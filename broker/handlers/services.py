@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory
@@ -45,6 +46,7 @@ class Services(msgspec.Struct):
     administration: Administration
     topic_purgatory: Purgatory[DelayedOperation]
     control_epoch: ControlEpoch
+    authorizer: Authorizer
     registered_epoch: Callable[[int], Awaitable[int]]
     """This broker's epoch, once it is known to be at least the given one. Raises BrokerError(BROKER_ID_NOT_REGISTERED)
     where that takes long."""

@@ -82,6 +82,7 @@ class RequestHandlerPool:
                 await handler(request)
             except BrokerError as error:
                 failed = True
+                metrics[request.api.key].unauthorized += error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
                 request.fail(error.code, error.detail)
             except asyncio.CancelledError:
                 if _this_task_is_cancelled():

@@ -20,6 +20,7 @@ class ApiMetrics:
         "request_queue_s",
         "send_s",
         "total_s",
+        "unauthorized",
     )
 
     def __init__(self, name: str) -> None:
@@ -30,6 +31,8 @@ class ApiMetrics:
         """Requests that were answered, or that need no answer."""
         self.errors = 0
         """Handlers that raised."""
+        self.unauthorized = 0
+        """Of those: the sender may not ask this (CLUSTER_AUTHORIZATION_FAILED)."""
         self.request_bytes = 0
         self.request_queue_s = 0.0
         """From the arrival of the last byte until a handler took it."""

@@ -40,7 +40,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics
-from minibroker.broker.network.request_channel import Request, RequestChannel
+from minibroker.broker.network.request_channel import Request, RequestChannel, Session
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.protocol import apis
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
@@ -62,8 +62,8 @@ _PREFIX = 16  # bytes of a frame in which its correlation id stands
 
 
 def _accepted_apis(plane: apis.Plane) -> dict[int, apis.Api[Any, Any]]:
-    """What a listener of this plane accepts. ApiVersions is for everybody who connects."""
-    return {key: api for key, api in apis.APIS.items() if api.plane is plane or api is apis.API_VERSIONS}
+    """What a listener of this plane accepts."""
+    return {key: api for key, api in apis.APIS.items() if api.plane in (plane, None)}
 
 
 class Processor:
@@ -176,11 +176,13 @@ class Connection(asyncio.BufferedProtocol):
         "closed",
         "listener",
         "peer",
+        "session",
     )
 
     def __init__(self, processor: Processor, peer: str, on_lost: Callable[[], None]) -> None:
         self.peer = peer
         self.listener = processor.listener
+        self.session = Session()
         self.closed = False
         """Nothing can be sent any more, because either side has closed."""
         self._processor = processor

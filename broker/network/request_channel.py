@@ -32,9 +32,22 @@ from typing import Any, Protocol
 
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, encode_error, encode_response
+from minibroker.protocol.broker_proof import Handshake
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import ANONYMOUS
 
 SLICE_S = 0.002
+
+
+class Session:
+    """What is known of who is at the other end of a connection (Kafka's RequestChannel.Session)."""
+
+    __slots__ = ("handshake", "principal")
+
+    def __init__(self) -> None:
+        self.principal = ANONYMOUS
+        self.handshake: Handshake | None = None
+        """Begun, and not ended."""
 
 
 class RequestSource(Protocol):
@@ -42,6 +55,7 @@ class RequestSource(Protocol):
 
     peer: str
     listener: str
+    session: Session
 
     @property
     def closed(self) -> bool: ...
@@ -125,6 +139,11 @@ class Request:
     def listener(self) -> str:
         """The name of the listener it came in by."""
         return self._source.listener
+
+    @property
+    def session(self) -> Session:
+        """Who asks: the connection's, whose requests are handled one after the other."""
+        return self._source.session
 
     @property
     def source(self) -> RequestSource:

@@ -16,11 +16,12 @@ import msgspec
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.log import LogInvariantViolated
 from minibroker.protocol.apis import FETCH
+from minibroker.protocol.broker_connections import BrokerConnections, NotTrusted
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.fetch_schedule import cut, most_in_a_request, schedule
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import Connection, open_connection
+from minibroker.protocol.rpc import Connection
 from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.replication")
@@ -68,6 +69,7 @@ class Fetcher:
     def __init__(
         self,
         world: World,
+        connections: BrokerConnections,
         leader_id: int,
         host: str,
         port: int,
@@ -78,6 +80,7 @@ class Fetcher:
         self.leader_id = leader_id
         self.address = (host, port)
         self._world = world
+        self._connections = connections
         self._settings = settings
         self._broker_epoch = broker_epoch
         self._set_aside = set_aside
@@ -142,6 +145,8 @@ class Fetcher:
                 if not isinstance(failure, (NetworkError, BrokerError, InvalidMessage)):
                     raise failure
                 self._give_up(f"to begin anew after: {failure}")
+                if _needs_mending(failure) and not backoff_s:
+                    logger.warning("nothing can be fetched from broker %d: %s", self.leader_id, failure)
                 wait_s = backoff_s = min(max(2 * backoff_s, FIRST_BACKOFF_S), self._settings.backoff_s)
                 logger.debug("fetch from broker %d failed, again in %.3f s: %s", self.leader_id, backoff_s, failure)
             await self._wait(wait_s)
@@ -183,8 +188,8 @@ class Fetcher:
             return None
         if self._connection is None or self._connection.closed:
             host, port = self.address
-            self._connection = await open_connection(
-                self._world.network,
+            self._connection = await self._connections.open(
+                self.leader_id,
                 host,
                 port,
                 client_id=f"broker-{self._settings.broker_id}-fetcher",
@@ -292,3 +297,10 @@ class Fetcher:
             return True
         logger.debug("%s: broker %d answers %s", partition.topic_partition, self.leader_id, code.name)
         return False
+
+
+def _needs_mending(failure: BaseException) -> bool:
+    """The brokers do not take each other for brokers of one cluster: that does not pass by itself."""
+    if isinstance(failure, BrokerError):
+        return failure.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return isinstance(failure, NotTrusted)

@@ -8,6 +8,7 @@ from minibroker.broker.config import BrokerConfig
 from minibroker.broker.replication.fetcher import Fetcher, FetcherSettings
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.supervisor import Supervisor
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
 
@@ -21,12 +22,14 @@ class FetcherManager:
         config: BrokerConfig,
         supervisor: Supervisor,
         broker_epoch: Callable[[], int],
+        connections: BrokerConnections,
         set_aside: Callable[[Partition, str], None],
     ) -> None:
         """`set_aside`: see `Fetcher`."""
         self._world = world
         self._supervisor = supervisor
         self._broker_epoch = broker_epoch
+        self._connections = connections
         self._set_aside = set_aside
         self._fetchers: dict[int, Fetcher] = {}
         """By the id of the leader."""
@@ -57,7 +60,14 @@ class FetcherManager:
         if fetcher is None:
             host, port = address
             fetcher = self._fetchers[leader_id] = Fetcher(
-                self._world, leader_id, host, port, self._settings, self._broker_epoch, self._set_aside
+                self._world,
+                self._connections,
+                leader_id,
+                host,
+                port,
+                self._settings,
+                self._broker_epoch,
+                self._set_aside,
             )
             self._supervisor.watch(fetcher.task)
             for other in moved:

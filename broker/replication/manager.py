@@ -21,6 +21,7 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     Buffer,
@@ -102,9 +103,10 @@ class ReplicaManager:
         supervisor: Supervisor,
         sessions: SessionSource,
         broker_epoch: Callable[[], int],
+        connections: BrokerConnections,
         is_in_touch: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_in_touch`: there is a connection to ZooKeeper, as far as is known."""
+        """`connections` are those to leaders. `is_in_touch`: there is a connection to ZooKeeper, as far as is known."""
         self._world = world
         self._config = config
         self._logs = logs
@@ -131,7 +133,7 @@ class ReplicaManager:
             lag_time_max_s=config.replica_lag_time_max_ms / 1_000,
             min_insync_replicas=config.min_insync_replicas,
         )
-        self._fetchers = FetcherManager(world, config, supervisor, broker_epoch, self._set_aside)
+        self._fetchers = FetcherManager(world, config, supervisor, broker_epoch, connections, self._set_aside)
         self.isr_writer = IsrWriter(
             self._partitions,
             supervisor,

@@ -33,6 +33,7 @@ PORT = 9092
 CONTROL_PORT = 9093
 LOG_DIR = "/var/lib/minibroker"
 ZOOKEEPER = "zookeeper:2181"
+SECRET = "what all brokers of a virtual cluster know"
 
 _POLL_S = 0.01
 
@@ -46,12 +47,16 @@ class VirtualCluster:
         brokers: int = 3,
         settings: Mapping[str, str] | None = None,
         on_broker_failure: Callable[[int, Exception], None] | None = None,
+        secret: str | None = SECRET,
     ) -> None:
         self.simulation = simulation
         self._on_broker_failure = on_broker_failure
         self.broker_ids = tuple(range(brokers))
         self.bootstrap = ",".join(f"{host_name(broker_id)}:{PORT}" for broker_id in self.broker_ids)
+        self._secret = secret
         self._settings = dict(settings or {})
+        self.own_settings: dict[int, dict[str, str]] = {}
+        """Of single brokers, from their next start on."""
         self._processes: dict[int, Process] = {}
         self._brokers: dict[int, Broker] = {}
         self._stopping: set[Broker] = set()
@@ -181,7 +186,9 @@ class VirtualCluster:
                 "zookeeper.connect": ZOOKEEPER,
                 "listeners": f"{DEFAULT_LISTENER}://{host}:{PORT},{CONTROL_LISTENER}://{host}:{CONTROL_PORT}",
             }
+            | ({} if self._secret is None else {"broker.secret": self._secret})
             | self._settings
+            | self.own_settings.get(broker_id, {})
         )
 
 

@@ -20,6 +20,7 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation import faults_of_starts, faults_of_worlds
 from tests.simulation.cluster import PORT, host_name
+from tests.simulation.forgeries import forgery
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
 from tests.simulation.users import fresh_client_at_deposed_leader
 
@@ -550,6 +551,7 @@ FAULTS: dict[str, Fault] = {
     "ambush of an election": _ambush_of_an_election,
     "ambush of an ISR": _ambush_of_an_isr,
     "topic churn": _topic_churn,
+    "forgery": forgery,
     "ambush of a start": faults_of_starts.ambush_of_a_start,
     "registration unanswered": faults_of_starts.registration_unanswered,
     "ISR write unanswered": faults_of_starts.isr_write_unanswered,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minibroker.protocol import znodes
-from minibroker.protocol.apis import LEADER_AND_ISR
+from minibroker.protocol.apis import BROKER_AUTHENTICATE, LEADER_AND_ISR
 from minibroker.protocol.world import ConnectionLoss, Create, Operation, SetData
 from tests.simulation.cluster import CONTROL_PORT, host_name
 from tests.simulation.network import Arrival
@@ -58,8 +58,12 @@ async def next_of(
 
 
 def request_key(data: memoryview) -> int | None:
-    """The API key of the request that begins here. None: none does, as far as can be seen."""
-    return data[5] if len(data) > 5 and data[4] == _ENVELOPE else None
+    """The API key of the request that begins here, after a broker's proof if there is one, which comes with the first
+    request. None: none does, as far as can be seen."""
+    key = data[5] if len(data) > 5 and data[4] == _ENVELOPE else None
+    if key == BROKER_AUTHENTICATE.key:
+        return request_key(data[4 + int.from_bytes(data[:4], "big") :])
+    return key
 
 
 def broker_of(storm: Storm, host: str) -> int | None:

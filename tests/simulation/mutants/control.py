@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from minibroker.broker.handlers import control
+from minibroker.broker.handlers import authorization, control
 from minibroker.broker.replication.partition import Partition
 from minibroker.controller import executor, leadership, outbox
 from minibroker.controller.decisions import crashes
 from minibroker.controller.leadership import Leadership
 from minibroker.controller.registration import Registration
 from minibroker.controller.tenure import Tenure
+from minibroker.protocol import broker_proof
 from minibroker.protocol.world import ConnectionLoss
 from tests.simulation.mutants.planting import Patches, mutant
 
@@ -139,6 +140,23 @@ class _WatchedOnce:
         found = await self._session.exists(path, fired)
         self._is_watched = True
         return found
+
+
+# --- Who gives them ------------------------------------------------------------------------------------------------
+
+
+@mutant("CVE-2018-1288", "orders and replica fetches are taken from anybody")
+def anybody_is_a_broker(patches: Patches) -> None:
+    @patches.instead_of(authorization, "why_refused")
+    def why_refused(original: Any, *rest: Any) -> None:
+        """Nothing is refused."""
+
+
+@mutant("CVE-2018-1288", "whatever a connection gives for its proof is one")
+def any_proof_is_believed(patches: Patches) -> None:
+    @patches.instead_of(broker_proof, "is_same")
+    def is_same(original: Any, *rest: Any) -> bool:
+        return True
 
 
 # --- Orders ------------------------------------------------------------------------------------------------------

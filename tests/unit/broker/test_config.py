@@ -5,12 +5,14 @@ import pytest
 from minibroker.broker.config import (
     InvalidConfig,
     broker_config,
+    broker_secret,
     parse_listeners,
     read_properties,
     topic_config,
     topic_config_problem,
 )
 from minibroker.protocol.model import Endpoint
+from minibroker.protocol.real_world import RealDisk
 
 REQUIRED = {"broker.id": "1", "log.dirs": "/data", "zookeeper.connect": "127.0.0.1:2181"}
 
@@ -32,11 +34,12 @@ def test_settings_have_kafkas_names_and_typed_values() -> None:
         ("num.io.thread", "3", "num.io.thread"),
         ("replica.fetch.wait.max.ms", "60000", "replica.lag.time.max.ms"),
         ("log.dirs", "/a,/b", "one is supported"),
+        ("broker.secret.file", "/a", r"both broker\.secret\.file and broker\.secret are set: keep one"),
     ],
 )
 def test_a_bad_setting_is_named_with_its_rule(name: str, value: str, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
-        broker_config({**REQUIRED, name: value})
+        broker_config({**REQUIRED, "broker.secret": "0123456789abcdef", name: value})
 
 
 def test_a_missing_setting_is_named() -> None:
@@ -83,3 +86,24 @@ def test_a_properties_file_gives_names_and_values(tmp_path: Path) -> None:
         read_properties(str(path))
     with pytest.raises(InvalidConfig, match="nowhere"):
         read_properties(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("text", ["0123456789abcdef", "0123456789abcdef\n", "  0123456789abcdef\r\n"])
+def test_the_secret_is_what_stands_in_the_file_or_the_setting_without_white_space(tmp_path: Path, text: str) -> None:
+    (tmp_path / "secret").write_text(text)
+    from_file = broker_config({**REQUIRED, "broker.secret.file": str(tmp_path / "secret")})
+    assert broker_secret(from_file, RealDisk()) == b"0123456789abcdef"
+    assert broker_secret(broker_config({**REQUIRED, "broker.secret": text}), RealDisk()) == b"0123456789abcdef"
+    assert broker_secret(broker_config(REQUIRED), RealDisk()) is None
+
+
+def test_a_secret_that_is_missing_or_too_short_is_named_and_never_shown(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    config = broker_config({**REQUIRED, "broker.secret.file": str(path)})
+    with pytest.raises(InvalidConfig, match=f"broker.secret.file={path} cannot be read: No such file"):
+        broker_secret(config, RealDisk())
+    path.write_text("short\n")
+    for too_short in (config, broker_config({**REQUIRED, "broker.secret": "short"})):
+        with pytest.raises(InvalidConfig, match="has 5 bytes, at least 16 are needed") as raised:
+            broker_secret(too_short, RealDisk())
+        assert "short" not in str(raised.value)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
-from minibroker.broker.network.request_channel import Request
+from minibroker.broker.network.request_channel import Request, Session
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.protocol import apis
@@ -37,7 +38,8 @@ RECORDS = batch(3)
 class Peer:
     """Where requests come from, and their answers go."""
 
-    def __init__(self, broker: OneBroker) -> None:
+    def __init__(self, broker: OneBroker, secret: bytes | None = None) -> None:
+        self.session = Session()
         self.peer = "test:1"
         self.listener = "PLAINTEXT"
         self.closed = False
@@ -49,6 +51,7 @@ class Peer:
             administration=None,  # type: ignore[arg-type]  # nothing here gets as far as the controller
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
             control_epoch=ControlEpoch(),
+            authorizer=Authorizer(1, secret, broker.world.random, broker.world.clock.monotonic),
             registered_epoch=self._registered_epoch,
             background=broker.supervisor.start,
         )

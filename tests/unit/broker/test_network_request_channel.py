@@ -6,7 +6,7 @@ from typing import Any
 
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
-from minibroker.broker.network.request_channel import SLICE_S, Request, RequestChannel
+from minibroker.broker.network.request_channel import SLICE_S, Request, RequestChannel, Session
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 
@@ -25,6 +25,7 @@ class Source:
     peer = "127.0.0.1:1"
     listener = "DATA"
     closed = False
+    session = Session()
 
     def __init__(self, on_room: Callable[[], None] | None = None) -> None:
         self._on_room = on_room

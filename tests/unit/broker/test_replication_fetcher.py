@@ -19,6 +19,7 @@ from minibroker.broker.replication.fetcher import (
 )
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.protocol.apis import Plane
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_schedule import MANY_REQUESTS, MAX_REQUESTS, PARTITIONS_PER_REQUEST, SHORT_WAIT_MS
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
@@ -51,7 +52,9 @@ class Leader:
         ports = await self._server.bind([("PLAINTEXT", "broker-1", 0, Plane.DATA)])
         self._server.start()
         settings = FetcherSettings(ME, WAIT_MS, 1, 10_000_000, 1_000_000, 0.1, 30.0)
-        return Fetcher(self._world, LEADER, "broker-1", ports["PLAINTEXT"], settings, lambda: 1, self._set_aside)
+        connections = BrokerConnections(self._world, ME, None)
+        address = "broker-1", ports["PLAINTEXT"]
+        return Fetcher(self._world, connections, LEADER, *address, settings, lambda: 1, self._set_aside)
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
         self.set_aside[partition.topic_partition.partition] = reason
@@ -310,3 +313,21 @@ def test_a_broken_connection_is_opened_again(tmp_path: Path) -> None:
         await leader.asks_for([0], [1])
 
     with_leader(tmp_path, scenario)
+
+
+def test_a_leader_that_takes_this_broker_for_none_is_named_in_the_log_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        fetcher.add(leader.partition(0))
+        for _ in range(3):
+            await leader.asks_for([0])
+            leader.waiting.pop().respond_error(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "anonymous")
+        await leader.asks_for([0])
+        leader.answer(leader.waiting[0], {})
+        await leader.asks_for([0])
+
+    with_leader(tmp_path, scenario)
+    [said] = caplog.messages
+    assert "nothing can be fetched from broker 2" in said
+    assert "broker.secret.file" in said

@@ -17,6 +17,7 @@ from minibroker.controller.controller import Controller, ControllerSettings
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import APIS, decode_request, decode_request_envelope, encode_response
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.framing import FrameReader, request_limit
 from minibroker.protocol.messages import CreatableAssignment, CreatableConfig, CreatableTopic
@@ -285,6 +286,7 @@ class Office:
             self.world,
             ControllerSettings(num_partitions=1, default_replication_factor=3),
             broker_id,
+            connections=BrokerConnections(self.world, broker_id, None),
             probe=lambda brokers: self.refused(brokers),
             validate_config=lambda name, value: self.check_config(name, value),
             on_brokers_changed=lambda brokers: self.watched.append(tuple(broker.id for broker in brokers)),

@@ -21,6 +21,7 @@ from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.controller.timeline import MAX_LINES, Timeline
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, encode_request
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Operation, ZooKeeperError
@@ -43,7 +44,7 @@ class Desk:
         self.state = state
         self.entries: list[dict[str, Any]] = []
         self.timeline = Timeline(world.clock, CONTROLLER, self.entries.append)
-        outbox = Outbox(world.network, EPOCH, "test", 1.0, lambda event: None, lambda failure: None)
+        outbox = Outbox(BrokerConnections(world, 0, None), EPOCH, "test", 1.0, lambda event: None, lambda failure: None)
         self.multis: list[Sequence[Operation]] = []
         self.zookeeper.after = lambda session, operations: self.multis.append(operations)
         access = ZooKeeperAccess(session, world.clock)

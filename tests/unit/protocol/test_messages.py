@@ -45,7 +45,7 @@ def _example(info: Any) -> Any:
         case msgspec.inspect.BoolType():
             return True
         case msgspec.inspect.BytesType():
-            return b"bytes"
+            return b"b" * (info.min_length or 5)
         case msgspec.inspect.MemoryViewType():
             return memoryview(b"records")
     raise AssertionError(f"no example for {info}")

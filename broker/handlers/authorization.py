@@ -1,0 +1,101 @@
+"""Who asks, and whether it may: the proofs of other brokers, and the one place where `Api.caller` is enforced.
+
+A connection is anonymous until its broker has proved who it is (`protocol/broker_proof.py`). Without a secret nobody
+can, and nobody has to.
+"""
+
+import logging
+from collections.abc import Callable
+from random import Random
+
+from minibroker.broker.network.request_channel import Request
+from minibroker.protocol.apis import Api, Caller
+from minibroker.protocol.broker_proof import Handshake, is_same
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
+    PROOF_BYTES,
+    BrokerAuthenticateRequest,
+    BrokerAuthenticateResponse,
+    BrokerHandshakeRequest,
+    BrokerHandshakeResponse,
+    FetchRequest,
+    LeaderAndIsrRequest,
+    ListOffsetsRequest,
+    Message,
+    OffsetForLeaderEpochRequest,
+    StopReplicaRequest,
+    UpdateMetadataRequest,
+)
+from minibroker.protocol.model import ANONYMOUS, Principal
+
+logger = logging.getLogger("minibroker.handlers")
+
+LOG_INTERVAL_S = 1.0
+
+
+def why_refused(api: Api[Message, Message], body: Message, principal: Principal) -> str | None:
+    """Why this principal may not ask this; None: it may. A broker speaks for itself alone."""
+    claims: int | None = None
+    if api.caller is Caller.READER:
+        assert isinstance(body, FetchRequest | ListOffsetsRequest | OffsetForLeaderEpochRequest)
+        if body.replica_id < 0:
+            return None
+        claims = body.replica_id
+    elif api.caller is Caller.BROKER:
+        assert isinstance(body, LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest)
+        claims = body.controller_id
+    if claims is None or claims == principal.broker_id:
+        return None
+    return f"{api.name} in the name of broker {claims}, by a connection that is {principal}"
+
+
+class Authorizer:
+    """`monotonic` is the clock; the log gets one line a second at most, whatever is refused."""
+
+    def __init__(self, broker_id: int, secret: bytes | None, random: Random, monotonic: Callable[[], float]) -> None:
+        self._broker_id = broker_id
+        self._secret = secret
+        self._random = random
+        self._monotonic = monotonic
+        self._log_after_s = 0.0
+
+    def check(self, request: Request) -> None:
+        """Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED) for what the sender of this request may not ask."""
+        if self._secret is not None:
+            reason = why_refused(request.api, request.body, request.session.principal)
+            if reason is not None:
+                raise self._refusal(request, reason)
+
+    def challenge(self, request: Request) -> BrokerHandshakeResponse:
+        """This broker's proof, and the nonce for the other's. Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED)."""
+        body, session = request.body, request.session
+        assert isinstance(body, BrokerHandshakeRequest)
+        session.principal, session.handshake = ANONYMOUS, None
+        if self._secret is None:
+            raise self._refusal(request, f"broker {self._broker_id} has no secret")
+        if body.peer_id != self._broker_id:
+            raise self._refusal(request, f"this is broker {self._broker_id}, broker {body.peer_id} was meant")
+        nonce = self._random.randbytes(PROOF_BYTES)
+        session.handshake = Handshake(body.broker_id, body.peer_id, body.nonce, nonce)
+        return BrokerHandshakeResponse(nonce, session.handshake.accepting_proof(self._secret))
+
+    def authenticate(self, request: Request) -> BrokerAuthenticateResponse:
+        """From now on the connection is that broker's. Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED); then it is as
+        anonymous as before, and the handshake is spent."""
+        body, session = request.body, request.session
+        assert isinstance(body, BrokerAuthenticateRequest)
+        handshake, session.handshake = session.handshake, None
+        if self._secret is None or handshake is None:
+            raise self._refusal(request, "a proof that no handshake has asked for")
+        if not is_same(body.proof, handshake.connecting_proof(self._secret)):
+            raise self._refusal(request, f"that is no proof of broker {handshake.connecting_id}")
+        session.principal = Principal(handshake.connecting_id)
+        return BrokerAuthenticateResponse()
+
+    def _refusal(self, request: Request, reason: str) -> BrokerError:
+        error = BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, reason)
+        now_s = self._monotonic()
+        if now_s >= self._log_after_s:
+            self._log_after_s = now_s + LOG_INTERVAL_S
+            logger.warning("%r is refused: %s", request, error)
+        return error

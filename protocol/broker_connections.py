@@ -1,0 +1,70 @@
+"""Connections of a broker to other brokers: the controller's for its orders, and followers' for their fetches.
+
+Each is one of `rpc`, on which both sides have proved to be who they say before it is used (`broker_proof`).
+"""
+
+import asyncio
+
+from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE
+from minibroker.protocol.broker_proof import Handshake, is_same
+from minibroker.protocol.errors import BrokerError, InvalidMessage, NetworkError
+from minibroker.protocol.messages import (
+    PROOF_BYTES,
+    BrokerAuthenticateRequest,
+    BrokerAuthenticateResponse,
+    BrokerHandshakeRequest,
+)
+from minibroker.protocol.rpc import Connection, open_connection
+from minibroker.protocol.world import World
+
+
+class NotTrusted(NetworkError):
+    """There is a connection, but one side does not take the other for the broker that it should be. Says what to do."""
+
+
+class BrokerConnections:
+    """Those of broker `broker_id`. Without a secret nothing is proved, as in a cluster whose brokers have none."""
+
+    def __init__(self, world: World, broker_id: int, secret: bytes | None) -> None:
+        self._network = world.network
+        self._random = world.random
+        self._broker_id = broker_id
+        self._secret = secret
+
+    async def open(self, peer_id: int, host: str, port: int, *, client_id: str, timeout_s: float) -> Connection:
+        """A connection to broker `peer_id`, ready for what only brokers may ask. `timeout_s` is for connecting, and for
+        the answer to the handshake. Raises NetworkError; NotTrusted where that is not the broker that was meant."""
+        connection = await open_connection(self._network, host, port, client_id=client_id, timeout_s=timeout_s)
+        if self._secret is None:
+            return connection
+        try:
+            await self._prove(connection, self._secret, peer_id, timeout_s)
+        except BaseException:
+            connection.close("the brokers have not proved who they are")
+            raise
+        return connection
+
+    async def _prove(self, connection: Connection, secret: bytes, peer_id: int, timeout_s: float) -> None:
+        where = f"broker {peer_id} at {connection.address}"
+        nonce = self._random.randbytes(PROOF_BYTES)
+        try:
+            answer = await connection.request(
+                BROKER_HANDSHAKE, BrokerHandshakeRequest(self._broker_id, peer_id, nonce), timeout_s=timeout_s
+            )
+        except (BrokerError, InvalidMessage) as error:
+            raise NotTrusted(f"{where} refuses the handshake of brokers: {error}") from error
+        handshake = Handshake(self._broker_id, peer_id, nonce, answer.nonce)
+        if not is_same(answer.proof, handshake.accepting_proof(secret)):
+            raise NotTrusted(
+                f"{where} has another secret than this broker: give all brokers of the cluster the same "
+                f"broker.secret.file (or broker.secret), and restart those that had another"
+            )
+        proof = BrokerAuthenticateRequest(handshake.connecting_proof(secret))
+        # Not waited for: the first request may follow at once, and is not handled before the proof.
+        connection.send(BROKER_AUTHENTICATE, proof, timeout_s=timeout_s).add_done_callback(_heard)
+
+
+def _heard(answer: "asyncio.Future[BrokerAuthenticateResponse]") -> None:
+    """Where the proof is not believed, so is no request after it, whose error says so."""
+    if not answer.cancelled():
+        answer.exception()
