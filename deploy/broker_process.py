@@ -21,13 +21,15 @@ _LAST_LINE_BYTES = 4_096
 
 OWN_SETTINGS = {
     "broker.id": "brokers are numbered from 1 on",
+    "broker.secret": "their secret is in broker.secret, in the data directory",
+    "broker.secret.file": "their secret is in broker.secret, in the data directory",
     "listeners": "give --base-port",
     "control.plane.listener.name": "it is of no use here",
     "log.dirs": "give --data",
     "zookeeper.connect": "give --zookeeper",
     "metrics.listener": "`minibroker status --format json` says where metrics are",
 }
-"""What every broker needs a value of its own for, which is set here, and what a user may want instead."""
+"""What is set here, since every broker needs a value of its own or all the same, and what a user may want instead."""
 
 
 class StartingBroker(NamedTuple):

@@ -269,7 +269,7 @@ def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
     settings = settings_of("--override", override, "log.segment.bytes=1048576")
     for name in settings:
         if name in OWN_SETTINGS:
-            raise UsageError(f"--override {name}: each broker here has its own; {OWN_SETTINGS[name]}")
+            raise UsageError(f"--override {name}: it is set by `up`; {OWN_SETTINGS[name]}")
     return settings
 
 

@@ -1,9 +1,9 @@
 """A cluster on this machine: ZooKeeper and N brokers as processes, started, broken and stopped.
 
-Data of broker N is in DIR/broker-N/, ZooKeeper's in DIR/zookeeper/, what they print in DIR/logs/. Everything that is
-needed to find the processes again is in DIR/cluster.json, so every method works from another process than the one
-that called `up`. Nobody restarts what died: a cluster that mends itself behind the experimenter's back would hide
-what the experiment is about.
+Data of broker N is in DIR/broker-N/, ZooKeeper's in DIR/zookeeper/, what they print in DIR/logs/, the secret by which
+the brokers know each other in DIR/broker.secret. Everything that is needed to find the processes again is in
+DIR/cluster.json, so every method works from another process than the one that called `up`. Nobody restarts what died: a
+cluster that mends itself behind the experimenter's back would hide what the experiment is about.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from minibroker.deploy import broker_process, cluster_file, zookeeper
+from minibroker.deploy import broker_process, cluster_file, secret_file, zookeeper
 from minibroker.deploy.broker_process import StartingBroker
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.cluster_view import ClusterView, ask_cluster
@@ -184,6 +184,7 @@ class LocalCluster:
                 zookeeper.check_servers(cluster.zookeeper.connect)
             cluster_file.save(self.directory, cluster)
             try:
+                self._make_secret()
                 cluster, starting = self._spawn_all(cluster)
                 # The brokers start meanwhile, and try again until ZooKeeper answers.
                 self._wait_for_zookeeper(cluster)
@@ -250,7 +251,7 @@ class LocalCluster:
         for path in [*self.directory.glob("broker-*"), self.directory / ZOOKEEPER, self.directory / "logs"]:
             if path.exists():
                 shutil.rmtree(path)
-        for name in (cluster_file.FILE_NAME, cluster_file.LOCK_NAME):
+        for name in (secret_file.FILE_NAME, cluster_file.FILE_NAME, cluster_file.LOCK_NAME):
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # what else is in there is not ours
             self.directory.rmdir()
@@ -400,7 +401,19 @@ class LocalCluster:
             self._save_or_kill(cluster, process)
         return cluster
 
+    def _make_secret(self) -> None:
+        """While none of the brokers runs, since those that run would not know it."""
+        try:
+            secret_file.make(self._secret_file)
+        except OSError as error:
+            raise LaunchError(f"{self._secret_file} cannot be written: {error.strerror}") from error
+
+    @property
+    def _secret_file(self) -> Path:
+        return self.directory / secret_file.FILE_NAME
+
     def _spawn_broker(self, cluster: ClusterFile, entry: BrokerEntry) -> tuple[ClusterFile, StartingBroker]:
+        secret = {"broker.secret.file": str(self._secret_file)} if self._secret_file.exists() else {}
         with uninterrupted():
             started = broker_process.start(
                 entry.id,
@@ -410,7 +423,7 @@ class LocalCluster:
                 self.log_of(entry.id),
                 cluster.zookeeper.connect,
                 # A topic created without a word about replicas must be possible on a small cluster too.
-                {"default.replication.factor": str(min(3, len(cluster.brokers))), **cluster.settings},
+                {"default.replication.factor": str(min(3, len(cluster.brokers))), **secret, **cluster.settings},
             )
             cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
             cluster = msgspec.structs.replace(cluster, running=True)

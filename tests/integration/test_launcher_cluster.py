@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,11 @@ from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.processes import ProcessState, wait_until
 from minibroker.deploy.who import AllBrokers, BrokerId, Controller, ZooKeeperServer
+from minibroker.protocol.apis import FETCH
+from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.messages import FetchRequest
+from minibroker.protocol.real_world import RealNetwork
+from minibroker.protocol.rpc import open_connection
 
 SETTLE_S = 30.0
 
@@ -29,6 +35,33 @@ def test_a_cluster_comes_up_healthy_and_goes_down_cleanly(local_cluster: Callabl
     assert cluster.state_of(1) is ProcessState.GONE
     assert cluster.state_of("zookeeper") is ProcessState.GONE
     assert not cluster.file().running
+
+
+def test_the_brokers_of_a_cluster_share_a_secret_and_believe_nobody_who_lacks_it(
+    local_cluster: Callable[..., LocalCluster],
+) -> None:
+    cluster = local_cluster(1)
+    secret = cluster.directory / "broker.secret"
+    before = secret.read_text()
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert "broker.secret.file is set" not in cluster.log_of(1).read_text()
+
+    async def fetch_as_replica() -> None:
+        port = cluster.file().brokers[0].port
+        connection = await open_connection(RealNetwork(), "127.0.0.1", port, client_id="test", timeout_s=5)
+        try:
+            await connection.request(FETCH, FetchRequest(2, 0, 0, 1, 0, []), timeout_s=5)
+        finally:
+            connection.close()
+
+    with pytest.raises(BrokerError, match="CLUSTER_AUTHORIZATION_FAILED"):
+        asyncio.run(fetch_as_replica())
+    cluster.down()
+    LocalCluster(cluster.directory).up()
+    assert secret.read_text() == before
+    cluster.down()
+    cluster.delete_data()
+    assert not secret.exists()
 
 
 def test_a_directory_in_use_is_refused_and_comes_up_again_after_down(

@@ -57,7 +57,7 @@ NOBODY = ["--bootstrap", "127.0.0.1:1"]
         (["up", "--brokers", "0"], 2, "greater than or equal to 1"),
         (["up", "--base-port", "65536"], 2, "less than or equal to 65535"),
         (["up", "--override", "num.partitions"], 2, "--override 'num.partitions': NAME=VALUE is expected"),
-        (["up", "--override", "log.dirs=/tmp"], 2, "--override log.dirs: each broker here has its own; give --data"),
+        (["up", "--override", "log.dirs=/tmp"], 2, "--override log.dirs: it is set by `up`; give --data"),
         (["status", *NOBODY], 1, "no broker answers at 127.0.0.1:1"),
         (["status", "--bootstrap", "localhost:port"], 2, "from 1 to 65535"),
     ],

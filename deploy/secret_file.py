@@ -1,0 +1,53 @@
+"""The file with the secret by which brokers of one cluster know each other: made once, by whoever comes first.
+
+    python -m minibroker.deploy.secret_file PATH
+
+`minibroker up` makes it in its data directory. In containers each broker does, in a volume that they share, before it
+starts: nobody has to think of it, and no secret stands in the repository, in an image or on a command line.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+FILE_NAME = "broker.secret"
+
+
+def make(path: Path) -> None:
+    """There is a whole file afterwards, readable by its owner alone; one that was there is left as it is, also where
+    others make it at the same time. Raises OSError."""
+    if path.exists():
+        return
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # its mode is 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, it fails where somebody was faster
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(temporary)
+
+
+def main() -> int:
+    path = Path(sys.argv[1])
+    try:
+        make(path)
+    except OSError as error:
+        print(
+            f"error: {path}, the secret of this cluster's brokers, cannot be made: {error.strerror}; mount a volume at "
+            f"{path.parent} that user {os.getuid()} can write, the same for all brokers",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
