@@ -1,4 +1,4 @@
-"""Processors, and the connections that they own: bytes to requests, responses to bytes (Kafka's Processor).
+"""Processors, and the connections that they own: from sockets to the channel, and back (Kafka's Processor).
 
 The problem. A connection is driven from four sides: its socket brings bytes, its socket stops taking bytes, a
 handler returns, somebody answers a request that was handled long ago. Whatever happens, requests must reach their
@@ -9,13 +9,16 @@ The choice. Frames that were cut go to the connection's backlog. One method, `_a
 nothing forbids it, and lets the socket be read or not; every event changes some state and calls it. What forbids
 dispatching:
 
-- **mute**: the previous request is queued or its handler has not returned (Kafka: is not answered);
+- **mute**: the previous request is queued or its handler has not returned (in Kafka: it is not answered; so it is here
+  with a dialect whose answers leave in order);
 - the request channel is full: the connection stands in line and is not read from;
 - too many requests, or bytes of requests, of this connection are unanswered; or its responses are not being read
   (the transport has called `pause_writing`): it is not read from either, so the peer's own socket fills up.
 
 While a connection is merely muted it is read ahead, up to READ_AHEAD_BYTES: a pipelining peer whose requests are
 handled in one go then never costs the two system calls of pausing and resuming.
+
+What the bytes mean is the connection's dialect's to say (`dialect.py`).
 
 Bad input ends a connection, with one log line and, where the request's correlation id can be read, an error
 response. What was sent before it is handled first, since a peer may take the absence of an answer for a failure of
@@ -37,15 +40,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
+from minibroker.broker.network.dialect import BadInput, Dialect, Frame
 from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics
+from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, RequestChannel, Session
 from minibroker.broker.network.settings import NetworkSettings
-from minibroker.protocol import apis
-from minibroker.protocol.errors import ErrorCode, InvalidMessage
-from minibroker.protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
-from minibroker.protocol.messages import RequestEnvelope
+from minibroker.protocol.apis import Plane
 from minibroker.protocol.world import Incoming
 
 logger = logging.getLogger("minibroker.network")
@@ -58,13 +60,6 @@ RESPONSE_HIGH_WATER_BYTES = 1024 * 1024
 
 LARGE_RESPONSE_BYTES = 64 * 1024
 
-_PREFIX = 16  # bytes of a frame in which its correlation id stands
-
-
-def _accepted_apis(plane: apis.Plane) -> dict[int, apis.Api[Any, Any]]:
-    """What a listener of this plane accepts."""
-    return {key: api for key, api in apis.APIS.items() if api.plane in (plane, None)}
-
 
 class Processor:
     """Owns connections of one listener. Guarantees that each is closed when its time is up, and at `close`."""
@@ -72,7 +67,7 @@ class Processor:
     def __init__(
         self,
         listener: str,
-        plane: apis.Plane,
+        plane: Plane,
         channel: RequestChannel,
         settings: NetworkSettings,
         metrics: NetworkMetrics,
@@ -84,10 +79,9 @@ class Processor:
         self.settings = settings
         self.metrics = metrics
         self.clock = clock
-        self.apis = _accepted_apis(plane)
-        # The control plane's requests come from brokers and speak of every partition that there is.
-        large = {key for key, api in self.apis.items() if api is apis.PRODUCE or api.plane is apis.Plane.CONTROL}
-        self.limit_of = request_limit(settings.socket_request_max_bytes, frozenset(large))
+        native = NativeListener(listener, plane, settings.socket_request_max_bytes)
+        self.new_dialect: Callable[[], Dialect] = lambda: NativeDialect(native)
+        """For each connection one."""
         self.connections: dict[Connection, None] = {}
         self._nobody_left = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -162,10 +156,10 @@ class Connection(asyncio.BufferedProtocol):
         "_in_line",
         "_last_active",
         "_muted",
+        "_muted_until_answered",
         "_on_lost",
         "_outgoing",
         "_processor",
-        "_reader",
         "_reading_paused",
         "_refusal",
         "_transport",
@@ -174,6 +168,7 @@ class Connection(asyncio.BufferedProtocol):
         "_unwritten",
         "_write_paused_since",
         "closed",
+        "dialect",
         "listener",
         "peer",
         "session",
@@ -183,20 +178,21 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = peer
         self.listener = processor.listener
         self.session = Session()
+        self.dialect = processor.new_dialect()
         self.closed = False
         """Nothing can be sent any more, because either side has closed."""
         self._processor = processor
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(processor.limit_of)
-        self._backlog: deque[tuple[bytes | memoryview, float]] = deque()
+        self._backlog: deque[tuple[Frame, float]] = deque()
         self._backlog_bytes = 0
         self._outgoing: list[bytearray] = []
         self._unwritten: list[tuple[ApiMetrics, float]] = []  # of those answers: when they were given
         self._muted = False
+        self._muted_until_answered = False
         self._in_line = False
         self._closed_here = False
-        self._refusal: tuple[str, int | None] | None = None
+        self._refusal: BadInput | None = None
         self._unanswered = 0
         self._unanswered_bytes = 0
         self._reading_paused = False
@@ -217,19 +213,17 @@ class Connection(asyncio.BufferedProtocol):
         self._processor.joined(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.get_buffer()
+        return self.dialect.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         now = self._processor.clock()
         self._last_active = now
         try:
-            frames = self._reader.buffer_updated(nbytes)
-        except FrameTooLarge as error:
-            limit = self._processor.settings.socket_request_max_bytes
+            frames = self.dialect.received(nbytes)
+        except BadInput as error:
             frames = error.frames
-            remedy = f"records may come in frames of socket.request.max.bytes={limit}, all else in 1 MiB"
-            self._refusal = (f"{error} ({remedy})", correlation_id_of(error.prefix))
-        if self._refusal is not None or not self._reader.in_frame:
+            self._refusal = error
+        if self._refusal is not None or not self.dialect.in_frame:
             self._frame_since = None
         elif frames or self._frame_since is None:
             self._frame_since = now
@@ -280,11 +274,13 @@ class Connection(asyncio.BufferedProtocol):
                 self.flush()
             elif len(self._outgoing) == 1:
                 self._processor.flush_soon(self)
+        if self._muted_until_answered:
+            self._muted = self._muted_until_answered = False
         if not self._muted:
             self._advance(wake=True)
 
     def handled(self) -> None:
-        self._muted = False
+        self._muted = self._muted_until_answered = self._unanswered > 0 and self.dialect.answers_in_order
         self._advance(wake=False)
 
     def close_connection(self, reason: str) -> None:
@@ -334,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self._reading_paused and now - self._frame_since >= settings.frame_timeout_ms / 1_000:
                 self._drop(f"a frame was not complete after {settings.frame_timeout_ms / 1_000:g} s")
         elif (
-            self._processor.plane is apis.Plane.DATA
+            self._processor.plane is Plane.DATA
             and not self._unanswered
             and not self._backlog
             and now - self._last_active >= settings.connections_max_idle_ms / 1_000
@@ -373,8 +369,7 @@ class Connection(asyncio.BufferedProtocol):
                         self._in_line = True
                         self._processor.channel.get_in_line(self, size)
             elif self._refusal is not None:
-                reason, correlation_id = self._refusal
-                self._refuse(reason, ErrorCode.INVALID_REQUEST, correlation_id)
+                self._refuse(self._refusal)
         self._update_reading()
 
     def _may_dispatch(self) -> bool:
@@ -411,39 +406,23 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog_bytes -= size
         processor = self._processor
         try:
-            envelope = apis.decode_request_envelope(frame)
-            api = processor.apis.get(envelope.api_key)
-            if api is None or not api.min_version <= envelope.api_version <= api.max_version:
-                self._refuse(*self._why_not_served(envelope), envelope.correlation_id)
-                return
-            body = apis.decode_request(api, envelope)
-        except InvalidMessage as error:
-            self._refuse(str(error), ErrorCode.INVALID_REQUEST, correlation_id_of(bytes(frame[:_PREFIX])))
+            api, header, body = self.dialect.decode(frame)
+        except BadInput as error:
+            self._refuse(error)
             return
         self._muted = True  # P2
         self._unanswered += 1
         self._unanswered_bytes += size
-        request = Request(self, processor.clock, api, envelope, body, size, received_at)
+        request = Request(self, processor.clock, api, header, body, size, received_at)
         processor.channel.offer(request, wake=wake)
 
-    def _why_not_served(self, envelope: RequestEnvelope) -> tuple[str, ErrorCode]:
-        api = apis.APIS.get(envelope.api_key)
-        if api is None:
-            return f"unknown API {envelope.api_key}", ErrorCode.INVALID_REQUEST
-        if api.key not in self._processor.apis:
-            plane = self._processor.plane.value
-            return f"{api.name} is not for the {plane} plane's listener {self.listener}", ErrorCode.INVALID_REQUEST
-        versions = f"{api.min_version} to {api.max_version}"
-        reason = f"version {envelope.api_version} of {api.name}; this broker knows {versions}"
-        return reason, ErrorCode.UNSUPPORTED_VERSION
-
-    def _refuse(self, reason: str, code: ErrorCode, correlation_id: int | None) -> None:
+    def _refuse(self, bad_input: BadInput) -> None:
         """Answer bad input with an error, if it is known what to answer, and close."""
-        logger.warning("%s on listener %s sent bad input, closed: %s", self.peer, self.listener, reason)
+        logger.warning("%s on listener %s sent bad input, closed: %s", self.peer, self.listener, bad_input)
         self._processor.metrics.bad_input += 1
         self._refusal = None
-        if correlation_id is not None:
-            self._outgoing.append(apis.encode_error(correlation_id, code, reason))
+        if bad_input.answer is not None:
+            self._outgoing.append(bad_input.answer)
         self.close()
 
     def _drop(self, reason: str) -> None:

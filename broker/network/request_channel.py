@@ -30,8 +30,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from minibroker.broker.network.dialect import Dialect, Header
 from minibroker.protocol import messages as m
-from minibroker.protocol.apis import Api, encode_error, encode_response
+from minibroker.protocol.apis import Api
 from minibroker.protocol.broker_proof import Handshake
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import ANONYMOUS
@@ -56,6 +57,9 @@ class RequestSource(Protocol):
     peer: str
     listener: str
     session: Session
+
+    @property
+    def dialect(self) -> Dialect: ...
 
     @property
     def closed(self) -> bool: ...
@@ -106,15 +110,15 @@ class Request:
         source: RequestSource,
         clock: Callable[[], float],
         api: Api[Any, Any],
-        envelope: m.RequestEnvelope,
+        header: Header,
         body: Any,
         size: int,
         received_at: float,
     ) -> None:
         self.api = api
-        self.api_version = envelope.api_version
-        self.correlation_id = envelope.correlation_id
-        self.client_id = envelope.client_id
+        self.api_version = header.api_version
+        self.correlation_id = header.correlation_id
+        self.client_id = header.client_id
         self.body = body
         self.size = size
         """Bytes of its frame."""
@@ -159,16 +163,16 @@ class Request:
         return self._answered
 
     def respond(self, body: m.Message) -> None:
-        """Send the answer: once, now or from any later callback. It leaves at once, before earlier requests'
-        answers if those are not ready. Does nothing if the connection is gone, or if the handler has raised
-        and the request was answered with an error because of that. Raises RuntimeError the second time."""
+        """Send the answer: once, now or from any later callback. It leaves at once, before earlier requests' answers if
+        those are not ready (and the dialect allows it). Does nothing if the connection is gone, or if the handler has
+        raised and the request was answered with an error because of that. Raises RuntimeError the second time."""
         if self._may_answer():
-            self._finish(None if self._source.closed else encode_response(self.correlation_id, body))
+            self._finish(None if self._source.closed else self._source.dialect.encode_response(self, body))
 
     def respond_error(self, code: ErrorCode, message: str) -> None:
         """Like `respond`, with an error in place of a body."""
         if self._may_answer():
-            self._finish(None if self._source.closed else encode_error(self.correlation_id, code, message))
+            self._finish(None if self._source.closed else self._source.dialect.encode_error(self, code, message))
 
     def respond_nothing(self) -> None:
         """Like `respond`, for a request that wants no answer (Produce with acks 0)."""

@@ -9,6 +9,7 @@ import pytest
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
+from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.transactions.producer_ids import ProducerIds
@@ -40,6 +41,7 @@ class Peer:
 
     def __init__(self, broker: OneBroker, secret: bytes | None = None) -> None:
         self.session = Session()
+        self.dialect = NativeDialect(NativeListener("PLAINTEXT", apis.Plane.DATA, 1 << 20))
         self.peer = "test:1"
         self.listener = "PLAINTEXT"
         self.closed = False

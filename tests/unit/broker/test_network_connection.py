@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.processor import Connection, Processor
 from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.broker.network.settings import NetworkSettings
@@ -124,16 +125,30 @@ class Peer:
         ]
 
 
+class InOrder(NativeDialect):
+    """Of a peer that takes answers in the order of its requests alone."""
+
+    answers_in_order = True
+
+
 class Cluster:
     """Some connections on one channel, and handlers that return and answer when they are told to."""
 
-    def __init__(self, answers_in_handler: list[bool], limits: NetworkSettings = SETTINGS) -> None:
+    def __init__(
+        self,
+        answers_in_handler: list[bool],
+        limits: NetworkSettings = SETTINGS,
+        dialect: type[NativeDialect] = NativeDialect,
+    ) -> None:
         self.now = 0.0
         clock = lambda: self.now  # noqa: E731
         metrics = NetworkMetrics()
         self.channel = RequestChannel(limits.queued_max_requests, limits.queued_max_request_bytes, clock)
         self.pool = RequestHandlerPool("test", limits.num_io_threads, self.channel, self.handle, metrics, clock)
         self.processor = Processor("DATA", apis.Plane.DATA, self.channel, limits, metrics, clock)
+        listener = NativeListener("DATA", apis.Plane.DATA, limits.socket_request_max_bytes)
+        self.processor.new_dialect = lambda: dialect(listener)
+        self.most_unanswered = 1 if dialect.answers_in_order else limits.max_in_flight_requests_per_connection
         self.limits = limits
         self.returns_at_once = False
         self.returns: list[asyncio.Future[None]] = []
@@ -156,7 +171,7 @@ class Cluster:
         assert peer.running == 1, "a connection's requests are handled one at a time"
         peer.handled.append(request.correlation_id)
         unanswered = 1 + sum(parked.peer == request.peer for parked in self.parked)
-        assert unanswered <= self.limits.max_in_flight_requests_per_connection
+        assert unanswered <= self.most_unanswered
         assert len(self.channel) <= self.limits.queued_max_requests
         future = asyncio.get_running_loop().create_future()
         if self.returns_at_once:
@@ -215,12 +230,13 @@ actions = st.one_of(
     script=st.lists(actions, min_size=10, max_size=150),
     lost_at=st.none() | st.integers(0, 150),
     answers_in_handler=st.lists(st.booleans(), min_size=REQUESTS, max_size=REQUESTS),
+    dialect=st.sampled_from([NativeDialect, InOrder]),
 )
 def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_when(
-    script: list[Action], lost_at: int | None, answers_in_handler: list[bool]
+    script: list[Action], lost_at: int | None, answers_in_handler: list[bool], dialect: type[NativeDialect]
 ) -> None:
     async def main() -> None:
-        cluster = Cluster(answers_in_handler)
+        cluster = Cluster(answers_in_handler, dialect=dialect)
         cluster.pool.start()
         await asyncio.sleep(0)
         for number, action in enumerate(script):
@@ -260,6 +276,7 @@ def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_wh
             else:
                 assert len(peer.handled) == REQUESTS
                 assert Counter(peer.responses()) == Counter(range(REQUESTS))
+                assert not dialect.answers_in_order or peer.responses() == list(range(REQUESTS))
                 assert peer.transport.reading
         assert cluster.channel.bytes == 0
         assert cluster.channel.in_line == 0

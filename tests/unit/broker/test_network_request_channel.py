@@ -6,6 +6,7 @@ from typing import Any
 
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import SLICE_S, Request, RequestChannel, Session
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
@@ -26,6 +27,7 @@ class Source:
     listener = "DATA"
     closed = False
     session = Session()
+    dialect = NativeDialect(NativeListener("DATA", apis.Plane.DATA, 1 << 20))
 
     def __init__(self, on_room: Callable[[], None] | None = None) -> None:
         self._on_room = on_room

@@ -1,0 +1,87 @@
+"""What a connection speaks: how its bytes become requests, and answers become bytes. The interface of every dialect.
+
+The problem: handlers work with typed messages. How those are framed, which versions they have, how an error looks in
+the answer of an API, and whether a peer takes answers in another order than that of its requests, are matters of what
+is spoken on the wire; and another protocol than our own may come to the same port.
+
+The choice: each connection has a dialect, an object of its own, and asks it for nothing but what stands here. It does
+no I/O: the connection has the socket, and says when to read. It costs a call per read and per message, not per record,
+and copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from minibroker.protocol.apis import Api
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import Message
+
+Frame = bytes | memoryview
+"""What arrived of one request. A large one is a buffer of its own, which its records are written to the log from."""
+
+
+class BadInput(Exception):
+    """What a peer sent cannot be understood, nor what comes after it. `answer` tells the peer, where it can be told;
+    `frames` were complete before."""
+
+    def __init__(self, reason: str, answer: bytearray | None, frames: Sequence[Frame] = ()) -> None:
+        super().__init__(reason)
+        self.answer = answer
+        self.frames = frames
+
+
+class Header(Protocol):
+    """What stands before the body of a request."""
+
+    @property
+    def api_version(self) -> int: ...
+    @property
+    def correlation_id(self) -> int: ...
+    @property
+    def client_id(self) -> str | None: ...
+
+
+class Asked(Header, Protocol):
+    """A request, as far as its answer depends on it."""
+
+    @property
+    def api(self) -> Api[Any, Any]: ...
+    @property
+    def body(self) -> Any: ...
+
+
+class Dialect(Protocol):
+    """One connection's. Its methods are called in the order in which things happen on that connection."""
+
+    @property
+    def answers_in_order(self) -> bool:
+        """The peer takes answers for those to its requests in their order: no request is handled before the one before
+        it was answered."""
+        ...
+
+    @property
+    def in_frame(self) -> bool:
+        """Some bytes of a request have arrived, but not all."""
+        ...
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go. Never empty; valid until `received`."""
+        ...
+
+    def received(self, count: int) -> Sequence[Frame]:
+        """So many bytes were put into the buffer. The frames completed by them, in order. Raises BadInput."""
+        ...
+
+    def decode(self, frame: Frame) -> tuple[Api[Any, Any], Header, Message]:
+        """The API, header, and typed body. Raises BadInput, also for what this listener does not serve."""
+        ...
+
+    def encode_response(self, asked: Asked, body: Message) -> bytearray:
+        """The bytes of the answer."""
+        ...
+
+    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray:
+        """The bytes of an answer that says that the request as a whole has failed."""
+        ...

@@ -1,0 +1,86 @@
+"""minibroker's own dialect: MessagePack in frames, answers matched by correlation id in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minibroker.broker.network.dialect import Asked, BadInput, Frame
+from minibroker.protocol import apis
+from minibroker.protocol.errors import ErrorCode, InvalidMessage
+from minibroker.protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
+from minibroker.protocol.messages import Message, RequestEnvelope
+
+_PREFIX = 16  # bytes of a frame in which its correlation id stands
+
+
+class NativeListener:
+    """What is the same for all connections of a listener: the APIs that it serves, and how large a frame may be."""
+
+    def __init__(self, name: str, plane: apis.Plane, max_request_bytes: int) -> None:
+        self.name = name
+        self.plane = plane
+        self.max_request_bytes = max_request_bytes
+        self.apis = {key: api for key, api in apis.APIS.items() if api.plane in (plane, None)}
+        # The control plane's requests come from brokers and speak of every partition that there is.
+        large = {key for key, api in self.apis.items() if api is apis.PRODUCE or api.plane is apis.Plane.CONTROL}
+        self.limit_of = request_limit(max_request_bytes, frozenset(large))
+
+    def why_not_served(self, envelope: RequestEnvelope) -> tuple[ErrorCode, str]:
+        api = apis.APIS.get(envelope.api_key)
+        if api is None:
+            return ErrorCode.INVALID_REQUEST, f"unknown API {envelope.api_key}"
+        if api.key not in self.apis:
+            reason = f"{api.name} is not for the {self.plane.value} plane's listener {self.name}"
+            return ErrorCode.INVALID_REQUEST, reason
+        versions = f"{api.min_version} to {api.max_version}"
+        reason = f"version {envelope.api_version} of {api.name}; this broker knows {versions}"
+        return ErrorCode.UNSUPPORTED_VERSION, reason
+
+
+class NativeDialect:
+    """See `Dialect`."""
+
+    __slots__ = ("_listener", "_reader", "get_buffer")
+
+    answers_in_order = False
+
+    def __init__(self, listener: NativeListener) -> None:
+        self._listener = listener
+        self._reader = FrameReader(listener.limit_of)
+        self.get_buffer = self._reader.get_buffer
+
+    @property
+    def in_frame(self) -> bool:
+        return self._reader.in_frame
+
+    def received(self, count: int) -> list[Frame]:
+        try:
+            return self._reader.buffer_updated(count)
+        except FrameTooLarge as error:
+            limit = self._listener.max_request_bytes
+            reason = f"{error} (records may come in frames of socket.request.max.bytes={limit}, all else in 1 MiB)"
+            raise _bad_input(reason, ErrorCode.INVALID_REQUEST, error.prefix, error.frames) from error
+
+    def decode(self, frame: Frame) -> tuple[apis.Api[Any, Any], RequestEnvelope, Message]:
+        try:
+            envelope = apis.decode_request_envelope(frame)
+            api = self._listener.apis.get(envelope.api_key)
+            if api is not None and api.min_version <= envelope.api_version <= api.max_version:
+                return api, envelope, apis.decode_request(api, envelope)
+        except InvalidMessage as error:
+            raise _bad_input(str(error), ErrorCode.INVALID_REQUEST, bytes(frame[:_PREFIX])) from error
+        code, reason = self._listener.why_not_served(envelope)
+        raise BadInput(reason, apis.encode_error(envelope.correlation_id, code, reason))
+
+    def encode_response(self, asked: Asked, body: Message) -> bytearray:
+        return apis.encode_response(asked.correlation_id, body)
+
+    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray:
+        return apis.encode_error(asked.correlation_id, code, message)
+
+
+def _bad_input(reason: str, code: ErrorCode, prefix: bytes, frames: list[Frame] | None = None) -> BadInput:
+    """With an answer, if the frame's first bytes say which request to answer."""
+    correlation_id = correlation_id_of(prefix)
+    answer = None if correlation_id is None else apis.encode_error(correlation_id, code, reason)
+    return BadInput(reason, answer, frames or [])
