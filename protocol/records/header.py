@@ -199,8 +199,8 @@ def validate_produced(header: BatchHeader) -> None:
             f"producer {header.producer_id} has epoch {header.producer_epoch} and base sequence "
             f"{header.base_sequence}: both must be given"
         )
-    if header.is_transactional and not header.has_producer_id:
-        raise InvalidRecord("a transactional batch needs a producer id")
+    if header.is_transactional:
+        raise InvalidRecord("the batch belongs to a transaction, and there are no transactions yet")
 
 
 def assign(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:

@@ -30,6 +30,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataRequest,
     UpdateMetadataResponse,
 )
+from minibroker.protocol.records import encode_batch
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, state, with_one_broker
 from tests.storage_support import batch
 
@@ -108,6 +109,22 @@ def test_partitions_succeed_and_fail_one_by_one(tmp_path: Path) -> None:
             (0, ErrorCode.NONE, 0),
             (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
         ]
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_batch_of_a_transaction_is_refused_and_not_written(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await broker.told(state())
+        records = encode_batch(
+            [b"value"], base_timestamp=0, producer_id=5, producer_epoch=0, base_sequence=0, transactional=True
+        )
+        await peer.send(apis.PRODUCE, produce(0, acks=1, records=records))
+        [answer] = peer.answer(apis.PRODUCE).responses[0].partition_responses
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert "there are no transactions yet" in answer.error_message
+        assert broker.partition().log.log_end_offset == 0
 
     with_one_broker(tmp_path, scenario)
 

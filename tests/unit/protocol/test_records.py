@@ -204,10 +204,14 @@ def test_what_only_brokers_may_write_is_invalid_from_a_producer(changes: dict[st
         validate_produced(header_of(**changes))
 
 
-def test_producers_may_send_plain_idempotent_and_transactional_batches() -> None:
+def test_producers_may_send_plain_and_idempotent_batches() -> None:
     validate_produced(header_of())
     validate_produced(header_of(producer_id=5, producer_epoch=0, base_sequence=0))
-    validate_produced(header_of(producer_id=5, producer_epoch=0, base_sequence=0, attributes=0x10))
+
+
+def test_a_batch_of_a_transaction_is_refused_while_there_are_none() -> None:
+    with pytest.raises(InvalidRecord, match="there are no transactions yet"):
+        validate_produced(header_of(producer_id=5, producer_epoch=0, base_sequence=0, attributes=0x10))
 
 
 # --- batches in a buffer ------------------------------------------------------------------------
