@@ -27,14 +27,17 @@ from kazoo.client import KazooClient
 
 from minibroker.client.admin import Admin
 from minibroker.client.cli.bench.report import percentile
+from minibroker.controller.zookeeper import KazooZooKeeper
+from minibroker.deploy import secret_file
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
 from minibroker.protocol import apis, znodes
 from minibroker.protocol import messages as m
+from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.framing import FrameReader
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Broker, TopicPartition
-from minibroker.protocol.real_world import RealNetwork
+from minibroker.protocol.real_world import RealWorld
 from minibroker.protocol.records import encode_batch
 from minibroker.protocol.rpc import Connection, open_connection
 
@@ -61,13 +64,14 @@ class Orders(NamedTuple):
 
     broker: Broker
     update_metadata: m.UpdateMetadataRequest
+    secret: bytes
 
     def address(self, listener: str) -> tuple[str, int]:
         return next((e.host, e.port) for e in self.broker.endpoints if e.listener == listener)
 
 
-def read_orders(connect: str, broker_id: int) -> Orders:
-    """From ZooKeeper, where the controller has it from."""
+def read_orders(connect: str, broker_id: int, secret: bytes) -> Orders:
+    """From ZooKeeper, where the controller has it from. The secret is that of the cluster's brokers."""
     client = KazooClient(hosts=connect)
     client.start()
     try:
@@ -87,7 +91,7 @@ def read_orders(connect: str, broker_id: int) -> Orders:
         )
         for b in brokers
     ]
-    return Orders(broker, m.UpdateMetadataRequest(controller_id, controller_epoch, broker.epoch, [], live))
+    return Orders(broker, m.UpdateMetadataRequest(controller_id, controller_epoch, broker.epoch, [], live), secret)
 
 
 class Flooding(asyncio.BufferedProtocol):
@@ -136,11 +140,14 @@ Probe = Callable[[], Awaitable[int]]
 
 
 async def probe(orders: Orders, topic: str, seconds: float, load: str) -> list[Row]:
-    async def connect(listener: str) -> Connection:
-        host, port = orders.address(listener)
-        return await open_connection(RealNetwork(), host, port, client_id="probe", timeout_s=PROBE_TIMEOUT_S)
-
-    control, data = await connect(CONTROL_LISTENER), await connect(DEFAULT_LISTENER)
+    world = RealWorld(KazooZooKeeper())
+    as_controller = BrokerConnections(world, orders.update_metadata.controller_id, orders.secret)
+    control = await as_controller.open(
+        orders.broker.id, *orders.address(CONTROL_LISTENER), client_id="probe", timeout_s=PROBE_TIMEOUT_S
+    )
+    data = await open_connection(
+        world.network, *orders.address(DEFAULT_LISTENER), client_id="probe", timeout_s=PROBE_TIMEOUT_S
+    )
 
     async def update_metadata() -> int:
         return (
@@ -181,6 +188,7 @@ async def probe(orders: Orders, topic: str, seconds: float, load: str) -> list[R
         for connection in (control, data):
             connection.close()
             await connection.wait_closed()
+        world.close()
     return [
         Row(name, listener, load, percentile(sorted(taken), 0.5), percentile(sorted(taken), 0.99), max(taken))
         for (name, listener, _), taken in zip(probes, times, strict=True)
@@ -195,7 +203,8 @@ async def measure(cluster: LocalCluster, seconds: float) -> tuple[list[Row], flo
     async with asyncio.timeout(PROBE_TIMEOUT_S):
         while (state := (await asyncio.to_thread(cluster.view)).partitions.get(TopicPartition(topic, 0))) is None:
             await asyncio.sleep(0.05)
-    orders = await asyncio.to_thread(read_orders, cluster.file().zookeeper.connect, state.leader_id)
+    secret = (cluster.directory / secret_file.FILE_NAME).read_bytes().strip()
+    orders = await asyncio.to_thread(read_orders, cluster.file().zookeeper.connect, state.leader_id, secret)
     rows = await probe(orders, topic, seconds, IDLE)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
