@@ -7,6 +7,7 @@ can, and nobody has to.
 import logging
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.apis import Api, Caller
@@ -33,7 +34,7 @@ logger = logging.getLogger("minibroker.handlers")
 LOG_INTERVAL_S = 1.0
 
 
-def why_refused(api: Api[Message, Message], body: Message, principal: Principal) -> str | None:
+def why_refused(api: Api[Any, Any], body: Message, principal: Principal) -> str | None:
     """Why this principal may not ask this; None: it may. A broker speaks for itself alone."""
     claims: int | None = None
     if api.caller is Caller.READER:
@@ -62,7 +63,7 @@ class Authorizer:
     def check(self, request: Request) -> None:
         """Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED) for what the sender of this request may not ask."""
         if self._secret is not None:
-            reason = why_refused(request.api, request.body, request.session.principal)
+            reason = why_refused(request.api, request.body, request.principal)
             if reason is not None:
                 raise self._refusal(request, reason)
 

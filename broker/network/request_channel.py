@@ -35,7 +35,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
 from minibroker.protocol.broker_proof import Handshake
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import ANONYMOUS
+from minibroker.protocol.model import ANONYMOUS, Principal
 
 SLICE_S = 0.002
 
@@ -46,7 +46,7 @@ class Session:
     __slots__ = ("handshake", "principal")
 
     def __init__(self) -> None:
-        self.principal = ANONYMOUS
+        self.principal: Principal = ANONYMOUS
         self.handshake: Handshake | None = None
         """Begun, and not ended."""
 
@@ -146,8 +146,13 @@ class Request:
 
     @property
     def session(self) -> Session:
-        """Who asks: the connection's, whose requests are handled one after the other."""
+        """Its connection's, whose requests are handled one after the other."""
         return self._source.session
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        return self._source.session.principal
 
     @property
     def source(self) -> RequestSource:

@@ -1,0 +1,51 @@
+"""Who may ask what, as a table."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from minibroker.broker.handlers.authorization import why_refused
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import APIS, FETCH, LEADER_AND_ISR, PRODUCE, Caller, Plane
+from minibroker.protocol.model import ANONYMOUS, Principal
+
+
+def fetch(replica_id: int) -> m.FetchRequest:
+    return m.FetchRequest(replica_id, 0, 0, 1, 0, [])
+
+
+def order(controller_id: int) -> m.LeaderAndIsrRequest:
+    return m.LeaderAndIsrRequest(controller_id, 1, 1, [], [])
+
+
+def test_every_api_of_the_control_plane_is_for_brokers_alone() -> None:
+    control = [api for api in APIS.values() if api.plane is Plane.CONTROL]
+    assert control
+    assert [api.name for api in control if api.caller is not Caller.BROKER] == []
+
+
+def test_who_names_itself_a_replica_has_to_be_it_whatever_it_asks() -> None:
+    named = [api for api in APIS.values() if "replica_id" in [f.name for f in msgspec.structs.fields(api.request)]]
+    assert FETCH in named
+    assert [api.name for api in named if api.caller is not Caller.READER] == []
+
+
+@pytest.mark.parametrize("principal", [ANONYMOUS, Principal(2)], ids=str)
+def test_everybody_may_produce_and_read_as_a_consumer(principal: Principal) -> None:
+    assert why_refused(PRODUCE, m.ProduceRequest(None, 1, 1, []), principal) is None
+    assert why_refused(FETCH, fetch(-1), principal) is None
+
+
+def test_a_broker_may_do_in_its_own_name_what_nobody_else_may() -> None:
+    for broker_id in (0, 2):
+        assert why_refused(FETCH, fetch(broker_id), Principal(broker_id)) is None
+        assert why_refused(LEADER_AND_ISR, order(broker_id), Principal(broker_id)) is None
+        for other in (ANONYMOUS, Principal(1)):
+            said = f"in the name of broker {broker_id}, by a connection that is {other}"
+            assert why_refused(FETCH, fetch(broker_id), other) == f"Fetch {said}"
+            assert why_refused(LEADER_AND_ISR, order(broker_id), other) == f"LeaderAndIsr {said}"
+
+
+def test_an_order_in_the_name_of_no_broker_is_refused() -> None:
+    assert why_refused(LEADER_AND_ISR, order(-1), ANONYMOUS) is not None
