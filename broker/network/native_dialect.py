@@ -37,25 +37,18 @@ class NativeListener:
         return ErrorCode.UNSUPPORTED_VERSION, reason
 
 
-class NativeDialect:
+class NativeDialect(FrameReader):
     """See `Dialect`."""
-
-    __slots__ = ("_listener", "_reader", "get_buffer")
 
     answers_in_order = False
 
     def __init__(self, listener: NativeListener) -> None:
+        super().__init__(listener.limit_of)
         self._listener = listener
-        self._reader = FrameReader(listener.limit_of)
-        self.get_buffer = self._reader.get_buffer
-
-    @property
-    def in_frame(self) -> bool:
-        return self._reader.in_frame
 
     def received(self, count: int) -> list[Frame]:
         try:
-            return self._reader.buffer_updated(count)
+            return self.buffer_updated(count)
         except FrameTooLarge as error:
             limit = self._listener.max_request_bytes
             reason = f"{error} (records may come in frames of socket.request.max.bytes={limit}, all else in 1 MiB)"
