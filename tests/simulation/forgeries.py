@@ -133,7 +133,7 @@ async def forgery(storm: Storm) -> None:
             storm.note(f"the forger does not reach broker {victim}: {error}")
 
     try:
-        await asyncio.wait([world.process.start(run())], timeout=60)
+        await asyncio.wait([world.process.start(run())], timeout=30)
     finally:
         world.process.kill()
 
