@@ -166,7 +166,12 @@ class Outbox:
 
     async def _connect(self, broker_id: int, endpoint: Endpoint) -> Connection:
         return await self._connections.open(
-            broker_id, endpoint.host, endpoint.port, client_id=self._client_id, timeout_s=CONNECT_TIMEOUT_S
+            broker_id,
+            endpoint.host,
+            endpoint.port,
+            client_id=self._client_id,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            request_timeout_s=self._request_timeout_s,
         )
 
     def _answered(self, channel: _Channel, request: Outgoing, answer: m.Message | ErrorCode) -> None:

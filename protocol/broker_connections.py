@@ -31,14 +31,18 @@ class BrokerConnections:
         self._broker_id = broker_id
         self._secret = secret
 
-    async def open(self, peer_id: int, host: str, port: int, *, client_id: str, timeout_s: float) -> Connection:
-        """A connection to broker `peer_id`, ready for what only brokers may ask. `timeout_s` is for connecting, and for
-        the answer to the handshake. Raises NetworkError; NotTrusted where that is not the broker that was meant."""
-        connection = await open_connection(self._network, host, port, client_id=client_id, timeout_s=timeout_s)
+    async def open(
+        self, peer_id: int, host: str, port: int, *, client_id: str, connect_timeout_s: float, request_timeout_s: float
+    ) -> Connection:
+        """A connection to broker `peer_id`, ready for what only brokers may ask. Raises NetworkError; NotTrusted where
+        that is not the broker that was meant.
+
+        `request_timeout_s` is for the handshake: it waits for a handler, as every request does."""
+        connection = await open_connection(self._network, host, port, client_id=client_id, timeout_s=connect_timeout_s)
         if self._secret is None:
             return connection
         try:
-            await self._prove(connection, self._secret, peer_id, timeout_s)
+            await self._prove(connection, self._secret, peer_id, request_timeout_s)
         except BaseException:
             connection.close("the brokers have not proved who they are")
             raise

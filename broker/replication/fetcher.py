@@ -193,7 +193,8 @@ class Fetcher:
                 host,
                 port,
                 client_id=f"broker-{self._settings.broker_id}-fetcher",
-                timeout_s=CONNECT_TIMEOUT_S,
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+                request_timeout_s=self._settings.socket_timeout_s,
             )
         now_s = self._world.clock.monotonic()
         busy, quiet, later_s = [], [], []

@@ -143,7 +143,11 @@ async def probe(orders: Orders, topic: str, seconds: float, load: str) -> list[R
     world = RealWorld(KazooZooKeeper())
     as_controller = BrokerConnections(world, orders.update_metadata.controller_id, orders.secret)
     control = await as_controller.open(
-        orders.broker.id, *orders.address(CONTROL_LISTENER), client_id="probe", timeout_s=PROBE_TIMEOUT_S
+        orders.broker.id,
+        *orders.address(CONTROL_LISTENER),
+        client_id="probe",
+        connect_timeout_s=PROBE_TIMEOUT_S,
+        request_timeout_s=PROBE_TIMEOUT_S,
     )
     data = await open_connection(
         world.network, *orders.address(DEFAULT_LISTENER), client_id="probe", timeout_s=PROBE_TIMEOUT_S

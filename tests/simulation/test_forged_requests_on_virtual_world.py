@@ -218,7 +218,9 @@ def test_a_broker_says_nothing_to_another_that_has_another_secret_or_another_id(
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         async def open_as(secret: bytes, peer_id: int) -> Connection:
             connections = BrokerConnections(world, 1, secret)
-            return await connections.open(peer_id, host_name(0), PORT, client_id="test", timeout_s=5)
+            return await connections.open(
+                peer_id, host_name(0), PORT, client_id="test", connect_timeout_s=5, request_timeout_s=5
+            )
 
         with pytest.raises(NotTrusted, match=r"broker 0 at broker-0:9092 has another secret.*broker\.secret\.file"):
             await open_as(WRONG, 0)
