@@ -43,11 +43,12 @@ class Watching:
         self.clock = here.clock
         self.process = here.process
         self.detector = CrashDetector(here.network, here.clock, int(DETECTION_S * 1_000), self._in_touch)
-        self.detector.on_suspicion(
-            lambda broker_id, epoch, reason: self.suspected.append(
-                Suspected(broker_id, epoch, reason, here.clock.monotonic())
-            )
-        )
+        self.detector.on_suspicion(self._suspected)
+        self._changed = asyncio.Event()
+
+    def _suspected(self, broker_id: int, epoch: int, reason: str) -> None:
+        self.suspected.append(Suspected(broker_id, epoch, reason, self.clock.monotonic()))
+        self._changed.set()
 
     async def _in_touch(self) -> None:
         if self.zookeeper_takes_s:
@@ -79,10 +80,9 @@ class Watching:
         return await self.detector.probe([Broker(broker_id, epoch, (endpoint,))])
 
     async def next_suspicion(self, within_s: float = 200.0) -> Suspected:
-        known = len(self.suspected)
+        self._changed.clear()
         async with asyncio.timeout(within_s):
-            while len(self.suspected) == known:
-                await asyncio.sleep(0.001)
+            await self._changed.wait()
         return self.suspected[-1]
 
 
