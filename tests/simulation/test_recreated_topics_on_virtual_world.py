@@ -180,10 +180,12 @@ async def _written_while_the_topic_is_created_again(cluster: VirtualCluster) -> 
     await cluster.until(lambda: _proposes(cluster, 0, (0,)))
     await asyncio.sleep(0.5)  # by now the write waits for a connection
     await _delete(cluster)
-    await _create(cluster, 1, 0)
+    creating = asyncio.create_task(_create(cluster, 1, 0))  # which waits for broker 0 to know of it
+    await cluster.until(lambda: cluster.simulation.zookeeper.has(znodes.state_path(PARTITION)))
     cluster.simulation.zookeeper.uncut(host_name(0))
     await asyncio.sleep(1)
     _cut(cluster, heal=True)
+    await creating
     await cluster.until(lambda: cluster.state(PARTITION).isr == (1, 0))
     assert (cluster.state(PARTITION).leader, cluster.state(PARTITION).leader_epoch) == (1, 0)
     await _send(cluster, b"x", b"y")
