@@ -22,7 +22,7 @@ from minibroker.broker.broker import Broker
 from minibroker.broker.config import BrokerConfig, InvalidConfig, broker_config, read_properties
 from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.world.real import RealWorld
 
 LARGE_BLOCK_BYTES = 16 * 1024 * 1024
 YOUNG_OBJECTS = 10_000

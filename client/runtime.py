@@ -17,9 +17,9 @@ from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import BackgroundTasks
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
-from minibroker.protocol.real_world import RealWorld
 from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.world import World
+from minibroker.protocol.world.real import RealWorld
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)

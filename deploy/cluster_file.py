@@ -18,7 +18,7 @@ import msgspec
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.processes import Process
-from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.world.real import RealDisk
 
 FILE_NAME = "cluster.json"
 LOCK_NAME = "cluster.lock"

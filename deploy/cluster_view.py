@@ -24,8 +24,8 @@ from minibroker.protocol.messages import (
     MetadataResponse,
 )
 from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, TopicPartition
-from minibroker.protocol.real_world import RealNetwork
 from minibroker.protocol.rpc import open_connection
+from minibroker.protocol.world.real import RealNetwork
 
 ASK_TIMEOUT_S = 2.0
 ASK_END_OFFSETS_TIMEOUT_S = 0.5

@@ -1,4 +1,4 @@
-"""The wire, the record batch, the znodes and the World: data and pure functions.
+"""The wire, the record batch and the znodes as data and pure functions; and the World, which is all that lies outside.
 
-I/O happens in `rpc` and `real_world` alone; every other package may import this one.
+I/O happens in `rpc` and `world.real` alone; every other package may import this one.
 """

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.world.real import RealDisk
 from minibroker.spark_jobs.bounds import starting_offsets
 from minibroker.spark_jobs.log_client import LogClient
 from minibroker.spark_jobs.offsets import TopicOffsets, from_json, to_json

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.world.real import RealWorld
 from minibroker.spark_jobs.bounds import latest_offsets, starting_offsets
 from minibroker.spark_jobs.jobs import Source, run_batch, tell, triggers_told
 from minibroker.spark_jobs.log_client import LogClient

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.world.real import RealWorld
 from minibroker.spark_jobs.manifests import Table
 from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
 

@@ -28,7 +28,7 @@ import msgspec
 import pyarrow.parquet
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.world.real import RealWorld
 from minibroker.spark_jobs.checkpoint import Checkpoint
 from minibroker.spark_jobs.manifests import (
     MANIFESTS,

@@ -38,8 +38,8 @@ from minibroker.protocol.messages import (
     UpdateMetadataRequest,
 )
 from minibroker.protocol.model import DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
-from minibroker.protocol.real_world import RealDisk
 from minibroker.protocol.world import ZooKeeperSession
+from minibroker.protocol.world.real import RealDisk
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 from tests.storage_support import Clock, open_log

@@ -14,9 +14,9 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import recover
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.real_world import NoZooKeeper, RealDisk, RealNetwork
 from minibroker.protocol.records import BatchHeader, encode_batch, iterate_batches
 from minibroker.protocol.world import Disk, File, Lock, World, ZooKeeper
+from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
 
 T = TypeVar("T")
 

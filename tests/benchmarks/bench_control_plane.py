@@ -37,9 +37,9 @@ from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.framing import FrameReader
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Broker, TopicPartition
-from minibroker.protocol.real_world import RealWorld
 from minibroker.protocol.records import encode_batch
 from minibroker.protocol.rpc import Connection, open_connection
+from minibroker.protocol.world.real import RealWorld
 
 CONNECTIONS = 250
 IN_FLIGHT = 4

@@ -20,8 +20,8 @@ from crc32c import crc32c
 
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.protocol.real_world import RealDisk
 from minibroker.protocol.records import encode_batch
+from minibroker.protocol.world.real import RealDisk
 from tests.storage_support import NOW, open_log, stamped
 
 

@@ -32,7 +32,7 @@ from minibroker.broker.network.server import NetworkSettings, Request, SocketSer
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.framing import FrameReader
-from minibroker.protocol.real_world import RealWorld
+from minibroker.protocol.world.real import RealWorld
 
 LENGTH = struct.Struct(">i")
 ANSWER = m.ApiVersionsResponse(0, [m.ApiVersion(api.key, 0, 0) for api in apis.APIS.values()])

@@ -14,8 +14,8 @@ from minibroker.deploy.who import AllBrokers, BrokerId, Controller, ZooKeeperSer
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import FetchRequest
-from minibroker.protocol.real_world import RealNetwork
 from minibroker.protocol.rpc import open_connection
+from minibroker.protocol.world.real import RealNetwork
 
 SETTLE_S = 30.0
 

@@ -12,8 +12,8 @@ from minibroker.controller.leadership import Leadership
 from minibroker.controller.registration import BrokerIdTaken, Registration
 from minibroker.controller.zookeeper import KazooSession, KazooZooKeeper
 from minibroker.protocol.model import CONTROL_LISTENER, Endpoint
-from minibroker.protocol.real_world import RealWorld
 from minibroker.protocol.world import SessionExpired, SessionState, ZooKeeperSession
+from minibroker.protocol.world.real import RealWorld
 from minibroker.protocol.znodes import (
     BROKER_IDS,
     CONTROLLER,

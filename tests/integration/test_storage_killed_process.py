@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from minibroker.broker.storage.recovery import recover
-from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.world.real import RealDisk
 from tests.storage_support import NOW, batch, everything, open_log, stamped
 
 APPENDER = """

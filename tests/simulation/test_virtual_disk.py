@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.protocol.real_world import RealDisk
 from minibroker.protocol.world import Disk
+from minibroker.protocol.world.real import RealDisk
 from tests.simulation.disk import SECTOR_BYTES, ProcessDisk
 from tests.simulation.loop import run
 from tests.simulation.process import ProcessKilled

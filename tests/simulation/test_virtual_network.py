@@ -17,9 +17,9 @@ from minibroker.protocol.apis import METADATA, decode_request, decode_request_en
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, request_limit
 from minibroker.protocol.messages import MetadataRequest, MetadataResponse, MetadataTopic
-from minibroker.protocol.real_world import RealNetwork
 from minibroker.protocol.rpc import RequestTimedOut, open_connection
 from minibroker.protocol.world import Incoming, Listener, Network
+from minibroker.protocol.world.real import RealNetwork
 from tests.simulation.loop import run
 from tests.simulation.network import WINDOW_BYTES, Arrival
 from tests.simulation.process import ProcessKilled

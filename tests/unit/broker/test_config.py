@@ -12,7 +12,7 @@ from minibroker.broker.config import (
     topic_config_problem,
 )
 from minibroker.protocol.model import Endpoint
-from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.world.real import RealDisk
 
 REQUIRED = {"broker.id": "1", "log.dirs": "/data", "zookeeper.connect": "127.0.0.1:2181"}
 

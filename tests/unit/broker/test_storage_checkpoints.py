@@ -22,7 +22,7 @@ from minibroker.broker.storage.checkpoints import (
     encode_topic_id,
 )
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.world.real import RealDisk
 
 A, B = TopicPartition("a", 0), TopicPartition("b.c-d", 12)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
-from minibroker.protocol.real_world import RealDisk
+from minibroker.protocol.world.real import RealDisk
 
 LAYOUTS = (OFFSET_INDEX, TIME_INDEX)
 

@@ -15,9 +15,9 @@ from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.recovery import DamagedLog, RecoveryReport, recover
 from minibroker.broker.storage.snapshots import write_snapshot
 from minibroker.protocol.messages import Buffer
-from minibroker.protocol.real_world import RealDisk
 from minibroker.protocol.records import CorruptRecord
 from minibroker.protocol.world import Disk, File
+from minibroker.protocol.world.real import RealDisk
 from tests.storage_support import NOW, batch, check_indexes, everything, headers, open_log, stamped
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)

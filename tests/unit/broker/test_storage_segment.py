@@ -12,9 +12,9 @@ import pytest
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, Layout
 from minibroker.broker.storage.segment import Appended, Segment, file_name
 from minibroker.protocol.messages import Buffer
-from minibroker.protocol.real_world import RealDisk
 from minibroker.protocol.records import CorruptRecord, parse_header
 from minibroker.protocol.world import File
+from minibroker.protocol.world.real import RealDisk
 from tests.storage_support import NOW, FailingDisk, batch, stamped
 
 LAYOUTS = (OFFSET_INDEX, TIME_INDEX)

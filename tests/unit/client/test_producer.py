@@ -13,8 +13,8 @@ from minibroker.client.partitioners import Partitioner, crc32, murmur2
 from minibroker.client.producer import Producer
 from minibroker.protocol.apis import INIT_PRODUCER_ID, METADATA, PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
-from minibroker.protocol.real_world import RealNetwork, RealWorld
 from minibroker.protocol.records import parse_header
+from minibroker.protocol.world.real import RealNetwork, RealWorld
 from tests.unit.client.scripted_broker import (
     CARRY_OUT_AND_DROP,
     CARRY_OUT_AND_HANG,

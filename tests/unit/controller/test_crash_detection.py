@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from minibroker.controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
 from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
-from minibroker.protocol.real_world import RealClock, RealNetwork
 from minibroker.protocol.world import Incoming, Network
+from minibroker.protocol.world.real import RealClock, RealNetwork
 
 DEADLINE_S = 10.0
 

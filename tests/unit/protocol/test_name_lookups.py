@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.protocol.real_world import RealNetwork
+from minibroker.protocol.world.real import RealNetwork
 
 DEADLINE_S = 10.0
 
@@ -36,7 +36,7 @@ class Resolver:
 @contextmanager
 def resolving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
     resolver = Resolver()
-    monkeypatch.setattr("minibroker.protocol.real_world.socket.getaddrinfo", resolver.getaddrinfo)
+    monkeypatch.setattr("minibroker.protocol.world.real.socket.getaddrinfo", resolver.getaddrinfo)
     try:
         yield resolver
     finally:
@@ -118,7 +118,7 @@ def test_a_caller_that_gives_up_leaves_nothing_behind_and_the_name_is_asked_for_
         resolver.release.set()
         await patient
 
-    monkeypatch.setattr("minibroker.protocol.real_world.LOOKUP_OVERDUE_S", DEADLINE_S)
+    monkeypatch.setattr("minibroker.protocol.world.real.LOOKUP_OVERDUE_S", DEADLINE_S)
     with resolving(monkeypatch) as resolver, listening() as port:
         asyncio.run(scenario(resolver, port))
 

@@ -4,7 +4,7 @@ The problem: a cluster can only be tested under a thousand crashes, torn writes 
 of those come from a place that the test controls, and only be debugged if the same seed brings them again.
 
 The choice: brokers, controllers and clients get a `World` and reach nothing else: no `time.time()`, no
-`open()`, no `random`. `minibroker.protocol.real_world` implements it with the operating system; the simulator with
+`open()`, no `random`. `minibroker.protocol.world.real` implements it with the operating system; the simulator with
 virtual time, in memory. Waiting (tasks, events, `asyncio.timeout`, `loop.call_later`) stays asyncio's own, because the
 simulator brings an event loop of its own whose time is virtual; wrapping all of that again would buy nothing.
 
