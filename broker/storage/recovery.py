@@ -98,7 +98,8 @@ class _Scan:
 
     def __init__(self, segment: Segment, position: int, next_base: int | None, leader_epoch: int) -> None:
         self.position = position
-        self.next_offset = segment.base_offset
+        # Where the very first batch is damaged, the log ends before it, and not where the segment begins.
+        self.next_offset = segment.first_offset_at(position)
         self.bad: _Bad | None = None
         self.leader_epoch = leader_epoch
         self._segment = segment

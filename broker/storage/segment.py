@@ -154,6 +154,10 @@ class Segment:
         self._bytes_since_entry = 0
         return last[1] if last is not None else 0
 
+    def first_offset_at(self, position: int) -> int:
+        """The base offset of the batch there. `position` is one that `resume` has returned, or 0."""
+        return self.base_offset if position == 0 else parse_header(self.file.pread(HEADER_SIZE, position)).base_offset
+
     def _index_agrees(self, offsets: SparseIndex) -> bool:
         """Whether the batch of the last entry is where the index says."""
         last = offsets.last

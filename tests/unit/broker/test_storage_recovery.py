@@ -149,6 +149,23 @@ def test_a_flipped_bit_cuts_the_log_there_and_more_than_an_incomplete_batch_is_l
     check(path, second[1].base_offset // 2)
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_flipped_bit_that_is_read_cuts_the_log_where_it_is(path: Path, clean: bool) -> None:
+    """In the first batch too that is read, which the last index entry names: it had been on disk, and may have rotten
+    there."""
+    write_log(path)
+    last = segments(path)[-1]
+    untouched, position = last.read_bytes(), 0
+    for header in headers(untouched):
+        last.write_bytes(untouched)
+        flip(last, position + header.size - 1)
+        report = report_of(path, recovery_point=2 * BATCHES, clean=clean)
+        if report.problem:
+            assert (report.log_end_offset, last.stat().st_size) == (header.base_offset, position)
+        position += header.size
+    assert report.problem
+
+
 def test_zeros_at_the_end_are_cut(path: Path) -> None:
     write_log(path, checkpoint_at=50)
     last = segments(path)[-1]
