@@ -10,8 +10,7 @@ from minibroker.controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetec
 from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
 from minibroker.protocol.world import Incoming, Network
 from minibroker.protocol.world.real import RealClock, RealNetwork
-
-DEADLINE_S = 10.0
+from tests.waiting import until
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -63,12 +62,6 @@ class FakeBroker:
 
 def broker(port: int, epoch: int = 1, broker_id: int = 1) -> Broker:
     return Broker(broker_id, epoch, (Endpoint(CONTROL_LISTENER, "127.0.0.1", port),))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def at_once() -> None:
