@@ -101,8 +101,8 @@ class Consumer(Client):
         self._current: PartitionState | None = None
         self._generation = 0
         """That of `_current` when the batch was taken. Once it has another, the fetcher has moved the partition
-        (another topic of that name, a truncation): what the batch says of positions counts no more, and its rest is
-        dropped."""
+        (another topic of that name, a truncation): what the batch says of positions counts no more. The rest of
+        its records is gone by then (`PartitionState.handed_out`), so that nobody asks for each record."""
 
     async def start(self) -> None:
         """Reach a broker and find the topics' partitions.
@@ -173,16 +173,13 @@ class Consumer(Client):
         after an error tries again.
         """
         while True:
-            state = self._current
             for record in self._records:
-                if state.generation != self._generation:  # type: ignore[union-attr]
-                    break
-                state.position = record.offset + 1  # type: ignore[union-attr]
+                self._current.position = record.offset + 1  # type: ignore[union-attr]
                 return record
             self._end_batch()
             state, batch = await self._next_batch()
-            self._current, self._batch, self._records = state, batch, iter(batch.records())
-            self._generation = state.generation
+            self._current, self._batch, self._generation = state, batch, state.generation
+            self._records = state.handed_out = iter(batch.records())
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""

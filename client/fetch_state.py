@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import NamedTuple
 
 from minibroker.client.metadata import Leader
+from minibroker.client.records import Record
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import BatchHeader
@@ -47,6 +48,8 @@ class PartitionState:
         """The last answer brought records, or there was none yet."""
         self.fetched: deque[FetchedBatch] = deque()
         self.fetched_bytes = 0
+        self.handed_out: Iterator[Record] = iter(())
+        """The rest of the batch that the user takes record by record; a move exhausts it."""
         self.outstanding_generation = -1
         """That of the request that is out for this partition; -1: none is."""
         self.retry_at = 0.0
@@ -67,6 +70,8 @@ class PartitionState:
         self.generation += 1
         self.fetched.clear()
         self.fetched_bytes = 0
+        for _ in self.handed_out:
+            pass
         self.error = self.trouble = None
         self.retry_at = 0.0
 
