@@ -15,6 +15,7 @@ from minibroker.client.accumulator import Accumulator
 from minibroker.client.admin import _Creation
 from minibroker.client.batch import BatchVerdict
 from minibroker.client.consumer import Consumer
+from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
 from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.decisions import deletion
@@ -129,11 +130,10 @@ def batch_outlives_its_generation(patches: Patches) -> None:
     def is_handing_out(original: Any, self: Consumer, state: Any) -> bool:
         return state is not None and state is self._current
 
-    @patches.instead_of(Consumer, "__anext__")
-    async def anext(original: Any, self: Consumer) -> Any:
-        if self._current is not None:
-            self._generation = self._current.generation
-        return await original(self)
+    @patches.instead_of(PartitionState, "move")
+    def move(original: Any, self: PartitionState, *rest: Any, **named: Any) -> None:
+        self.handed_out = iter(())
+        original(self, *rest, **named)
 
 
 @mutant(
