@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from minibroker.broker.config import BrokerConfig, broker_secret, topic_config_problem
+from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
@@ -171,6 +172,7 @@ class Broker:
             replicas=self._replicas,
             producer_ids=ProducerIds(config.broker_id, self._session),
             administration=self._controller,
+            forwarding=ForwardingManager(config.broker_id, self._metadata, connections),
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),

@@ -14,11 +14,13 @@ from minibroker.protocol.messages import (
     MetadataResponse,
     MetadataTopic,
     UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
     UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
 from minibroker.protocol.model import (
     DEFAULT_LISTENER,
+    INTERNAL_TOPICS,
     NO_CONTROLLER,
     NO_EPOCH,
     NO_LEADER,
@@ -78,6 +80,13 @@ class MetadataCache:
         broker = self._brokers.get(broker_id)
         return None if broker is None else broker.broker_epoch
 
+    def endpoint(self, broker_id: int) -> UpdateMetadataEndpoint | None:
+        """Where other brokers reach this one; None where it is not alive."""
+        broker = self._brokers.get(broker_id)
+        if broker is None:
+            return None
+        return next((e for e in broker.endpoints if e.listener == DEFAULT_LISTENER), broker.endpoints[0])
+
     def topic_id(self, topic: str) -> str | None:
         cached = self._topics.get(topic)
         return None if cached is None else cached.topic_id
@@ -121,9 +130,9 @@ class MetadataCache:
     def _describe_topic(self, name: str) -> MetadataTopic:
         cached = self._topics.get(name)
         if cached is None:
-            return MetadataTopic(self._why_unknown(name), name, "", False, [])
+            return MetadataTopic(self._why_unknown(name), name, "", name in INTERNAL_TOPICS, [])
         if len(cached.partitions) < cached.num_partitions:
-            return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, cached.topic_id, False, [])
+            return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, cached.topic_id, name in INTERNAL_TOPICS, [])
         partitions = []
         for index, state in sorted(cached.partitions.items()):
             alive = state.leader in self._brokers
@@ -140,7 +149,7 @@ class MetadataCache:
                     ],
                 )
             )
-        return MetadataTopic(ErrorCode.NONE, name, cached.topic_id, False, partitions)
+        return MetadataTopic(ErrorCode.NONE, name, cached.topic_id, name in INTERNAL_TOPICS, partitions)
 
     def _why_unknown(self, name: str) -> ErrorCode:
         if topic_name_problem(name) is not None:

@@ -226,7 +226,9 @@ class Admin(Client):
                 connection = await self._controller(api)
                 # The broker may take until then, and has a second more to say that it did not succeed.
                 controller_id = self._runtime.metadata.cluster.controller_id
-                body = change.request(pending, round(timeout_s * 1_000))
+                body = change.request(
+                    pending, round(timeout_s * 1_000), self._runtime.metadata.cluster.controller_epoch
+                )
                 was_sent = True
                 response = await self._runtime.ask(
                     connection,
@@ -292,13 +294,22 @@ class Admin(Client):
                 await asyncio.sleep(exponential_backoff_s(attempts, _FIRST_LOOK_S, self._runtime.world.random))
 
     async def _controller(self, api: Api[Request, Response]) -> Connection:
+        """To the controller, or to a broker that can ask it. Raises NetworkError, BrokerError(NOT_CONTROLLER)."""
         cluster = self._runtime.metadata.cluster
         address = cluster.brokers.get(cluster.controller_id)
         if address is None:
             raise BrokerError(
                 ErrorCode.NOT_CONTROLLER, f"{api.name}: no controller can be reached (see `minibroker status`)"
             )
-        return await self._runtime.connections.open(address, Purpose.REQUESTS)
+        try:
+            return await self._runtime.connections.open(address, Purpose.REQUESTS)
+        except NetworkError:
+            # This client cannot reach it; any other broker takes the request to it (KIP-590).
+            for other in cluster.brokers.values():
+                with suppress(NetworkError):
+                    if other != address:
+                        return await self._runtime.connections.open(other, Purpose.REQUESTS)
+            raise
 
     def _is_controller(self, broker_id: int) -> bool:
         return self._runtime.metadata.cluster.controller_id in (broker_id, NO_CONTROLLER)
@@ -332,7 +343,7 @@ class _Change(Protocol[Request, Response]):
 
     def names(self) -> list[str]: ...
 
-    def request(self, names: Sequence[str], timeout_ms: int) -> Request: ...
+    def request(self, names: Sequence[str], timeout_ms: int, controller_epoch: int) -> Request: ...
 
     def results(self, response: Response) -> dict[str, tuple[int, str]]:
         """Error code and message for each topic; NONE: it is done, by whichever attempt."""
@@ -340,7 +351,8 @@ class _Change(Protocol[Request, Response]):
 
 class _Creation:
     """Each topic carries a nonce, the same in all attempts. It becomes part of the topic's id, so the controller knows
-    a topic that an earlier attempt created, and what it says need not be interpreted."""
+    a topic that an earlier attempt created, and what it says need not be interpreted. And each attempt is for one
+    controller: no later one, which does not know what its predecessor has created, carries it out."""
 
     api = CREATE_TOPICS
     final = (ErrorCode.REQUEST_TIMED_OUT,)
@@ -356,8 +368,9 @@ class _Creation:
     def names(self) -> list[str]:
         return list(self._topics)
 
-    def request(self, names: Sequence[str], timeout_ms: int) -> m.CreateTopicsRequest:
-        return m.CreateTopicsRequest([self._topics[name] for name in names], timeout_ms)
+    def request(self, names: Sequence[str], timeout_ms: int, controller_epoch: int) -> m.CreateTopicsRequest:
+        topics = [self._topics[name] for name in names]
+        return m.CreateTopicsRequest(topics, timeout_ms, controller_epoch=controller_epoch)
 
     def results(self, response: m.CreateTopicsResponse) -> dict[str, tuple[int, str]]:
         return {topic.name: (topic.error_code, topic.error_message) for topic in response.topics}
@@ -384,7 +397,7 @@ class _Deletion:
     def names(self) -> list[str]:
         return list(self._ids)
 
-    def request(self, names: Sequence[str], timeout_ms: int) -> m.DeleteTopicsRequest:
+    def request(self, names: Sequence[str], timeout_ms: int, controller_epoch: int) -> m.DeleteTopicsRequest:
         return m.DeleteTopicsRequest(list(names), timeout_ms, [self._ids[name] for name in names])
 
     def results(self, response: m.DeleteTopicsResponse) -> dict[str, tuple[int, str]]:

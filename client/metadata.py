@@ -31,7 +31,7 @@ from minibroker.client.tasks import Pulse, Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
-from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition
+from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, TopicPartition
 from minibroker.protocol.topic_ids import is_older
 from minibroker.protocol.world import World
 
@@ -77,6 +77,7 @@ class Cluster(NamedTuple):
 
     cluster_id: str | None = None
     controller_id: int = NO_CONTROLLER
+    controller_epoch: int = NO_EPOCH
     brokers: dict[int, Address] = {}  # noqa: RUF012 (a NamedTuple's default; nobody changes it)
     topics: dict[str, TopicInfo] = {}  # noqa: RUF012
     errors: dict[str, ErrorCode] = {}  # noqa: RUF012
@@ -117,7 +118,8 @@ def merged(cluster: Cluster, response: m.MetadataResponse) -> Cluster:
     brokers = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
     cluster_id = response.cluster_id or cluster.cluster_id
     most_brokers = max(cluster.most_brokers, len(brokers))
-    return Cluster(cluster_id, response.controller_id, brokers or cluster.brokers, topics, errors, most_brokers)
+    controller = response.controller_id, response.controller_epoch
+    return Cluster(cluster_id, *controller, brokers or cluster.brokers, topics, errors, most_brokers)
 
 
 def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:

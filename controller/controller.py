@@ -19,7 +19,7 @@ from minibroker.controller.timeline import EventTimes, Sink, Timeline
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
-from minibroker.protocol.model import Broker
+from minibroker.protocol.model import NO_EPOCH, Broker
 from minibroker.protocol.world import SessionState, World, ZooKeeperSession
 
 __all__ = ["Controller", "ControllerSettings", "Probe"]
@@ -144,14 +144,18 @@ class Controller:
     # -- for the handlers of the admin APIs --
 
     async def create_topics(
-        self, topics: Sequence[CreatableTopic], validate_only: bool = False
+        self, topics: Sequence[CreatableTopic], validate_only: bool = False, controller_epoch: int = NO_EPOCH
     ) -> list[CreatableTopicResult]:
         """Returns when the topics are in ZooKeeper, their leaders elected, and the brokers about to be told.
 
         One result per topic, in their order. Raises BrokerError: NOT_CONTROLLER where this broker is not, or no
-        longer, the controller (a topic may have been created all the same).
+        longer, the controller (a topic may have been created all the same), or not in this epoch, if one is given.
         """
         tenure = self._active_tenure()
+        if controller_epoch not in (NO_EPOCH, tenure.epoch):
+            raise BrokerError(
+                ErrorCode.NOT_CONTROLLER, f"controller epoch {controller_epoch} is meant, this one is {tenure.epoch}"
+            )
         reply: asyncio.Future[list[CreatableTopicResult]] = asyncio.get_running_loop().create_future()
         tenure.post(
             CreateTopicsRequest(

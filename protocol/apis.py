@@ -95,6 +95,7 @@ OFFSET_FOR_LEADER_EPOCH = Api(
     m.OffsetForLeaderEpochResponse,
     caller=Caller.READER,
 )
+ENVELOPE = Api(58, "Envelope", m.EnvelopeRequest, m.EnvelopeResponse, caller=Caller.BROKER)
 # Kafka has no such APIs, and numbers its own from 0 up. A key must fit into seven bits (see `framing`).
 BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
 BROKER_AUTHENTICATE = Api(
@@ -116,6 +117,7 @@ APIS: dict[int, Api[Any, Any]] = {
         DELETE_TOPICS,
         INIT_PRODUCER_ID,
         OFFSET_FOR_LEADER_EPOCH,
+        ENVELOPE,
         BROKER_HANDSHAKE,
         BROKER_AUTHENTICATE,
     )

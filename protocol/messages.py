@@ -438,9 +438,13 @@ class CreatableTopic(Message):
 
 
 class CreateTopicsRequest(Message):
+    """`controller_epoch`: of the controller that is meant. No other creates the topics (NOT_CONTROLLER), so that a
+    request which comes late brings no topic back that was deleted meanwhile. -1: any, as Kafka's clients ask."""
+
     topics: Annotated[list[CreatableTopic], Meta(max_length=MAX_TOPICS)]
     timeout_ms: Int32
     validate_only: bool = False
+    controller_epoch: Int32 = -1
 
 
 class CreatableTopicResult(Message):
@@ -534,6 +538,21 @@ class OffsetForLeaderEpochResponse(Message):
 
 
 # --- BrokerHandshake (126), BrokerAuthenticate (127): see `broker_proof` -------------------------------------------
+
+
+class EnvelopeRequest(Message):
+    """A request for the controller, brought by broker `broker_id` (KIP-590)."""
+
+    broker_id: Int32
+    is_from_client: bool
+    """A client asked; otherwise the broker asks for itself, and may do what only brokers may."""
+    request_data: memoryview
+    """A frame of the request, without its length."""
+
+
+class EnvelopeResponse(Message):
+    response_data: memoryview
+    """A frame of the answer, without its length."""
 
 
 class BrokerHandshakeRequest(Message):

@@ -166,6 +166,10 @@ def eligible_after(
     return tuple({m.broker_id: m for m in (*eligible, *leaving) if m.broker_id not in isr}.values())
 
 
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+"""The brokers' own (Kafka's `Topic.isInternal`): they alone create, delete and write to them; clients may read them."""
+
+
 def topic_name_problem(name: str) -> str | None:
     """Why `name` is no legal topic name, as a sentence with the rule; None where it is legal.
 

@@ -19,6 +19,7 @@ from minibroker.protocol.messages import (
     BrokerAuthenticateResponse,
     BrokerHandshakeRequest,
     BrokerHandshakeResponse,
+    EnvelopeRequest,
     FetchRequest,
     LeaderAndIsrRequest,
     ListOffsetsRequest,
@@ -43,8 +44,11 @@ def why_refused(api: Api[Any, Any], body: Message, principal: Principal) -> str 
             return None
         claims = body.replica_id
     elif api.caller is Caller.BROKER:
-        assert isinstance(body, LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest)
-        claims = body.controller_id
+        if isinstance(body, EnvelopeRequest):
+            claims = body.broker_id
+        else:
+            assert isinstance(body, LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest)
+            claims = body.controller_id
     if claims is None or claims == principal.broker_id:
         return None
     return f"{api.name} in the name of broker {claims}, by a connection that is {principal}"

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
 from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
 from minibroker.broker.handlers.fetch import handle_fetch
+from minibroker.broker.handlers.forwarding import handle_envelope, handle_or_forward
 from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
 from minibroker.broker.handlers.metadata import handle_api_versions, handle_metadata
 from minibroker.broker.handlers.produce import handle_produce
 from minibroker.broker.handlers.producer_ids import handle_init_producer_id
 from minibroker.broker.handlers.services import Services
-from minibroker.broker.handlers.topics import handle_create_topics, handle_delete_topics
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import apis
 
@@ -25,10 +25,11 @@ HANDLERS: dict[int, Handler] = {
     apis.STOP_REPLICA.key: handle_stop_replica,
     apis.UPDATE_METADATA.key: handle_update_metadata,
     apis.API_VERSIONS.key: handle_api_versions,
-    apis.CREATE_TOPICS.key: handle_create_topics,
-    apis.DELETE_TOPICS.key: handle_delete_topics,
+    apis.CREATE_TOPICS.key: handle_or_forward,
+    apis.DELETE_TOPICS.key: handle_or_forward,
     apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
+    apis.ENVELOPE.key: handle_envelope,
     apis.BROKER_HANDSHAKE.key: handle_broker_handshake,
     apis.BROKER_AUTHENTICATE.key: handle_broker_authenticate,
 }

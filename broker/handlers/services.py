@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.network.request_channel import Request
@@ -23,8 +24,11 @@ class Administration(Protocol):
     """The controller of this broker, as far as handlers know it. Every method raises BrokerError(NOT_CONTROLLER) where
     another broker's controller is in office."""
 
+    @property
+    def is_active(self) -> bool: ...
+
     async def create_topics(
-        self, topics: Sequence[CreatableTopic], *, validate_only: bool
+        self, topics: Sequence[CreatableTopic], *, validate_only: bool, controller_epoch: int
     ) -> list[CreatableTopicResult]: ...
 
     async def delete_topics(self, topics: Mapping[str, str]) -> list[DeletableTopicResult]: ...
@@ -44,6 +48,7 @@ class Services(msgspec.Struct):
     replicas: ReplicaManager
     producer_ids: ProducerIds
     administration: Administration
+    forwarding: ForwardingManager
     topic_purgatory: Purgatory[DelayedOperation]
     control_epoch: ControlEpoch
     authorizer: Authorizer

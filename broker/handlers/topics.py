@@ -11,9 +11,11 @@ from minibroker.protocol.messages import (
     CreatableTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
+    DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
+from minibroker.protocol.model import ANONYMOUS, INTERNAL_TOPICS
 
 LEAST_TIMEOUT_MS = 1_000
 """For the controller's part: a request that does not want to wait for leaders still wants to know the outcome."""
@@ -60,7 +62,15 @@ async def handle_create_topics(services: Services, request: Request) -> None:
 
 
 async def _create(services: Services, request: Request, body: CreateTopicsRequest) -> None:
-    results = await services.administration.create_topics(body.topics, validate_only=body.validate_only)
+    may = [topic for topic in body.topics if _may_change(topic.name, request)]
+    results = await services.administration.create_topics(
+        may, validate_only=body.validate_only, controller_epoch=body.controller_epoch
+    )
+    results += [
+        CreatableTopicResult(topic.name, "", ErrorCode.INVALID_TOPIC_EXCEPTION, _brokers_own(topic.name))
+        for topic in body.topics
+        if not _may_change(topic.name, request)
+    ]
 
     def respond(results: list[CreatableTopicResult]) -> None:
         request.respond(CreateTopicsResponse(0, results))
@@ -83,4 +93,18 @@ async def handle_delete_topics(services: Services, request: Request) -> None:
 
 async def _delete(services: Services, request: Request, body: DeleteTopicsRequest) -> None:
     topics = dict(zip_longest(body.topics, body.topic_ids[: len(body.topics)], fillvalue=""))
-    request.respond(DeleteTopicsResponse(0, await services.administration.delete_topics(topics)))
+    may = {name: topic_id for name, topic_id in topics.items() if _may_change(name, request)}
+    results = await services.administration.delete_topics(may)
+    results += [
+        DeletableTopicResult(name, "", ErrorCode.INVALID_TOPIC_EXCEPTION, _brokers_own(name))
+        for name in topics.keys() - may.keys()
+    ]
+    request.respond(DeleteTopicsResponse(0, results))
+
+
+def _may_change(topic: str, request: Request) -> bool:
+    return topic not in INTERNAL_TOPICS or request.principal != ANONYMOUS
+
+
+def _brokers_own(topic: str) -> str:
+    return f"topic {topic!r} is the brokers' own: they create it when it is needed, and nobody else may delete it"

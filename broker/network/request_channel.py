@@ -196,6 +196,10 @@ class Request:
         that it sent after this one are not handled. This is all that a producer with acks=0 can notice."""
         self._source.close_connection(reason)
 
+    def enveloped(self, source: RequestSource, api: Api[Any, Any], header: Header, body: Any) -> Request:
+        """The request that came inside of this one, whose answer goes to `source`."""
+        return Request(source, self._clock, api, header, body, self.size, self.received_at)
+
     def _may_answer(self) -> bool:
         if self._answered and not self._failed:
             raise RuntimeError(f"{self!r} is answered a second time")

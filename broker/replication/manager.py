@@ -35,7 +35,7 @@ from minibroker.protocol.messages import (
     StopReplicaRequest,
     UpdateMetadataPartition,
 )
-from minibroker.protocol.model import NO_EPOCH, NO_LEADER, TopicPartition
+from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, TopicPartition
 from minibroker.protocol.world import (
     ConnectionLoss,
     NoNode,
@@ -218,6 +218,8 @@ class ReplicaManager:
     ) -> ProduceStatus:
         index = topic_partition.partition
         try:
+            if topic_partition.topic in INTERNAL_TOPICS:
+                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, "only brokers write to a topic of their own")
             partition = self.leader(topic_partition)
             partition.check_topic_id(topic_id)
             before = partition.high_watermark

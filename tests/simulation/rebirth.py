@@ -36,6 +36,7 @@ from minibroker.protocol.world import Create, Delete, Operation, SetData, World
 from tests.simulation.cluster import host_name
 from tests.simulation.history import Anomaly, TopicIdPartition
 from tests.simulation.incarnations import Acknowledged, AdminCall, Incarnation, Lives, Polled, Sent, check
+from tests.simulation.indirect_admin import IndirectAdmin
 from tests.simulation.process import Process, ProcessKilled
 from tests.simulation.world import VirtualWorld
 
@@ -461,9 +462,12 @@ class Rebirth:
     ) -> None:
         began_s, ended_s, is_acknowledged = self._now_s, inf, False
         patience_ms = self._dice.choice([1_000, 5_000, 30_000])
+        is_indirect = self._dice.random() < 0.3
+        if is_indirect:
+            self._storm.event("topic changed by another broker than the controller")
 
         async def call() -> None:
-            async with Admin(
+            async with (IndirectAdmin if is_indirect else Admin)(
                 self._cluster.bootstrap, request_timeout_ms=patience_ms, default_api_timeout_ms=10_000, world=admin
             ) as client:
                 if wish is None:

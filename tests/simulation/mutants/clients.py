@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
+from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.handlers import list_offsets
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
@@ -20,8 +21,15 @@ from minibroker.client.fetcher import Fetcher
 from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.decisions import deletion
 from minibroker.protocol import topic_ids
-from minibroker.protocol.errors import ERRORS, ErrorCode
-from minibroker.protocol.messages import LATEST_TIMESTAMP
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
+from minibroker.protocol.messages import (
+    LATEST_TIMESTAMP,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsResponse,
+)
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -108,6 +116,18 @@ def somebody_elses_topic_counts_as_created(patches: Patches) -> None:
             name: (0, "") if code == ErrorCode.TOPIC_ALREADY_EXISTS and attempts[self] > 1 else (code, message)
             for name, (code, message) in original(self, response).items()
         }
+
+
+@mutant("done already", "what a broker could not forward to the controller counts as done by it")
+def lost_in_an_envelope_counts_as_done(patches: Patches) -> None:
+    @patches.instead_of(ForwardingManager, "request")
+    async def request(original: Any, self: ForwardingManager, api: Any, body: Any, **rest: Any) -> Any:
+        try:
+            return await original(self, api, body, **rest)
+        except BrokerError:
+            if isinstance(body, CreateTopicsRequest):
+                return CreateTopicsResponse(0, [CreatableTopicResult(t.name, "", ErrorCode.NONE) for t in body.topics])
+            return DeleteTopicsResponse(0, [DeletableTopicResult(t, "", ErrorCode.NONE) for t in body.topics])
 
 
 @mutant("done already", "a deletion that is repeated, or comes late, deletes the topic that was created since")

@@ -52,6 +52,7 @@ class Peer:
             replicas=broker.replicas,
             producer_ids=ProducerIds(1, broker._session),
             administration=None,  # type: ignore[arg-type]  # nothing here gets as far as the controller
+            forwarding=None,  # type: ignore[arg-type]  # nor do brokers that are not the controller
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(1, secret, broker.world.random, broker.world.clock.monotonic),

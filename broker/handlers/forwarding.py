@@ -1,0 +1,90 @@
+"""CreateTopics and DeleteTopics at any broker: one that is not the controller forwards them (`broker/forwarding.py`).
+
+The controller answers what comes in an envelope itself, or with NOT_CONTROLLER: nothing is forwarded twice.
+"""
+
+from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS, handle_create_topics, handle_delete_topics
+from minibroker.broker.network.dialect import Dialect
+from minibroker.broker.network.request_channel import Request, Session
+from minibroker.protocol import apis
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage
+from minibroker.protocol.messages import CreateTopicsRequest, DeleteTopicsRequest, EnvelopeRequest, EnvelopeResponse
+from minibroker.protocol.model import ANONYMOUS, Principal
+
+HANDLERS = {apis.CREATE_TOPICS.key: handle_create_topics, apis.DELETE_TOPICS.key: handle_delete_topics}
+"""What is forwarded, and what the controller does with it."""
+
+
+async def handle_or_forward(services: Services, request: Request) -> None:
+    """As the controller, or by the controller."""
+    if services.administration.is_active:
+        await HANDLERS[request.api.key](services, request)
+        return
+    body = request.body
+    assert isinstance(body, CreateTopicsRequest | DeleteTopicsRequest)
+    # A second more than the controller has, so that it can say what was not done in time.
+    timeout_ms = max(body.timeout_ms, 0) + LEAST_TIMEOUT_MS
+
+    async def forward() -> None:
+        request.respond(
+            await services.forwarding.request(request.api, body, timeout_s=timeout_ms / 1_000, is_from_client=True)
+        )
+
+    answer_later(services, request, timeout_ms, forward)
+
+
+async def handle_envelope(services: Services, request: Request) -> None:
+    """Raises BrokerError(INVALID_REQUEST) for what is not forwarded, and for nonsense."""
+    body = request.body
+    assert isinstance(body, EnvelopeRequest)
+    try:
+        envelope = apis.decode_request_envelope(body.request_data)
+        handler = HANDLERS.get(envelope.api_key)
+        if handler is None:
+            raise InvalidMessage(f"API {envelope.api_key} is not forwarded")
+        api = apis.APIS[envelope.api_key]
+        inner_body = apis.decode_request(api, envelope)
+    except InvalidMessage as error:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"in an envelope: {error}") from error
+    source = _Enveloped(request, ANONYMOUS if body.is_from_client else Principal(body.broker_id))
+    inner = request.enveloped(source, api, envelope, inner_body)
+    try:
+        await handler(services, inner)
+    except BrokerError as error:
+        inner.fail(error.code, error.detail)
+
+
+class _Enveloped:
+    """Where a request comes from that came in an envelope. Its answer goes into the envelope's."""
+
+    def __init__(self, outer: Request, principal: Principal) -> None:
+        self._outer = outer
+        self.peer = outer.peer
+        self.listener = outer.listener
+        self.session = Session()
+        self.session.principal = principal
+
+    @property
+    def dialect(self) -> Dialect:
+        """Brokers speak our own."""
+        return self._outer.source.dialect
+
+    @property
+    def closed(self) -> bool:
+        return self._outer.closed
+
+    def answered(self, request: Request, frame: bytearray | None) -> None:
+        if frame is None:  # the broker that brought it is gone
+            self._outer.respond_nothing()
+        else:
+            self._outer.respond(EnvelopeResponse(memoryview(frame)[4:]))
+
+    def handled(self) -> None:
+        """The envelope is what was dispatched."""
+
+    def close_connection(self, reason: str) -> None:
+        self._outer.close_connection(reason)
+
+    def room_in_channel(self) -> None:
+        """It was never offered to the channel."""
