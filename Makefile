@@ -9,7 +9,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test check up bench faults full-disk spark-faults hostile simulate simulate-nightly mutants image spark-image \
+.PHONY: setup demo test test-all check up bench faults full-disk spark-faults hostile simulate simulate-nightly mutants image spark-image \
 	compose-test spark-compose-test settings clean
 
 setup: $(STAMP)
@@ -25,8 +25,15 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/minibroker demo
 
+# A worker for each core. A module's tests stay together, since they share its cluster or Spark session.
+PYTEST := $(BIN)/pytest -n auto --dist loadscope
+
 test: setup
-	$(BIN)/pytest
+	$(PYTEST) -m "not slow"
+
+# The rest, too.
+test-all: test
+	$(PYTEST) -m slow
 
 check: setup
 	$(BIN)/ruff format --check .

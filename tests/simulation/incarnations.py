@@ -295,6 +295,20 @@ class _Path:
         )
 
 
+def has_read_all(lives: Lives, consumer: str, partition: TopicPartition) -> bool:
+    """Whether that start of a consumer has returned all that the last incarnation holds. To have returned its last
+    record is not enough: an earlier incarnation may hold that, too, where its producer had to send it again."""
+    polls = lives.polled.get((consumer, partition), [])
+    current = lives.current(partition.topic)
+    values = {} if current is None else lives.committed[TopicIdPartition(current.topic_id, partition)]
+    if values and (not polls or polls[-1].value != values[max(values)]):
+        return False  # which costs less to find out
+    path = _Path(lives, partition)
+    for poll in polls:
+        path.follow(poll)
+    return path.has_read_all()
+
+
 def _polls(lives: Lives) -> Iterator[Anomaly]:
     """Skips, steps back, records of an earlier incarnation after those of a later one, and what was never returned."""
     paths: dict[tuple[str, TopicPartition], _Path] = {}

@@ -35,7 +35,7 @@ from minibroker.protocol.records import BatchHeader, decode_batch
 from minibroker.protocol.world import Create, Delete, Operation, SetData, World
 from tests.simulation.cluster import host_name
 from tests.simulation.history import Anomaly, TopicIdPartition
-from tests.simulation.incarnations import Acknowledged, AdminCall, Incarnation, Lives, Polled, Sent, check
+from tests.simulation.incarnations import Acknowledged, AdminCall, Incarnation, Lives, Polled, Sent, check, has_read_all
 from tests.simulation.indirect_admin import IndirectAdmin
 from tests.simulation.process import Process, ProcessKilled
 from tests.simulation.world import VirtualWorld
@@ -205,8 +205,9 @@ class Rebirth:
     # -- what must hold at every moment --
 
     def committed(self, identified: TopicIdPartition, header: BatchHeader, records: bytes, start: int) -> None:
-        """A batch was seen below a high watermark."""
-        if identified.topic_partition.topic in self.topics:
+        """A batch was seen below a high watermark. One that comes when the consumers are gone, out of a connection that
+        was given up long before, is for nobody to read."""
+        if identified.topic_partition.topic in self.topics and not self._is_complete:
             batch = decode_batch(records, header, start)
             values = (value or b"" for value in batch.values)
             self.lives.committed[identified].update(zip(batch.offsets, values, strict=True))
@@ -579,15 +580,11 @@ class Rebirth:
         return current.partitions if settings.is_by_topic else [TopicPartition(settings.topic, 0)]
 
     def _is_read(self) -> bool:
-        for name, settings in self._consumers.items():
-            for partition in self._read_by(settings):
-                current = self.lives.current(partition.topic)
-                assert current is not None
-                values = self.lives.committed[TopicIdPartition(current.topic_id, partition)]
-                polls = self.lives.polled.get((self._identity(name), partition))
-                if values and (not polls or polls[-1].value != values[max(values)]):
-                    return False
-        return True
+        return all(
+            has_read_all(self.lives, self._identity(name), partition)
+            for name, settings in self._consumers.items()
+            for partition in self._read_by(settings)
+        )
 
     # -- clients --
 

@@ -7,7 +7,7 @@ from math import inf
 
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.history import TopicIdPartition
-from tests.simulation.incarnations import Acknowledged, AdminCall, Incarnation, Lives, Polled, Sent, check
+from tests.simulation.incarnations import Acknowledged, AdminCall, Incarnation, Lives, Polled, Sent, check, has_read_all
 
 TOPIC = "reborn"
 PARTITION = TopicPartition(TOPIC, 0)
@@ -162,6 +162,13 @@ def test_a_consumer_that_has_not_read_the_last_topic_to_its_end_is_seen() -> Non
     assert kinds(lives) == ["poll skip"]
     lives.readers.clear()
     assert check(lives) == []
+
+
+def test_a_consumer_that_has_read_the_last_record_in_the_old_topic_alone_has_not_read_all() -> None:
+    lives = two_lives(old=[b"a", b"b"], new=[b"b"])
+    assert has_read_all(lives, "c", PARTITION)
+    lives.polled["c", PARTITION].pop()
+    assert not has_read_all(lives, "c", PARTITION)
 
 
 def test_the_last_moments_of_an_old_topic_need_not_be_known() -> None:
