@@ -314,6 +314,28 @@ def test_a_segment_whose_removal_a_kill_interrupted_does_not_come_back() -> None
         asyncio.run(run(seed))
 
 
+def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
+    """Of the names that were removed, the power cut keeps any, also those of segments behind one that is gone."""
+
+    async def run(seed: int) -> None:
+        driver = Driver(Random(seed))
+        driver.config = LogConfig(segment_bytes=1_000)
+        await driver.open()
+        for _ in range(20):
+            driver.append()
+        await driver.checkpoint()
+        driver.emptied = True
+        removals = len(driver.log._snapshots) + 3 * len(driver.log._segments)
+        driver.host.medium.faults.fail("remove", errno.EIO, after=removals - 1)
+        with pytest.raises(BrokerError):
+            driver.log.truncate_fully_and_start_at(1_000)
+        await driver._end_process()
+        await driver.cut_the_power()
+
+    for seed in range(30):
+        asyncio.run(run(seed))
+
+
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
 def test_power_cuts_kills_and_dying_disks_take_nothing_that_was_promised(seed: int, steps: int) -> None:
