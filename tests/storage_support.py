@@ -1,4 +1,5 @@
-"""What storage tests share: a World for one process's disk, record sets, and a disk that fails when told to."""
+"""What storage tests share: a World for one process's disk, a host whose power can be cut, record sets, and a disk that
+fails when told to."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import BatchHeader, encode_batch, iterate_batches
 from minibroker.protocol.world import Disk, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
+from tests.simulation.disk import ProcessDisk, VirtualDisk
+from tests.simulation.process import ProcessKilled
 
 T = TypeVar("T")
 
@@ -65,6 +68,56 @@ class StorageWorld:
 
 def _conforms(world: StorageWorld) -> World:
     return world
+
+
+class StorageHost:
+    """The virtual disk for tests of storage alone, on whatever event loop: one process at a time uses it."""
+
+    def __init__(self, random: Random) -> None:
+        self.medium = VirtualDisk("boot-1", random, lambda _: None)
+        self._boots = 1
+        self._process = _StorageProcess()
+        self.disk: ProcessDisk = self.medium.of(self._process)
+
+    def start_process(self) -> ProcessDisk:
+        """A new process, on a disk without faults. The one before it is killed."""
+        self.kill()
+        self.medium.faults.clear()
+        self._process = _StorageProcess()
+        self.disk = self.medium.of(self._process)
+        return self.disk
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def power_cut(self, random: Random | None = None) -> None:
+        """The process dies; `random` decides what is left of what it had not synced. Another one is started."""
+        self.kill()
+        if random is not None:
+            self.medium.random = random
+        self._boots += 1
+        self.medium.power_cut(f"boot-{self._boots}")
+        self.start_process()
+
+
+class _StorageProcess:
+    """`tests.simulation.disk.Owner`."""
+
+    def __init__(self) -> None:
+        self._alive = True
+        self._severers: list[Callable[[], None]] = []
+
+    def check(self) -> None:
+        if not self._alive:
+            raise ProcessKilled("the process was killed")
+
+    def on_kill(self, sever: Callable[[], None]) -> None:
+        self._severers.append(sever)
+
+    def kill(self) -> None:
+        self._alive = False
+        for sever in self._severers:
+            sever()
 
 
 class FailingDisk(RealDisk):

@@ -442,7 +442,8 @@ class Log:
         """Drop everything: the log is empty, and its next offset is `offset`."""
         self._require_usable()
         try:
-            self._begin_cut(offset, keep=False)
+            # Down to 0: of the files that vanish a power cut may keep any, and recovery must look for gaps.
+            self._begin_cut(0, keep=False)
             self._pending_snapshots.clear()
             self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, -1)
             for segment in reversed(self._segments):

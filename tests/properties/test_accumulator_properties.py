@@ -1,4 +1,4 @@
-"""The producer's order and numbers against a model of a broker, over any order of faults.
+"""The producer's order and numbers against a log that checks sequences as the broker does, over any order of faults.
 
 Nothing here touches a socket: a machine adds records, takes batches, and answers them as a broker and a network might:
 appended, refused before or after the append, connection lost before or after it; and requests of a lost connection that
@@ -19,37 +19,45 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.client.accumulator import Accumulator
 from minibroker.client.batch import Batch, BatchVerdict, Identity
 from minibroker.client.errors import BufferFull, DeliveryTimedOut
 from minibroker.client.partitioners import Partitioner, crc32
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.records import encode_batch, parse_header
 
 PARTITIONS = 2
 MAX_IN_FLIGHT = 5
 
 
 class ModelLog:
-    """A partition with Kafka's sequence check, without bytes."""
+    """A partition: the values, and the broker's own decision about sequences."""
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
-        self.producers: dict[Identity, deque[tuple[int, int, int]]] = {}
+        self.producers = ProducerState()
 
     def append(self, identity: Identity, sequence: int, values: list[bytes | None]) -> tuple[ErrorCode, int]:
-        if identity not in self.producers and sequence != 0:
-            return ErrorCode.UNKNOWN_PRODUCER_ID, -1
-        batches = self.producers.setdefault(identity, deque(maxlen=5))
-        last = sequence + len(values) - 1
-        for known_first, known_last, offset in batches:
-            if (known_first, known_last) == (sequence, last):
-                return ErrorCode.NONE, offset
-        if sequence != (batches[-1][1] + 1 if batches else 0):
-            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
-        batches.append((sequence, last, len(self.values)))
+        batch = encode_batch(
+            values,
+            base_timestamp=0,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
+            base_sequence=sequence,
+        )
+        header = parse_header(batch)
+        try:
+            repeated = self.producers.check(header)
+        except BrokerError as error:
+            return error.code, -1
+        if repeated is not None:
+            return ErrorCode.NONE, repeated.first_offset
+        offset = len(self.values)
+        self.producers.update(header, offset, now_ms=0)
         self.values += values
-        return ErrorCode.NONE, batches[-1][2]
+        return ErrorCode.NONE, offset
 
 
 class Topic:

@@ -26,8 +26,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import LeaderAndIsrPartition
 from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import decode_batch, encode_batch, iterate_batches
-from tests.power_cut_disk import PowerCutDisk
-from tests.storage_support import StorageWorld
+from tests.storage_support import StorageHost, StorageWorld
 
 BROKERS = (1, 2, 3)
 PARTITION = TopicPartition("t", 0)
@@ -64,7 +63,7 @@ class Replication(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.clock = FakeClock()
-        self.disks = {b: PowerCutDisk() for b in BROKERS}
+        self.hosts = {b: StorageHost(Random(b)) for b in BROKERS}
         self.managers: dict[int, LogManager] = {}
         self.logs: dict[int, Log] = {}
         self.left: dict[int, dict[int, bytes | None]] = {}
@@ -120,7 +119,9 @@ class Replication(RuleBasedStateMachine):
         """A new process. Its high watermark checkpoint may be as old as can be."""
         if broker_id in self.alive:
             return
-        manager = self.managers[broker_id] = LogManager(StorageWorld(self.disks[broker_id]), "/data", broker_id)
+        manager = self.managers[broker_id] = LogManager(
+            StorageWorld(self.hosts[broker_id].start_process()), "/data", broker_id
+        )
         self.loop.run_until_complete(manager.open("cluster"))
         log = self.loop.run_until_complete(manager.get_or_create(PARTITION, "id", LogConfig()))
         self.logs[broker_id] = log
@@ -160,7 +161,7 @@ class Replication(RuleBasedStateMachine):
             return
         nothing_to_lose = broker_id in self.stopped_cleanly
         self.stop(broker_id, False)
-        self.disks[broker_id].power_cut(Random(seed))
+        self.hosts[broker_id].power_cut(Random(seed))
         if nothing_to_lose:
             return
         self.trusted_since[broker_id] = NOT_REGISTERED_YET

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from random import Random
 
 import pytest
@@ -21,8 +22,17 @@ from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.records import BatchHeader
-from tests.power_cut_disk import PowerCutDisk
-from tests.storage_support import NOW, PARTITION, StorageWorld, batch, check_indexes, everything, headers, stamped
+from tests.storage_support import (
+    NOW,
+    PARTITION,
+    StorageHost,
+    StorageWorld,
+    batch,
+    check_indexes,
+    everything,
+    headers,
+    stamped,
+)
 
 State = tuple[bytes, ...]
 
@@ -48,7 +58,7 @@ def is_run_of(run: State, state: State) -> bool:
 class Driver:
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.disk = PowerCutDisk()
+        self.host = StorageHost(random)
         self.config = LogConfig(
             segment_bytes=random.choice((1_000, 3_000, 100_000)),
             index_interval_bytes=random.choice((1, 150)),
@@ -67,7 +77,7 @@ class Driver:
         self.topic = 0
 
     async def open(self) -> None:
-        self.world = StorageWorld(self.disk)
+        self.world = StorageWorld(self.host.start_process())
         self.manager = LogManager(self.world, "/data", 1, default_config=self.config, checkpoint_interval_ms=10**9)
         await self.manager.open("cluster")
         assert not self.manager.damaged, self.manager.damaged
@@ -158,13 +168,12 @@ class Driver:
     # -- what happens when it is not --
 
     async def _end_process(self) -> None:
-        self.disk.changes_left = 0
+        self.host.kill()
         self.world.executor.before = None
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.disk.changes_left = None
 
     async def kill(self) -> None:
         """All but the process survives."""
@@ -185,7 +194,7 @@ class Driver:
         return self.interrupted_truncation and any(found == s[: len(found)] for s in self.history)
 
     async def cut_the_power(self) -> None:
-        self.disk.power_cut(self.random)
+        self.host.power_cut()
         promised, emptied, history = self.promised, self.emptied, self.history
         kept = tuple(b for b in self.state if header_of(b).last_offset < promised)
         await self.open()
@@ -243,7 +252,7 @@ class Driver:
         """One thing, in the midst of which the machine may die."""
         dies = self.random.random() < 0.15
         if dies:
-            self.disk.changes_left = self.random.randrange(8)
+            self.host.medium.faults.die_after(self.random.randrange(8))
         kind = self.random.randrange(20)
         try:
             if kind < 10:
@@ -288,13 +297,38 @@ def test_a_segment_whose_removal_a_kill_interrupted_does_not_come_back() -> None
         before = driver.state
         driver.emptied = True
         # All snapshots, and the three files of the last segment.
-        driver.disk.changes_left = len(driver.log._snapshots) + 3
+        driver.host.medium.faults.fail("remove", errno.EIO, after=len(driver.log._snapshots) + 3)
         with pytest.raises(BrokerError):
             driver.log.truncate_fully_and_start_at(1_000)
         await driver._end_process()
         await driver.kill()
         assert 0 < len(driver.state) < len(before)
-        driver.append()
+        if seed % 2:
+            driver.append()
+        seen = driver.state
+        await driver._end_process()
+        await driver.cut_the_power()
+        assert driver.state == seen[: len(driver.state)]
+
+    for seed in range(30):
+        asyncio.run(run(seed))
+
+
+def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
+    """Of the names that were removed, the power cut keeps any, also those of segments behind one that is gone."""
+
+    async def run(seed: int) -> None:
+        driver = Driver(Random(seed))
+        driver.config = LogConfig(segment_bytes=1_000)
+        await driver.open()
+        for _ in range(20):
+            driver.append()
+        await driver.checkpoint()
+        driver.emptied = True
+        removals = len(driver.log._snapshots) + 3 * len(driver.log._segments)
+        driver.host.medium.faults.fail("remove", errno.EIO, after=removals - 1)
+        with pytest.raises(BrokerError):
+            driver.log.truncate_fully_and_start_at(1_000)
         await driver._end_process()
         await driver.cut_the_power()
 

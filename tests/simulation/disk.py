@@ -7,14 +7,17 @@ name is removed or replaced, locks are those of `flock` and end with their proce
 What is written is seen by all processes at once, and outlives them: it is in the page cache. What outlives a power cut
 is kept apart. A file has its bytes on the medium besides those in memory, and the ranges in which they may differ;
 `fdatasync` copies those ranges. A directory has its names on the medium, and a list of changes since; `sync_directory`
-applies them. At a power cut each sector of a dirty range is the old or the new one, whatever the order in which they
-were written; the size is the old one, the new one, or one in between, with zeroes where nothing got to; and of the
-changes of a directory the first so many are kept, as in a journal. So a synced file may lack its name, a name may be
-that of an empty file, and a rename happens as a whole or not at all. A rename from one directory to another, which
-journals do not tear either, is on the medium at once.
+applies them. A power cut is harsher than with any file system. Each sector of a dirty range is the old or the new one,
+whatever the order in which they were written; the size is the old one, the new one, or one in between, with zeroes
+where nothing got to; a truncation may be lost although what was written after it is not. Of the changes of a directory
+the first so many are kept, as in a journal; or the first so many of each name, whatever became of the others. So a
+synced file may lack its name, a name may be that of an empty file, and of a file that was renamed the old name may be
+left, the new one, both or neither. A directory is renamed as a whole or not at all, and at once where it gets another
+parent.
 
-`faults` makes calls fail, fills the disk up, and makes it slow; `rot` flips a bit of what is read. `write_atomically`,
-`read_file` and `lock` are made of the same steps as the real ones, which is where they fail.
+`faults` makes calls fail, fills the disk up, makes it slow, and lets it die after so many changes; `rot` flips a bit of
+what is read. `write_atomically`, `read_file` and `lock` are made of the same steps as the real ones, which is where
+they fail.
 
 Rejected: a copy of each file at each sync (a log is synced often, and long); a journal common to all directories (it
 would hide that the wrong directory was synced).
@@ -29,28 +32,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from minibroker.protocol.messages import Buffer
-from tests.simulation.process import Process
 
-SECTOR_BYTES = 512
-"""What is written as a whole or not at all."""
+SECTOR_BYTES = 64
+"""What is written as a whole or not at all. Small, as the batches of tests are."""
 
-_OPERATIONS = frozenset(
-    {
-        "fdatasync",
-        "list",
-        "make_directories",
-        "open",
-        "pread",
-        "pwrite",
-        "remove",
-        "remove_tree",
-        "rename",
-        "sync_directory",
-        "truncate",
-    }
-)
+_CHANGES = frozenset({"create", "fdatasync", "pwrite", "remove", "remove_tree", "rename", "sync_directory", "truncate"})
+"""What changes the bytes, the names, or what is durable. `create` is the part of `open`, `lock` and `make_directories`
+that makes a name, once for each."""
+
+_OPERATIONS = _CHANGES | {"list", "make_directories", "open", "pread"}
 
 
 _Names = dict[str, "_File | _Directory | None"]
@@ -120,10 +113,8 @@ class _File:
         kept = self._durable
         reach = max((end for _, end in self._dirty), default=0)
         if self._shortest is not None and self._shortest < len(kept):
-            if random.random() < 0.5:
-                del kept[self._shortest :]
-            else:  # so what was written behind it, into new blocks, is not part of the file either
-                reach = min(reach, self._shortest)
+            shortest, longest = self._shortest, len(kept)
+            del kept[random.choice((shortest, longest, random.randint(shortest, longest))) :]
         size = len(kept)
         if reach > size:
             size = random.choice((size, reach, random.randint(size, reach)))
@@ -171,11 +162,24 @@ class _Directory:
         self._changes.clear()
 
     def power_cut(self, random: Random) -> None:
-        del self._changes[random.randint(0, len(self._changes)) :]
+        if random.random() < 0.5:
+            del self._changes[random.randint(0, len(self._changes)) :]
+        else:
+            self._changes = _some_of_each_name(self._changes, random)
         self.sync()
         self.entries = dict(self._durable)
         for name in sorted(self.entries):
             self.entries[name].power_cut(random)
+
+
+def _some_of_each_name(changes: list[_Names], random: Random) -> list[_Names]:
+    by_name: dict[str, list[_Names]] = {}
+    for names in changes:
+        # A directory never has two names, so its move is not torn; of a file, that is a hard link.
+        moves_directory = any(isinstance(target, _Directory) for target in names.values())
+        for change in [names] if moves_directory else [{name: target} for name, target in names.items()]:
+            by_name.setdefault(next(iter(change)), []).append(change)
+    return [kept for own in by_name.values() for kept in own[: random.randint(0, len(own))]]
 
 
 def _apply(names: _Names, entries: dict[str, _File | _Directory]) -> None:
@@ -200,6 +204,7 @@ class DiskFaults:
         self._record = record
         self._failures: list[_Failure] = []
         self._free_bytes: int | None = None
+        self._changes_left: int | None = None
         self.sync_delay_s = 0.0
         """How long each fdatasync takes, where it is called in the executor."""
         self.active = False
@@ -214,7 +219,20 @@ class DiskFaults:
     def free_bytes(self, free_bytes: int | None) -> None:
         self._record(f"disk: {free_bytes} bytes free")
         self._free_bytes = free_bytes
-        self.active = bool(self._failures) or free_bytes is not None
+        self._look_whether_active()
+
+    @property
+    def is_dead(self) -> bool:
+        """`die_after` has come true."""
+        return self._changes_left == 0
+
+    def die_after(self, changes: int) -> None:
+        """Let every call of any process fail with EIO once so many more changes have been made: of bytes, of names, of
+        what is durable. So a test draws the point at which the machine dies, and cuts its power, or kills the process,
+        before it clears the faults. Of a pwrite that fails, some of the bytes have been written."""
+        self._record(f"disk: is to die after {changes} changes")
+        self._changes_left = changes
+        self._look_whether_active()
 
     def fail(self, operation: str, number: int, after: int = 0) -> None:
         """Let this operation of any process fail with this errno, once, after so many more of it have not failed.
@@ -226,11 +244,12 @@ class DiskFaults:
             raise ValueError(f"{operation!r} is none of {', '.join(sorted(_OPERATIONS))}")
         self._record(f"disk: {operation} is to fail with {number} after {after}")
         self._failures.append(_Failure(operation, number, after))
-        self.active = True
+        self._look_whether_active()
 
     def clear(self) -> None:
         """Mend the disk. What it has lost stays lost."""
         self._failures.clear()
+        self._changes_left = None
         self.sync_delay_s = 0.0
         self.free_bytes = None
 
@@ -246,14 +265,18 @@ class DiskFaults:
     # -- for ProcessDisk --
 
     def strike(self, operation: str, path: str) -> None:
-        """Raises OSError where it is this operation's turn to fail."""
+        """Raises OSError where it is this operation's turn to fail, or the disk is dead."""
+        if self.is_dead:
+            raise _error(errno.EIO, path)
         for failure in [failure for failure in self._failures if failure.operation == operation]:
             failure.after -= 1
             if failure.after < 0:
                 self._failures.remove(failure)
                 self._record(f"disk: {operation} {path} fails with {failure.number}")
-                self.active = bool(self._failures) or self._free_bytes is not None
+                self._look_whether_active()
                 raise _error(failure.number, path)
+        if self._changes_left is not None and operation in _CHANGES:
+            self._changes_left -= 1
 
     def take(self, wanted: int) -> int:
         """How many of so many more bytes there is room for. Negative: they are given back."""
@@ -262,6 +285,9 @@ class DiskFaults:
         taken = min(wanted, max(self._free_bytes, 0))
         self._free_bytes -= taken
         return taken
+
+    def _look_whether_active(self) -> None:
+        self.active = bool(self._failures) or self._free_bytes is not None or self._changes_left is not None
 
 
 class VirtualDisk:
@@ -297,7 +323,7 @@ class VirtualDisk:
             file.mend()
         self._rotten.clear()
 
-    def of(self, process: Process) -> ProcessDisk:
+    def of(self, process: Owner) -> ProcessDisk:
         """The disk as this process sees it."""
         return ProcessDisk(self, process)
 
@@ -338,10 +364,20 @@ class VirtualDisk:
         return self.directory(above), name
 
 
+class Owner(Protocol):
+    """What a disk asks of the process that uses it (`tests.simulation.process.Process`)."""
+
+    def check(self) -> None:
+        """Raises ProcessKilled."""
+        ...
+
+    def on_kill(self, sever: Callable[[], None]) -> None: ...
+
+
 class ProcessDisk:
     """`minibroker.protocol.world.Disk` for one process. Severed when it is killed."""
 
-    def __init__(self, disk: VirtualDisk, process: Process) -> None:
+    def __init__(self, disk: VirtualDisk, process: Owner) -> None:
         self._disk = disk
         self._process = process
         self._locks: dict[ProcessLock, None] = {}
@@ -359,6 +395,7 @@ class ProcessDisk:
         self._begin("open", path)
         directory, name = self._disk.parent(path)
         if create and name not in directory.entries:
+            self._begin("create", path)
             directory.change({name: _File()})
         return self._disk.file(path)
 
@@ -395,6 +432,7 @@ class ProcessDisk:
         names = [name for name in posixpath.normpath(path).split("/") if name]
         for depth, name in enumerate(names, 1):
             if name not in directory.entries:
+                self._begin("create", path)
                 directory.change({name: _Directory()})
             entry = directory.entries[name]
             if isinstance(entry, _File):
@@ -425,8 +463,9 @@ class ProcessDisk:
         else:
             source.change({old_name: None})
             target.change({new_name: moved})
-            source.sync()
-            target.sync()
+            if isinstance(moved, _Directory):
+                source.sync()
+                target.sync()
 
     def remove(self, path: str) -> None:
         self._begin("remove", path)
@@ -471,7 +510,7 @@ class ProcessDisk:
 class ProcessFile:
     """`minibroker.protocol.world.File`."""
 
-    def __init__(self, disk: VirtualDisk, process: Process, file: _File, path: str) -> None:
+    def __init__(self, disk: VirtualDisk, process: Owner, file: _File, path: str) -> None:
         self._disk = disk
         self._process = process
         self._file = file
@@ -521,7 +560,8 @@ class ProcessFile:
             try:
                 self._disk.faults.strike("fdatasync", self._path)
             except OSError:
-                file.lose_dirty()
+                if not self._disk.faults.is_dead:
+                    file.lose_dirty()
                 raise
         file.sync()
 

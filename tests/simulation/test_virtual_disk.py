@@ -349,14 +349,14 @@ def test_each_sector_of_an_unsynced_write_is_the_old_or_the_new_one() -> None:
     def write(disk: ProcessDisk) -> None:
         _synced_file(disk, b"o" * SECTOR_BYTES * sectors)
         file = disk.open("/log")
-        file.pwrite([b"n" * (SECTOR_BYTES * 4 + 100)], SECTOR_BYTES + 100)
+        file.pwrite([b"n" * (SECTOR_BYTES * 4 + 10)], SECTOR_BYTES + 10)
 
     def look(disk: ProcessDisk) -> object:
         data = disk.read_file("/log")
         assert len(data) == SECTOR_BYTES * sectors
         parts = [data[start : start + SECTOR_BYTES] for start in range(0, len(data), SECTOR_BYTES)]
         old, new = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
-        first, last = b"o" * 100 + new[100:], b"n" * 200 + old[200:]
+        first, last = b"o" * 10 + new[10:], b"n" * 20 + old[20:]
         allowed = [[old], [old, first], *[[old, new]] * 3, [old, last], [old], [old]]
         assert all(part in choices for part, choices in zip(parts, allowed, strict=True))
         return tuple(part == old for part in parts)
@@ -367,19 +367,23 @@ def test_each_sector_of_an_unsynced_write_is_the_old_or_the_new_one() -> None:
     assert any(lost[1:6] not in ((True,) * 5, (False,) * 5) for lost in found if isinstance(lost, tuple))
 
 
-def test_an_unsynced_truncation_happens_or_not() -> None:
+def test_an_unsynced_truncation_happens_or_not_or_in_part_whatever_became_of_what_was_written_after_it() -> None:
     def write(disk: ProcessDisk) -> None:
         _synced_file(disk, b"0123456789")
         file = disk.open("/log")
         file.truncate(4)
         file.pwrite([b"abc"], 4)
 
-    found = _outcomes(write, lambda disk: disk.read_file("/log"))
-    assert {b"0123456789", b"0123", b"0123abc"} <= found
-    assert found <= {b"0123456789", *(b"0123" + rest for rest in (b"", b"a", b"ab", b"abc", b"\0", b"\0\0", b"\0\0\0"))}
+    found = _outcomes(write, lambda disk: disk.read_file("/log"), seeds=100)
+    assert {b"0123456789", b"0123", b"0123abc", b"0123abc789", b"01234567", b"0123" + bytes(3)} <= found
+    for data in found:
+        assert isinstance(data, bytes)
+        assert 4 <= len(data) <= 10
+        choices = zip(b"0123456789", b"0123abc789", b"0123" + bytes(3) + b"789", strict=True)
+        assert all(byte in choice for byte, choice in zip(data, choices, strict=False))
 
 
-def test_names_need_a_sync_of_their_directory_and_are_lost_from_the_last_on() -> None:
+def test_names_need_a_sync_of_their_directory_and_are_lost_each_for_itself() -> None:
     def write(disk: ProcessDisk) -> None:
         disk.make_directories("/data")
         disk.sync_directory("/")
@@ -391,8 +395,32 @@ def test_names_need_a_sync_of_their_directory_and_are_lost_from_the_last_on() ->
                 disk.sync_directory("/data")
         disk.remove("/data/a")
 
-    found = _outcomes(write, lambda disk: tuple(disk.list("/data")))
-    assert found == {("a",), ("a", "b"), ("a", "b", "c"), ("b", "c")}
+    found = _outcomes(write, lambda disk: "".join(disk.list("/data")), seeds=100)
+    assert found == {"", "a", "b", "c", "ab", "ac", "bc", "abc"}
+
+
+def test_of_the_changes_of_one_name_the_first_so_many_are_kept() -> None:
+    def write(disk: ProcessDisk) -> None:
+        for content in (b"1", b"2", b"3"):
+            file = disk.open("/new", create=True)
+            file.pwrite([content], 0)
+            file.fdatasync()
+            disk.rename("/new", "/name")
+
+    found = _outcomes(write, lambda disk: disk.read_file("/name") if disk.exists("/name") else None)
+    assert found == {None, b"1", b"2", b"3"}
+
+
+def test_a_directory_is_renamed_as_a_whole_or_not_at_all() -> None:
+    def write(disk: ProcessDisk) -> None:
+        disk.make_directories("/log")
+        disk.write_atomically("/log/file", b"")
+        disk.sync_directory("/")
+        disk.rename("/log", "/log-delete")
+        disk.open("/other", create=True)
+
+    found = _outcomes(write, lambda disk: tuple(disk.list("/")))
+    assert found == {("log",), ("log", "other"), ("log-delete",), ("log-delete", "other")}
 
 
 def test_what_stands_in_a_directory_without_a_name_is_lost_with_it() -> None:
@@ -416,6 +444,7 @@ def test_a_file_that_is_replaced_atomically_is_the_old_or_the_new_one() -> None:
         (b"old", False),
         (b"old", True),
         (b"new one", False),
+        (b"new one", True),
     }
 
 
@@ -428,7 +457,7 @@ def test_a_tree_whose_removal_was_not_synced_may_be_there_in_part() -> None:
         disk.remove_tree("/tree")
 
     found = _outcomes(write, lambda disk: tuple(disk.list("/tree")) if disk.exists("/tree") else None)
-    assert found == {("a", "b"), ("b",), (), None}
+    assert found == {("a", "b"), ("a",), ("b",), (), None}
 
 
 def test_a_power_cut_frees_locks_and_changes_the_boot_id() -> None:
@@ -507,12 +536,54 @@ def test_an_operation_fails_once_after_so_many_more_of_it() -> None:
     _on_a_host(scenario)
 
 
+def test_a_disk_that_is_to_die_does_so_after_so_many_changes_of_any_kind() -> None:
+    def scenario(host: Host, disk: ProcessDisk) -> None:
+        faults = host.disk.faults
+        changes: list[Callable[[], object]] = [
+            lambda: disk.make_directories("/data"),
+            lambda: disk.open("/data/file", create=True),
+            lambda: disk.open("/data/file").pwrite([b"content"], 0),
+            lambda: disk.open("/data/file").truncate(3),
+            lambda: disk.open("/data/file").fdatasync(),
+            lambda: disk.rename("/data/file", "/data/other"),
+            lambda: disk.sync_directory("/data"),
+            lambda: disk.remove("/data/other"),
+            lambda: disk.remove_tree("/data"),
+        ]
+        for change in changes:
+            faults.die_after(0)
+            _fails(OSError, errno.EIO, change)
+            faults.die_after(1)
+            assert disk.list("/") in ([], ["data"]), "to look is no change"
+            was_dead = faults.is_dead
+            change()
+            assert (was_dead, faults.is_dead) == (False, True)
+            _fails(OSError, errno.EIO, disk.list, "/")
+            faults.clear()
+        assert disk.list("/") == []
+
+    _on_a_host(scenario)
+
+
+def test_what_was_not_synced_when_the_disk_died_may_survive_the_power_cut_or_not() -> None:
+    def write(disk: ProcessDisk) -> None:
+        _synced_file(disk, b"old")
+        file = disk.open("/log")
+        file.pwrite([b"new"], 0)
+        disk._disk.faults.die_after(0)
+        _fails(OSError, errno.EIO, file.fdatasync)
+        disk._disk.faults.clear()
+
+    assert _outcomes(write, lambda disk: disk.read_file("/log")) == {b"old", b"new"}
+
+
 def test_faults_can_be_cleared() -> None:
     def scenario(host: Host, disk: ProcessDisk) -> None:
         faults = host.disk.faults
         faults.fail("open", errno.EIO)
         faults.free_bytes = 0
         faults.sync_delay_s = 1.0
+        faults.die_after(0)
         faults.clear()
         disk.write_atomically("/file", b"data")
         assert not faults.active

@@ -21,18 +21,18 @@ from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
-from tests.power_cut_disk import PowerCutDisk
-from tests.storage_support import NOW, PARTITION, StorageWorld, batch
+from tests.simulation.disk import ProcessDisk
+from tests.storage_support import NOW, PARTITION, StorageHost, StorageWorld, batch
 
 FILE = f"/data/{CONTINUITY_FILE}"
 CONFIG = LogConfig()
 
 
-class Host:
+class Host(StorageHost):
     """A data directory and its starts. Epochs are given in the order of the registrations: 1, 2, ..."""
 
     def __init__(self) -> None:
-        self.disk = PowerCutDisk()
+        super().__init__(Random(0))
         self.epochs = 0
 
     def live(
@@ -46,7 +46,7 @@ class Host:
         """One life of the broker. Returns what it had to say when it registered."""
 
         async def run() -> int:
-            logs = LogManager(StorageWorld(self.disk), "/data", 1, checkpoint_interval_ms=10**9)
+            logs = LogManager(StorageWorld(self.start_process()), "/data", 1, checkpoint_interval_ms=10**9)
             await logs.open("cluster")
             said = logs.trusted_since
             if register:
@@ -64,25 +64,24 @@ class Host:
 
     def crash_while_starting(self, after_changes: int) -> bool:
         """The process, and its disk with it, dies after so many changes. False: it had started by then."""
-        self.disk.changes_left = after_changes
+        disk, faults = self.start_process(), self.medium.faults
 
         async def run() -> bool:
-            logs = LogManager(StorageWorld(self.disk), "/data", 1, checkpoint_interval_ms=10**9)
+            faults.die_after(after_changes)
+            logs = LogManager(StorageWorld(disk), "/data", 1, checkpoint_interval_ms=10**9)
             try:
                 await logs.open("cluster")
             except DataDirectoryUnusable:
                 return True
-            alive = self.disk.changes_left is None or self.disk.changes_left > 0
-            self.disk.changes_left = None
+            died = faults.is_dead
+            faults.clear()
             await logs.close(clean=False)
-            return not alive
+            return died
 
-        died = asyncio.run(run())
-        self.disk.changes_left = None
-        return died
+        return asyncio.run(run())
 
     def cut_power(self, seed: int = 0) -> None:
-        self.disk.power_cut(Random(seed))
+        self.power_cut(Random(seed))
 
     def damage_the_middle(self) -> None:
         """Of three batches or more: what follows is cut by the next start."""
@@ -91,6 +90,16 @@ class Host:
         position = file.size() // 2
         file.pwrite([bytes([file.pread(1, position)[0] ^ 0xFF])], position)
         file.close()
+
+    def cut_the_whole_log(self) -> None:
+        file = self.disk.open(f"/data/{PARTITION}/00000000000000000000.log")
+        file.truncate(0)
+        file.fdatasync()
+        file.close()
+
+    def remove_the_directory(self) -> None:
+        self.disk.remove_tree(f"/data/{PARTITION}")
+        self.disk.sync_directory("/data")
 
 
 def test_a_new_directory_is_trusted_from_its_first_registration_on() -> None:
@@ -169,7 +178,7 @@ def test_an_incomplete_last_batch_is_what_a_killed_process_leaves_and_costs_no_t
 def test_a_log_shorter_than_its_recovery_point_is_distrusted() -> None:
     host = Host()
     host.live(records=3, clean=True)
-    host.disk.open(f"/data/{PARTITION}/00000000000000000000.log").truncate(0)
+    host.cut_the_whole_log()
     assert host.live() == SINCE_THIS_REGISTRATION
 
 
@@ -180,9 +189,9 @@ def test_a_replica_that_cannot_be_opened_or_whose_directory_was_removed_is_distr
     file = host.disk.open(f"/data/{PARTITION}/partition.metadata", create=True)
     file.pwrite([b"nonsense"], 0)
     assert host.live(clean=True) == SINCE_THIS_REGISTRATION
-    host.disk.remove_tree(f"/data/{PARTITION}")
+    host.remove_the_directory()
     assert host.live(records=2, clean=True) == 2, "as it was damaged when 2 was registered, nothing of it counts"
-    host.disk.remove_tree(f"/data/{PARTITION}")
+    host.remove_the_directory()
     assert host.live() == SINCE_THIS_REGISTRATION
 
 
@@ -190,7 +199,7 @@ def test_a_deleted_topic_costs_no_trust() -> None:
     host = Host()
 
     async def delete() -> None:
-        logs = LogManager(StorageWorld(host.disk), "/data", 1)
+        logs = LogManager(StorageWorld(host.start_process()), "/data", 1)
         await logs.open("cluster")
         await logs.delete(PARTITION)
         await logs.close(clean=False)
@@ -234,26 +243,27 @@ def test_a_damaged_file_is_as_good_as_none(content: bytes, caplog: pytest.LogCap
 def test_where_the_host_has_no_boot_id_only_a_clean_stop_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
 
-    def none() -> str:
+    def none(disk: ProcessDisk) -> str:
         raise FileNotFoundError("/proc/sys/kernel/random/boot_id")
 
-    monkeypatch.setattr(host.disk, "boot_id", none)
+    monkeypatch.setattr(ProcessDisk, "boot_id", none)
     host.live(clean=True)
     assert host.live() == 1
     assert host.live() == SINCE_THIS_REGISTRATION
 
 
 def test_what_cannot_be_written_down_is_not_taken_for_written() -> None:
-    disk = PowerCutDisk()
+    host = Host()
+    disk, faults = host.disk, host.medium.faults
     disk.make_directories("/data")
     disk.write_atomically(FILE, encode_continuity(Continuity(boot_id="boot-1", trusted_since=3)))
     continuity = DataContinuity(disk, "/data")
     continuity.begin(was_clean=False)
-    disk.changes_left = 0
+    faults.die_after(0)
     for _ in range(2):
         with pytest.raises(OSError):
             continuity.distrust("the test says so")
-    disk.changes_left = None
+    faults.clear()
     assert decode_continuity(FILE, disk.read_file(FILE)).trusted_since == 3
     continuity.distrust("the test says so")
     assert decode_continuity(FILE, disk.read_file(FILE)).trusted_since == SINCE_THIS_REGISTRATION
@@ -282,12 +292,12 @@ def with_a_damaged_log(host: Host) -> None:
 
 def with_a_shortened_log(host: Host) -> None:
     host.live(records=3, clean=True)
-    host.disk.open(f"/data/{PARTITION}/00000000000000000000.log").truncate(0)
+    host.cut_the_whole_log()
 
 
 def with_a_removed_directory(host: Host) -> None:
     host.live(records=3, clean=True)
-    host.disk.remove_tree(f"/data/{PARTITION}")
+    host.remove_the_directory()
 
 
 def after_a_power_cut(host: Host) -> None:

@@ -1,7 +1,8 @@
 """A peer for the client's tests: brokers that speak the protocol over real sockets, and do as they are told.
 
-All brokers of a ScriptedCluster share one picture and one in-memory log for each partition, which checks sequences
-as a broker must. `script` says what happens to the next requests of an API instead of the ordinary thing.
+All brokers of a ScriptedCluster share one picture and one in-memory log for each partition. What a log takes from
+idempotent producers is decided by the broker's own ProducerState. `script` says what happens to the next requests of an
+API instead of the ordinary thing.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
+from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.protocol import apis, topic_ids
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
-from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.framing import FrameReader, response_limit
 from minibroker.protocol.records import BatchHeader, DecodedBatch, decode_batch, parse_header, validate_batch
 from minibroker.protocol.records import assign as assign_offsets
@@ -52,13 +54,6 @@ class StoredBatch(NamedTuple):
     data: bytes
 
 
-class ProducerState:
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches: deque[tuple[int, int, int]] = deque(maxlen=5)
-        """(first sequence, last sequence, base offset) of the last five."""
-
-
 class Log:
     """A partition. `keeps` False: a null log, which counts and forgets."""
 
@@ -69,7 +64,7 @@ class Log:
         self.start = 0
         self.end = 0
         self.batches: list[StoredBatch] = []
-        self.producers: dict[int, ProducerState] = {}
+        self.producers = ProducerState()
         self.max_batch_bytes = 1 << 30
 
     def append(self, records: m.Buffer) -> tuple[ErrorCode, int]:
@@ -82,26 +77,22 @@ class Log:
         if len(records) > self.max_batch_bytes:
             return ErrorCode.MESSAGE_TOO_LARGE, -1
         if header.has_producer_id:
-            state = self.producers.get(header.producer_id)
-            if state is None or state.epoch < header.producer_epoch:
-                if header.base_sequence != 0:
-                    unknown = ErrorCode.UNKNOWN_PRODUCER_ID if state is None else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-                    return unknown, -1
-                state = self.producers[header.producer_id] = ProducerState(header.producer_epoch)
-            else:
-                for first, last, base_offset in state.batches:
-                    if (first, last) == (header.base_sequence, header.last_sequence):
-                        return ErrorCode.NONE, base_offset
-                expected = (state.batches[-1][1] + 1) & 0x7FFFFFFF if state.batches else 0
-                if header.base_sequence != expected:
-                    return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
-            state.batches.append((header.base_sequence, header.last_sequence, self.end))
+            try:
+                repeated = self.producers.check(header)
+            except BrokerError as error:
+                return error.code, -1
+            if repeated is not None:
+                return ErrorCode.NONE, repeated.first_offset
+            self.producers.update(header, self.end, now_ms=0)
         data = bytearray(records)
         assign_offsets(data, 0, self.end, self.epoch)
         base = self.end
         self.batches.append(StoredBatch(parse_header(data), bytes(data)))
         self.end += header.last_offset_delta + 1
         return ErrorCode.NONE, base
+
+    def forget_producers(self) -> None:
+        self.producers = ProducerState()
 
     def append_raw(self, data: bytes) -> None:
         """A batch with its offsets in it, whatever it is."""

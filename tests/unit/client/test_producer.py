@@ -587,7 +587,7 @@ def test_a_producer_id_that_the_broker_forgot_goes_on_in_another_epoch() -> None
         async with Producer(cluster.bootstrap, retry_backoff_ms=5) as producer:
             await producer.send("orders", b"0")
             await producer.send("orders", b"1")
-            cluster.log("orders").producers.clear()
+            cluster.log("orders").forget_producers()
             assert (await producer.send("orders", b"2")).offset == 2
         assert len(cluster.requests(INIT_PRODUCER_ID)) == 1
         assert cluster.log("orders").values() == values(3)
@@ -604,7 +604,7 @@ def test_a_batch_that_may_be_in_the_log_fails_rather_than_risk_a_duplicate() -> 
                 if received.api is PRODUCE:
                     cluster.rules.clear()
                     cluster.log("orders").append(received.body.topic_data[0].partition_data[0].records)
-                    cluster.log("orders").producers.clear()
+                    cluster.log("orders").forget_producers()
                     return DROP
                 return None
 
