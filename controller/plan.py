@@ -123,7 +123,7 @@ class MetadataUpdate(NamedTuple):
     partitions: tuple[TopicPartition, ...]
     deleted_topics: tuple[DeletedTopic, ...] = ()
     names_the_last: bool = False
-    """With it these brokers have been told of every topic that there is."""
+    """After it these brokers have been told of every topic that there is."""
 
     def __str__(self) -> str:
         what = [str(p) for p in self.partitions] + [f"{d.topic} (deleted)" for d in self.deleted_topics]
