@@ -104,7 +104,7 @@ def save(directory: Path, cluster: ClusterFile) -> None:
 
 
 def _write_where_it_stands(path: Path, data: bytes) -> None:
-    """A full disk has no room for another file, but for this one, whose blocks stay allocated."""
+    """A full disk has no room for another file, but it has for this one, whose blocks stay allocated."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         # Blanks after the JSON do no harm, should this be all that is written.

@@ -37,7 +37,7 @@ Address = tuple[str, int]
 
 
 class ClusterView(NamedTuple):
-    """What brokers say. Where none answers it is empty and `is_unknown`: it does not say that nothing is there."""
+    """What brokers say. Where none answers it is empty and `is_unknown`, which does not mean that nothing is there."""
 
     brokers: dict[int, Address]
     """The registered ones, by id."""
