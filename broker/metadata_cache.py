@@ -101,7 +101,7 @@ class MetadataCache:
         perhaps reach no other (a host outside of the containers' network, say); brokers that lack it are left out.
 
         Until this broker has been told of all topics, a request for all of them is answered with those that it knows
-        and without brokers: as from a broker that has just started, that is no answer to a client."""
+        and without brokers: as from a broker that has just started, a client does not take that for an answer."""
         brokers = []
         has_an_answer = topics is not None or self._has_been_told_all
         for broker in self._brokers.values() if has_an_answer else ():

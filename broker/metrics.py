@@ -477,7 +477,7 @@ async def exposition(parts: Iterable[Metric], clock: Callable[[], float]) -> byt
     for part in parts:
         text = generate_latest(_One(part))
         if part.name == name:
-            text = text.split(b"\n", 2)[2]  # without the HELP and TYPE lines, which stand above the first part
+            text = text.split(b"\n", 2)[2]  # without the HELP and TYPE lines, which are above the first part
         name = part.name
         pieces.append(text)
         if clock() >= slice_ends_at:

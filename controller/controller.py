@@ -1,7 +1,7 @@
 """The controller that every broker carries (Kafka's KafkaController): what the rest of the broker sees of it.
 
 It does nothing until it is told that this broker was elected, and nothing any more once it has resigned; what
-it does in between is a `Tenure`. It neither runs for office nor gives it up by itself: `Leadership` does, which
+it does in between is a `Tenure`. It neither runs for office nor gives it up itself: `Leadership` does, which
 calls `take_office` and `resign`, and is asked through `request_resign` where a tenure has to end.
 """
 

@@ -178,7 +178,8 @@ class CrashDetector:
             return
 
     async def _look(self, broker: Broker, endpoint: Endpoint, timeout_s: float) -> tuple[Attempt, str]:
-        """What came of an attempt to connect, also in words. A connection that stands is waited for until it ends."""
+        """What came of an attempt to connect, also in words. Where it made a connection, returns once that has
+        ended."""
         try:
             async with asyncio.timeout(timeout_s):
                 watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)

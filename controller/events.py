@@ -1,4 +1,4 @@
-"""What can happen to a controller: one class per event, who raises it, and what it carries.
+"""What can happen to a controller: one class per event, what raises it, and what it carries.
 
 Every event carries `epoch`, the controller epoch of the tenure it was raised in; the event loop drops what
 belongs to another. `cause` is the sentence that the timeline shows.

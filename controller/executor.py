@@ -151,7 +151,7 @@ class Executor:
     # -- moves --
 
     def _check_moves(self, plan: Plan) -> tuple[list[PartitionMove], list[ReplicaMove], frozenset[TopicPartition]]:
-        """The legal moves, and the partitions of which a move was illegal."""
+        """The legal moves, and the partitions that had an illegal one."""
         partition_moves: list[PartitionMove] = []
         replica_moves: list[ReplicaMove] = []
         illegal: list[IllegalMove] = []

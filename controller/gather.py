@@ -80,7 +80,7 @@ class Gather:
         )
 
     async def brokers(self, known: Iterable[int]) -> dict[int, Broker]:
-        """Who is registered now. The data of `known` brokers is asked for in the same go as the list."""
+        """The brokers that are registered now. The data of `known` ones is asked for in the same go as the list."""
         guess = sorted(known)
         calls: list[_List | _Get] = [lambda: self._children(znodes.BROKER_IDS, self._watchers.brokers)]
         calls += [self._getter(znodes.broker_path(broker_id)) for broker_id in guess]

@@ -94,7 +94,7 @@ class Seen(NamedTuple):
 
 
 class LeadershipVerdict(Enum):
-    VACANT = "nobody is controller"
+    VACANT = "no broker is controller"
     ELECTED = "this broker is controller"
     FOLLOWER = "another broker is controller"
     LEFTOVER = "/controller belongs to a former session of this broker, or to none and names no broker"

@@ -3,13 +3,13 @@
 The problem: a broker must see every control request, in the order of the decisions, however often its
 connection breaks; yet one broker that hangs must not hold up the others, nor the controller.
 
-The choice: a decision is only queued. Per broker a task takes the oldest request and repeats it until there is an
-answer, then goes on to the next; one at a time, so that a repetition can never overtake another request. The task ends
-when the broker leaves the picture or the tenure ends. A broker that registered again is another one, with a queue of
-its own: what was meant for its former run is dropped, and refused for its epoch if it is on its way already. A request
-that was carried out and is repeated because the answer got lost does no harm: epochs make it a repetition. Nor does one
-that arrives late, over a connection that was given up, when others have been carried out since: orders are numbered,
-and a broker never goes back to an earlier one.
+The choice: whatever is decided is only queued. Per broker a task takes the oldest request and repeats it until there is
+an answer, then goes on to the next; one at a time, so that a repetition can never overtake another request. The task
+ends when the broker leaves the picture or the tenure ends. A broker that registered again is another one, with a queue
+of its own: what was meant for its former run is dropped, and refused for its epoch if it is on its way already. A
+request that was carried out and is repeated because the answer got lost does no harm: epochs make it a repetition. Nor
+does one that arrives late, over a connection that was given up, when others have been carried out since: orders are
+numbered, and a broker never goes back to an earlier one.
 
 Answers become events. A broker that knows a higher controller epoch ends the tenure.
 """
@@ -151,7 +151,7 @@ class Outbox:
                 if isinstance(error, BrokerError) and error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
                     _log.error("broker %d refused %s: %s", channel.broker.id, request.api.name, error)
                     return error.code
-                # One that does not take this for a broker has said nothing about the request: that is to be corrected.
+                # A broker that does not accept this one as a broker has not looked at the request: somebody must help.
                 if channel.reachable:
                     _log.warning("%s to broker %d is tried again: %s", request.api.name, channel.broker.id, error)
                 channel.reachable = False
@@ -215,7 +215,7 @@ class _Channel:
 
 
 def _is_to_be_repeated(error: ErrorCode, attempts: int) -> bool:
-    """Whether what answered a whole request, after so many attempts, is not the final answer."""
+    """Whether a whole request that was answered with this error, after so many attempts, is sent again."""
     if error is ErrorCode.BROKER_ID_NOT_REGISTERED:
         return True
     return error is ErrorCode.UNKNOWN_SERVER_ERROR and attempts < MAX_FAILURES

@@ -9,13 +9,13 @@ The choice: one task compares what is with what should be, and acts, whenever a 
 changes; it remembers nothing that ZooKeeper could tell it. So the next round makes good every interruption, whatever
 it interrupted. Whose node it is that stands in the way is judged by `judge_node`, from the owning session and the
 address inside: an address that we have bound ourselves cannot be another process's, and one that refuses connections
-has no process behind it. That is for the start. Once this broker has been registered, a foreign node under its id
+has no process behind it. So it is at the start. Once this broker has been registered, a foreign node under its id
 means that somebody started a second broker N: the newer one wins, and this one says so and gives up.
 
-Each registration is a new broker epoch (the node's czxid, KIP-380), whoever caused it.
+Each registration is a new broker epoch (the node's czxid, KIP-380), whatever caused it.
 
 Rejected: waiting for the old session to expire, as Kafka does at first (6 s in which the broker is missing); deleting
-the node unseen, as Kafka does where the session id in it is its own (it cannot know the id after a restart).
+the node without a look, as Kafka does where the session id in it is its own (it cannot know the id after a restart).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Hooks(NamedTuple):
 
 
 class Tenure:
-    """`start` begins it. It ends by `close`, or by itself: then `ended_because` says why."""
+    """`start` begins it. It ends through `close`, or by itself: then `ended_because` says why."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class Timeline:
         self._queued_s = queued_s
 
     def record(self, name: str, cause: str, epoch: int) -> None:
-        """An entry of its own, for what is no event: a tenure's end."""
+        """An entry of its own, for what is not an event: a tenure's end."""
         self._begin(name, cause, epoch)
         self.end()
 

@@ -18,7 +18,7 @@ FILE_NAME = "broker.secret"
 
 
 def make(path: Path) -> None:
-    """There is a whole file afterwards, readable by its owner alone; one that was there is left as it is, also where
+    """There is a whole file afterwards, readable by its owner alone; one that was there is left as it is, even where
     others make it at the same time. Raises OSError."""
     if path.exists():
         return

@@ -177,7 +177,7 @@ def _status(
 
 
 def some_of(partitions: Sequence[str]) -> str:
-    """The first few of them by name, and how many more there are of which topic: a line that can be read."""
+    """The first few of them by name, and how many more there are of each topic: a line that can be read."""
     shown = ", ".join(partitions[:_NAMED])
     rest = Counter(name.rpartition("-")[0] for name in partitions[_NAMED:])
     if not rest:

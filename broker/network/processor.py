@@ -1,7 +1,7 @@
 """Processors, and the connections that they own: from sockets to the channel, and back (Kafka's Processor).
 
 The problem. A connection is driven from four sides: its socket brings bytes, its socket stops taking bytes, a
-handler returns, somebody answers a request that was handled long ago. Whatever happens, requests must reach their
+handler returns, a request that was handled long ago is answered. Whatever happens, requests must reach their
 handlers in the order in which they were sent, and a peer that sends too fast, too slowly, nonsense or nothing
 must cost little.
 

@@ -1,7 +1,7 @@
 """Requests, and the bounded queue that takes them from the processors to the handlers (Kafka's RequestChannel).
 
 The problem. Handlers must never hold up the sockets, more requests than the broker can handle must push back on
-those who send them rather than pile up, control requests must not wait behind produce requests; and all of that
+the peers that send them rather than pile up, control requests must not wait behind produce requests; and all of that
 for a few microseconds per request, as an `asyncio.Queue` with a wake-up of a task per request costs as much as
 the rest of the path together.
 

@@ -16,7 +16,7 @@ the thread that did not get it left without checking, and an operation that beca
 was forgotten until its timeout (KAFKA-6653: a flag asks the lock's holder to check again). But the lock
 may be a group's, and its holder busy with something else, not looking at the flag (KAFKA-8334: completion
 moved to an action queue that runs once all locks are released, and the lock is held while watching). An
-operation was tried, watched, then tried again, for what happened between.
+operation was tried, watched, then tried again, because of what might have happened in between.
 
 Here all of this runs on one loop and nothing in it awaits: between the try and the watch nothing can
 happen, so one try is enough, and "exactly once" is a boolean. Nothing in this module may be called from
@@ -55,7 +55,7 @@ from typing import Generic, TypeVar
 
 from minibroker.broker.purgatory.timing_wheel import TimerEntry, TimingWheel
 
-# After so many expiries, or moves within the wheel, the loop gets a turn and sleeps for a millisecond: ten
+# After this many expiries, or moves within the wheel, the loop gets a turn and sleeps for a millisecond: ten
 # thousand fetches that were parked together expire together, and a slice of work should stay below 2 ms.
 EXPIRIES_PER_SLICE = 100
 MOVES_PER_SLICE = 1000

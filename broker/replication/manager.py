@@ -489,7 +489,7 @@ class ReplicaManager:
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away
-        so long that it had to register again, and has not been told its role since."""
+        for so long that it had to register again, and has not been told its role since."""
         return not self._is_in_touch() or self._broker_epoch() != told_in_broker_epoch
 
     def _log_config(self, topic: TopicConfig) -> LogConfig:

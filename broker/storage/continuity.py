@@ -1,7 +1,7 @@
 """Since when this data directory has lost nothing: the broker's word on whether its data can be believed.
 
 The problem: what is acknowledged is in the memory of every in-sync replica, not on its disk. A broker whose process
-was killed comes back with all of it, for the kernel still has it; a broker whose host lost its power comes back with
+was killed comes back with all of it, since the kernel still has it; a broker whose host lost its power comes back with
 less, and nothing in its files shows that a tail is missing. Elected all the same, it would make the others cut off what
 was acknowledged.
 
@@ -12,7 +12,7 @@ batch, it becomes "from my next registration on". The registration carries it to
 (`controller/decisions/elections.py`).
 
 Whatever is interrupted must err on the side of distrust:
-- a loss is written down before the recovery cuts anything, for the next recovery would find nothing to cut;
+- a loss is written down before the recovery cuts anything, since the next recovery would find nothing to cut;
 - the file has the present boot id before the clean-shutdown marker is removed, which is before anything is appended:
   so it never vouches, under one start of the host, for what was written under an earlier one;
 - the epoch of the registration is in the file before this broker obeys any order under it.

@@ -116,7 +116,7 @@ class LogDirectory:
             self._lock = None
 
     def check_owner(self, broker_id: int, cluster_id: str) -> None:
-        """It is this broker's from now on, if it was nobody's. Raises DataDirectoryUnusable, OSError."""
+        """It is this broker's from now on, if it was no other's. Raises DataDirectoryUnusable, OSError."""
         path = self._path(META_PROPERTIES_FILE)
         mine = MetaProperties(broker_id, cluster_id)
         if not self._disk.exists(path):

@@ -469,8 +469,8 @@ class Log:
             self._epochs.truncate_from_start(offset)
 
     def _begin_cut(self, offset: int, *, keep: bool = True) -> None:
-        """Nothing may rely any more on what a flush under way writes, nor on a checkpoint that says more than `offset`;
-        nor, unless `keep`, on any snapshot."""
+        """From now on nothing may rely on what a flush under way writes, nor on a checkpoint that says more than
+        `offset`; nor, unless `keep`, on any snapshot."""
         self._recovery_point = min(self._recovery_point, offset)
         work = self._written_now
         if work is not None:

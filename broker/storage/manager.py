@@ -47,7 +47,7 @@ class _Opened(NamedTuple):
 
 
 class LogManager:
-    """Use: `open`, then anything, then `close`. Belongs to the event loop, but for `write_high_watermarks`."""
+    """Use: `open`, then anything, then `close`. Belongs to the event loop, except for `write_high_watermarks`."""
 
     def __init__(
         self,

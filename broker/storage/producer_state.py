@@ -14,12 +14,12 @@ holds all five batches: Kafka writes the last alone, so that after a crash a rep
 counts as out of order. The format has room: one entry per batch, oldest first; a reader of one per producer keeps the
 newest.
 
-A producer that wrote nothing for a day is forgotten, which must not happen between a batch and its repetition: that
-would be appended once more. So the day is one through which this log was looked after, counted in the small steps in
-which it is (`time_passed`). Neither the records' timestamps (Kafka's choice: importing last year's records would make
-the log forget who imports them) nor a clock can be asked: a wall clock is set, and the monotonic one may jump over
-the sleep of a suspended host, while the producer, elsewhere, waits for its answer. The count begins anew with each
-start of the broker, and wherever the state is built again. It does no harm to forget a producer too late.
+A producer that wrote nothing for a day is forgotten, which must not happen between a batch and its repetition: the
+batch would be appended a second time. So the day is one through which this log was looked after, counted in the small
+steps in which it is (`time_passed`). Neither the records' timestamps (Kafka's choice: importing last year's records
+would make the log forget who imports them) nor a clock can be asked: a wall clock is set, and the monotonic one may
+jump over the sleep of a suspended host, while the producer, elsewhere, waits for its answer. The count begins anew with
+each start of the broker, and wherever the state is built again. It does no harm to forget a producer too late.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ class IndexWrite(NamedTuple):
     source: SparseIndex
 
     def carry_out(self, disk: Disk) -> None:
-        """Write, cut what is behind, and make it durable. Raises OSError. Runs in any thread."""
+        """Write, cut what comes after, and make it durable. Raises OSError. Runs in any thread."""
         position = self.first * self.source.layout.entry.size
         file = disk.open(self.path, create=True)
         try:

@@ -1,10 +1,10 @@
 """Brokers come, go and bounce, and what that does to partitions (Kafka's onBrokerStartup and onBrokerFailure).
 
 Everything rests on one decision, `settle`: given what the picture says now, which partitions have the wrong
-leader or ISR, and who must hear about it? It goes by the state of things and not by the event, so it serves the
-loss of a broker, a broker's return, a new topic, a failed log directory, taking office, and the second try after
-a conflict alike, and doing it twice does no harm. Events differ only in which partitions they look at and in who
-is told even if nothing changed.
+leader or ISR, and which brokers must hear about it? It goes by the state of things and not by the event, so it serves
+the loss of a broker, a broker's return, a new topic, a failed log directory, taking office, and the second try after a
+conflict alike, and doing it twice does no harm. Events differ only in which partitions they look at and in which
+brokers are told even if nothing changed.
 
 Where Kafka writes a partition twice when its leader dies (the ISR without the broker, then the new leader), one
 write does both here: the new state is the same, and a failover is half as long.
@@ -62,7 +62,8 @@ def difference(live: Mapping[int, Broker], registered: Mapping[int, Broker]) -> 
 
 
 def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = ()) -> Plan:
-    """The first plan of a tenure: fill the empty picture with what was read, and tell all live brokers who they are.
+    """The first plan of a tenure: fill the empty picture with what was read, and tell all live brokers which ones are
+    live.
 
     `refused` are registered brokers that accept no connection: their registration is removed, and they are dead
     from the start. `settle` over all partitions comes next, then deletions.

@@ -322,7 +322,7 @@ def added(state: ClusterState, topics: Mapping[str, TopicZnode]) -> Plan:
 
 
 def identified(paths: Iterable[str]) -> Plan:
-    """Make the nodes that stand for topics' ids, for topics that were created by hand, or by what makes no such nodes.
+    """Make the nodes that stand for topics' ids, for topics that were created by hand, or by tools that make none.
     Until then, leaders cannot change their ISRs."""
     builder = PlanBuilder()
     for path in paths:
