@@ -4,7 +4,7 @@ The problem. Metrics must cost the hot path nothing to speak of, and a scrape mu
 partitions with a few values each take the library 30 ms to format.
 
 The choice. The broker's parts count in plain attributes (`ApiMetrics`, `Traffic`, `EventTimes`, ...). A scrape reads
-them, makes metric families of prometheus_client of them, at most PART_SAMPLES samples at a time, has the library
+them, turns them into prometheus_client's metric families, at most PART_SAMPLES samples at a time, has the library
 format each part, and sleeps whenever its slice is over. So the values of one scrape are not all of the same moment;
 neither are those of several brokers.
 
