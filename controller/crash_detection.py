@@ -203,8 +203,7 @@ class CrashDetector:
         return Attempt.STOOD if has_stood else Attempt.CLOSED, "it accepts connections and closes them"
 
     async def _was_cut_off(self) -> bool:
-        """Whether this broker itself may have been cut off. By now it is not, and what it saw before no longer
-        counts."""
+        """Whether this broker itself may have been cut off until now: if so, what it saw before no longer counts."""
         asked_s = self._clock.monotonic()
         await self._in_touch()
         if self._clock.monotonic() - asked_s < PROMPT_S:

@@ -476,8 +476,8 @@ class LogManager:
             await log.close()
         if opened and self._directory.failure is not None:
             try:
-                # The kernel may have given up pages that it could not write: they can be read now, and not after a
-                # crash.
+                # The kernel may have given up pages that it could not write: what they held may be
+                # gone at any time.
                 await self._distrust("the log directory has failed")
             except OSError as error:
                 logger.error("%s cannot be written: %s", self._path(CONTINUITY_FILE), error)
