@@ -34,7 +34,7 @@ def _parse(arguments: Sequence[str]) -> BrokerConfig:
     """Raises InvalidConfig."""
     parser = argparse.ArgumentParser(prog="python -m minibroker.broker", description="Run one broker.")
     parser.add_argument("--properties", metavar="FILE", help="settings, one NAME=VALUE a line")
-    parser.add_argument("--override", metavar="NAME=VALUE", action="append", default=[], help="a setting that wins")
+    parser.add_argument("--override", metavar="NAME=VALUE", action="append", default=[], help="wins over the file")
     parsed = parser.parse_args(arguments)
     values = read_properties(parsed.properties) if parsed.properties else {}
     for text in parsed.override:
@@ -77,20 +77,20 @@ async def _run(config: BrokerConfig) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """glibc gives blocks of 128 KiB and more back to the kernel when they are freed, and so the top of the heap: then
-    each large request or response is paid for by page faults, 64 KiB of them by half of their whole cost. It learns
-    that such blocks are common when the first of a size is freed, and then keeps up to twice as much. So free one of
-    the size of a large response. Rejected: mallopt by ctypes, the same by a longer way; other allocators ignore this.
+    """glibc gives blocks of 128 KiB and more back to the kernel when they are freed, and the top of the heap too: then
+    each large request or response causes page faults, which for 64 KiB are half of the whole cost. glibc learns that
+    such blocks are common when the first of a size is freed, and then keeps up to twice as much. So free one of the
+    size of a large response. Other allocators ignore this. Rejected: mallopt through ctypes, the same by a longer way.
     """
     bytearray(LARGE_BLOCK_BYTES)
 
 
 def _bound_pauses_of_the_collector() -> None:
     """Python's collector holds the event loop while it looks at everything there is: 20 ms for a fresh broker, and 60
-    ms more for each thousand replicas. So what outlived a collection that took long is not looked at again: each looks
-    at what is new. References are still counted, and free nearly everything here; what this costs is the cyclic garbage
-    that such old objects may become. Collections of the young are made rarer, since most of what they look at is
-    requests on their way."""
+    ms more for each thousand replicas. So what has outlived a collection that took long is not looked at again: each
+    one looks at what is new. References are still counted, and free nearly everything here; what this costs is the
+    cyclic garbage that such old objects may become. Collections of the young are made rarer, since most of what they
+    look at is requests on their way."""
     began_s = 0.0
 
     def after(phase: str, info: dict[str, int]) -> None:

@@ -123,7 +123,7 @@ class Broker:
         if secret is None:
             logger.warning(
                 "neither broker.secret.file nor broker.secret is set: whoever reaches the listeners of this broker can "
-                "give it orders as a controller does, and delete its data. Give all brokers of the cluster the same"
+                "give it orders as a controller does, and delete its data. Set one of them, the same on all brokers"
             )
         connections = BrokerConnections(world, config.broker_id, secret)
         control = config.control_plane_listener_name
@@ -250,15 +250,15 @@ class Broker:
 
     async def serve(self) -> None:
         """Until something breaks: raises its error."""
-        # Shielded: who stops waiting must not take away the place where failures are noted.
+        # Shielded: a caller that stops waiting must not cancel the future in which failures are noted.
         await asyncio.shield(self._supervisor.failure)
 
     async def stop(self, *, clean: bool = True) -> None:
         """Give up office, serve no more, end the session, and leave the data directory marked as clean. In that order:
-        who marks it clean must not append any more, and a session that ends last would keep others waiting.
+        nothing may be appended once it is marked clean, and a session that ends last would keep others waiting.
 
-        Whatever fails on the way is raised in the end, and keeps the mark from being set; so does a task that failed
-        before or meanwhile. The session ends, and the files are closed, all the same."""
+        Whatever fails on the way is raised in the end, and keeps the mark from being set; a task that failed before or
+        meanwhile keeps it from being set, too. The session ends, and the files are closed, all the same."""
         try:
             await self._stop_serving()
             if not self._supervisor.failure.cancelled():  # as it is once all tasks have ended without a failure
@@ -323,8 +323,8 @@ class Broker:
 
     async def _registered_epoch(self, at_least: int) -> int:
         """The broker epoch, once it is as high as the controller says it is: the answer to our registration may reach
-        us after the order that follows from it. Raises BrokerError(BROKER_ID_NOT_REGISTERED) where it takes its time:
-        the answer may be lost, ZooKeeper away, and a newer controller's order wait behind this one.
+        us after the order that follows from it. Raises BrokerError(BROKER_ID_NOT_REGISTERED) where that takes too
+        long: the answer may be lost or ZooKeeper away, and a newer controller's order may wait behind this one.
         """
         try:
             async with asyncio.timeout(REGISTRATION_PATIENCE_S):
@@ -334,7 +334,7 @@ class Broker:
         except TimeoutError:
             raise BrokerError(
                 ErrorCode.BROKER_ID_NOT_REGISTERED,
-                f"the request is for broker epoch {at_least}, this broker knows of {self.broker_epoch}",
+                f"the request is for broker epoch {at_least}, but this broker knows of {self.broker_epoch}",
             ) from None
         return self.broker_epoch
 
@@ -345,8 +345,8 @@ class Broker:
         self._leadership.attach(session)
 
     def _record(self, entry: Mapping[str, object]) -> None:
-        """What the controller did. A disk that does not take it takes no records either; the controller goes on until
-        the broker stops for that."""
+        """Write down what the controller did. A disk that does not take it takes no records either; the controller goes
+        on until the broker stops because of that."""
         assert self._timeline is not None
         if self._logs.failure is None:
             try:
@@ -358,7 +358,7 @@ class Broker:
         failure = self._logs.failure
         self._supervisor.fail(
             MinibrokerError(
-                f"the log directory {self._logs.log_dir} has failed: {failure}; mend the disk, then restart"
+                f"the log directory {self._logs.log_dir} has failed: {failure}; repair the disk, then restart"
             )
         )
 

@@ -44,7 +44,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """`host:port,host:port/chroot`."""
 
     zookeeper_session_timeout_ms: Annotated[int, Meta(ge=500, le=300_000)] = 6_000
-    """How long ZooKeeper waits for a broker that says nothing before it is gone."""
+    """How long ZooKeeper waits for a silent broker before it takes it for gone."""
     zookeeper_connection_timeout_ms: Milliseconds = 18_000
     """How long a broker that starts waits for ZooKeeper."""
 
@@ -57,12 +57,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     control_plane_listener_name: str = CONTROL_LISTENER
     """Which of the listeners takes the controller's requests, and nothing else."""
     broker_rack: str | None = None
-    """Told to clients with the metadata."""
+    """The broker's rack: clients are told it with the metadata."""
 
     broker_secret_file: str | None = None
-    """A file with a secret of at least 16 characters, the same for all brokers of the cluster: by it they prove to each
-    other that they are brokers, and orders and replica fetches of anybody else are refused (not in Kafka). Where it and
-    `broker.secret` are missing, whoever reaches a listener is believed. To begin with one, stop all brokers."""
+    """A file with a secret of at least 16 characters, the same for all brokers of the cluster: with it they prove to
+    each other that they are brokers, and orders and replica fetches of anybody else are refused (not in Kafka). Where
+    it and `broker.secret` are missing, whoever reaches a listener is believed. To begin using one, stop all brokers."""
     broker_secret: str | None = None
     """The secret itself, where no file will do: whoever sees the command line or the properties knows it."""
 
@@ -71,60 +71,62 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     num_io_threads: Annotated[int, Meta(ge=1, le=1_000)] = 8
     """Request handlers of the data plane (tasks here, not threads)."""
     queued_max_requests: Count = 500
-    """Requests that wait for a handler; above it no more are read from connections."""
+    """How many requests may wait for a handler; beyond that no more are read from connections."""
     socket_request_max_bytes: Bytes = 100 * 1024 * 1024
-    """Of one request. Who sends a longer one is disconnected."""
+    """The largest request. A client that sends a larger one is disconnected."""
     connections_max_idle_ms: Milliseconds = 600_000
-    """A connection on which nothing happens for so long is closed."""
+    """A data connection on which nothing happens for this long is closed."""
     max_connections: Count = 4_000
-    """Of the whole broker."""
+    """The most connections to the broker, for each plane."""
     max_connections_per_ip: Count = 2_000
-    """From one address."""
+    """The most of them from one address."""
     max_connection_creation_rate: Count = 1_000
-    """New connections a second."""
+    """The most new connections a second."""
 
     num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """Of a topic whose creator does not say."""
+    """How many partitions a topic gets whose creator does not say."""
     default_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
-    """Of a topic whose creator does not say."""
+    """How many replicas a topic gets whose creator does not say."""
     min_insync_replicas: Count | None = None
     """How many replicas must be in sync for anything to be committed. Unset: 2 for topics of three or more replicas,
     else 1."""
 
     unclean_leader_election_enable: bool = False
-    """Whether a replica outside the ISR may lead where no member of the ISR lives: what it lacks is lost."""
+    """Whether a replica that may lack acknowledged records may lead where no other can: what it lacks is lost."""
 
     message_max_bytes: Bytes = 1_048_588
-    """Of one batch, compressed as it is."""
+    """The largest batch, as it is sent: where it is compressed, this is its compressed size."""
     log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024 * 1024
     """A segment that would become larger is closed, and the next one begun."""
     log_index_interval_bytes: Bytes = 4_096
-    """One entry of the offset index for so many bytes of the log."""
+    """How many bytes of the log there are for each entry of its offset index."""
     log_flush_offset_checkpoint_interval_ms: Milliseconds = 60_000
-    """How often it is written down how far logs are flushed: a broker that did not stop in order checks what comes
-    after."""
+    """How often logs are flushed, and how far is written down: a broker that did not stop cleanly checks what comes
+    after that."""
 
     replica_lag_time_max_ms: Milliseconds = 30_000
-    """A follower that has not caught up with its leader's log end for so long leaves the ISR."""
+    """A follower that has not caught up with its leader's log end for this long leaves the ISR."""
     replica_fetch_max_bytes: Bytes = 1024 * 1024
-    """Of one partition in an answer to a follower (but always at least one batch)."""
+    """The most bytes of one partition in an answer to a follower (but always at least one batch)."""
     replica_fetch_response_max_bytes: Bytes = 10 * 1024 * 1024
-    """Of a whole answer to a follower."""
+    """The most bytes in a whole answer to a follower (but always at least one batch)."""
     replica_fetch_wait_max_ms: Milliseconds = 500
-    """How long a leader may keep a follower waiting that asks for what is not there yet."""
+    """How long a leader may keep a follower waiting for `replica.fetch.min.bytes`."""
     replica_fetch_min_bytes: Count = 1
-    """For so much a leader keeps a follower waiting."""
+    """A leader keeps a follower waiting until it has this much to send."""
     replica_fetch_backoff_ms: Milliseconds = 100
-    """How long a follower waits after an error."""
+    """How long a follower waits after an error, at most."""
     replica_socket_timeout_ms: Milliseconds = 30_000
     """How long a follower waits for an answer."""
     replica_high_watermark_checkpoint_interval_ms: Milliseconds = 5_000
     """How often high watermarks are written down."""
     fetch_max_bytes: Bytes = 55 * 1024 * 1024
-    """Of an answer to any fetch, whatever it asks for."""
+    """The most bytes in an answer to any fetch, whatever it asks for; none has more than 4 MiB, unless it is one
+    batch."""
 
     broker_crash_detection_ms: Milliseconds = 500
-    """How long a broker whose connection closed may be unreachable before it is taken for dead (not in Kafka)."""
+    """How long a broker whose connection closed may be unreachable before it is taken for dead; one whose host refuses
+    connections is taken for dead at once (not in Kafka)."""
 
     metrics_listener: Annotated[
         str, Meta(pattern=r"^(|(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5})$", description="HOST:PORT, or nothing")
@@ -172,7 +174,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
             if endpoint.host in ("", "0.0.0.0", "::"):
                 raise InvalidConfig(
                     f"the listener {endpoint.listener} is on {endpoint.host!r}, which nobody can connect to: "
-                    f"say with advertised.listeners what address others shall use"
+                    f"set advertised.listeners to the address that others should use"
                 )
         return [Endpoint(e.listener, e.host, e.port or ports[e.listener]) for e in advertised.values()]
 
@@ -181,8 +183,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """What a topic may set for itself; None: the broker's own setting of the same meaning."""
 
     min_insync_replicas: Count | None = None
-    """As the broker's; not above the replication factor. Below it acks=all is refused and consumers see nothing new,
-    records of acks=1 included: so whoever left the ISR by then can still be elected without a loss."""
+    """As the broker's; not above the replication factor. With fewer in sync, acks=all is refused and consumers see
+    nothing new, records of acks=1 included: so a replica that leaves the ISR then can still be elected without a
+    loss."""
     unclean_leader_election_enable: bool | None = None
     """As the broker's."""
     max_message_bytes: Bytes | None = None
@@ -237,7 +240,7 @@ def rule_of(schema: type[Any], name: str) -> str:
                 return "true or false"
             case msgspec.inspect.Metadata(extra_json_schema={"description": str(rule)}):
                 return rule
-    return "a text"
+    return "any text"
 
 
 def broker_config(values: Mapping[str, str]) -> BrokerConfig:
@@ -246,8 +249,8 @@ def broker_config(values: Mapping[str, str]) -> BrokerConfig:
 
 
 def broker_secret(config: BrokerConfig, disk: Disk) -> bytes | None:
-    """What brokers prove themselves by; None: nothing. White space around it does not count. Raises InvalidConfig, in
-    which the secret is not named."""
+    """What brokers prove who they are with; None: there is none. White space around it does not count. Raises
+    InvalidConfig, which does not show the secret."""
     path = config.broker_secret_file
     if path is not None:
         try:
@@ -264,7 +267,7 @@ def broker_secret(config: BrokerConfig, disk: Disk) -> bytes | None:
     if len(found) < LEAST_SECRET_BYTES:
         name = f"in broker.secret.file={path}" if path is not None else "in broker.secret"
         raise InvalidConfig(
-            f"the secret {name} has {len(found)} bytes, at least {LEAST_SECRET_BYTES} are needed; "
+            f"the secret {name} has {len(found)} bytes, but at least {LEAST_SECRET_BYTES} are needed; "
             f"`openssl rand -hex 32` makes one"
         )
     return found

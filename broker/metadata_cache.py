@@ -1,6 +1,6 @@
 """What the controller's UpdateMetadata requests last said: brokers, topics, leaders. Every broker answers from it.
 
-Eventually right: it trails the controller by a request, and its readers' clients refresh and retry.
+Eventually right: it trails the controller by a request, and clients refresh and retry.
 """
 
 from collections.abc import Iterable
@@ -33,8 +33,8 @@ class CachedTopic(msgspec.Struct):
     topic_id: str
     partitions: dict[int, UpdateMetadataPartition]
     num_partitions: int = 0
-    """How many there are. Until all of them are here the topic is shown to nobody: its partitions come in several
-    requests, and a client that takes the first ones for all of them puts keys into the wrong partitions."""
+    """How many there are. Until all of them are here the topic is not shown to clients: its partitions come in
+    several requests, and a client that took the first ones for all would put keys into the wrong partitions."""
 
 
 class MetadataCache:
@@ -46,11 +46,11 @@ class MetadataCache:
         self._topics: dict[str, CachedTopic] = {}
         self._told_in_broker_epoch = NO_EPOCH
         self._has_been_told_all = False
-        """In this broker epoch. Topics come in many requests: until the last of them, one that is unknown here may be
-        there all the same, and two brokers that deny it would be believed."""
+        """In this broker epoch. Topics come in many requests: until the last of them, one that is unknown here may
+        exist all the same, and two brokers that deny it would be believed."""
 
     def update(self, request: UpdateMetadataRequest) -> list[str]:
-        """Take over a request that was found to be of the present controller. Returns the topics it spoke of.
+        """Take over a request that was found to be from the present controller. Returns the topics it spoke of.
 
         A broker that has registered again is told of every topic there is, but not of those that were deleted while it
         was away: so the first request in a new broker epoch begins a new picture.
@@ -96,7 +96,7 @@ class MetadataCache:
         return None if topic is None else topic.partitions.get(topic_partition.partition)
 
     def has_leaders(self, topic: str, partitions: int) -> bool:
-        """Every one of so many partitions has a leader that lives."""
+        """There are this many partitions, and each has a live leader."""
         cached = self._topics.get(topic)
         return (
             cached is not None
@@ -106,11 +106,11 @@ class MetadataCache:
 
     def describe(self, topics: Iterable[str] | None, listener: str = DEFAULT_LISTENER) -> MetadataResponse:
         """The answer to a Metadata request that came in by that listener; None: all topics. Unknown ones get their
-        error code. Brokers are given with their endpoint of the same listener, since who asks there can reach no other
-        (a host outside of the containers' network, say); brokers that lack it are left out.
+        error code. Brokers are given with their endpoint of the same listener, since a client that asks there can
+        perhaps reach no other (a host outside of the containers' network, say); brokers that lack it are left out.
 
-        Who asks for all topics before this broker was told of all gets no brokers with those that are known: as from
-        one that has just started, that is no answer."""
+        Until this broker has been told of all topics, a request for all of them is answered with those that it knows
+        and without brokers: as from a broker that has just started, a client does not take that for an answer."""
         brokers = []
         has_an_answer = topics is not None or self._has_been_told_all
         for broker in self._brokers.values() if has_an_answer else ():

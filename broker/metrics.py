@@ -4,7 +4,7 @@ The problem. Metrics must cost the hot path nothing to speak of, and a scrape mu
 partitions with a few values each take the library 30 ms to format.
 
 The choice. The broker's parts count in plain attributes (`ApiMetrics`, `Traffic`, `EventTimes`, ...). A scrape reads
-them, makes of them the metric families of prometheus_client, at most PART_SAMPLES samples at a time, has the library
+them, turns them into prometheus_client's metric families, at most PART_SAMPLES samples at a time, has the library
 format each part, and sleeps whenever its slice is over. So the values of one scrape are not all of the same moment;
 neither are those of several brokers.
 
@@ -115,7 +115,7 @@ CONTROLLER_STATES = {
     "Deposed": "controllershutdown",
     "SenderBroke": "controllershutdown",
 }
-"""Event -> Kafka's ControllerState in which it is handled, or a name after Kafka's manner where there is none. The time
+"""Event -> Kafka's ControllerState in which it is handled, or a name in Kafka's manner where there is none. The time
 in BrokerChange is Kafka's LeaderElectionRateAndTimeMs."""
 
 
@@ -196,7 +196,7 @@ REQUEST_COUNTERS = (
 
 UNAUTHORIZED = _Field(
     "requests_unauthorized",
-    "Requests refused because only a broker may ask that, and the sender has not proved to be it",
+    "Requests refused because only a broker may ask that, and the sender has not proved that it is that broker",
     lambda api: api.unauthorized,
 )
 
@@ -332,7 +332,11 @@ class BrokerMetrics(Collector):
             ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_writer.shrinks),
             ("replicamanager_isrexpands", "Times that a replica joined an ISR", replicas.isr_writer.expands),
             ("delayedproducemetrics_expires", "Produce requests timed out", replicas.expired_produces),
-            ("delayedfetchmetrics_expires", "Fetch requests answered for their time was up", replicas.expired_fetches),
+            (
+                "delayedfetchmetrics_expires",
+                "Fetch requests answered because their time was up",
+                replicas.expired_fetches,
+            ),
         ):
             yield CounterMetricFamily(f"kafka_server_{name}", documentation, count)
         purgatory_size = GaugeMetricFamily(
@@ -385,7 +389,7 @@ class BrokerMetrics(Collector):
         yield CounterMetricFamily(
             "kafka_controller_controllerstats_uncleanleaderelections",
             "Leaders elected that may lack acknowledged records: by the topic's setting, or for the longest log where "
-            "nobody's can be trusted",
+            "no replica's can be trusted",
             controller.unclean_elections,
         )
         times = controller.event_times
@@ -473,7 +477,7 @@ async def exposition(parts: Iterable[Metric], clock: Callable[[], float]) -> byt
     for part in parts:
         text = generate_latest(_One(part))
         if part.name == name:
-            text = text.split(b"\n", 2)[2]  # without the HELP and TYPE lines, which stand above the first part
+            text = text.split(b"\n", 2)[2]  # without the HELP and TYPE lines, which are above the first part
         name = part.name
         pieces.append(text)
         if clock() >= slice_ends_at:

@@ -1,7 +1,7 @@
 """The HTTP side of the metrics: GET /metrics on a listener of its own, inside the broker's event loop.
 
 The problem. What is exported belongs to the event loop, so `prometheus_client.start_http_server`, whose thread reads
-while the loop writes, would race with it, and could not run in the simulation. An ASGI server would be a second web of
+while the loop writes, would race with it, and could not run in the simulation. An ASGI server would be a second set of
 tasks, limits and signal handlers beside the broker's, for one page.
 
 The choice. h11 parses and formats (a parser of HTTP/1.1 that does no I/O, strict about what it takes), and this module
@@ -60,7 +60,7 @@ class MetricsListener:
         except OSError as error:
             raise NetworkError(
                 f"metrics.listener cannot listen on {host}:{port}: {error.strerror or error}. Give it a free port of "
-                f"this machine, 0 for any, or leave it empty to be without metrics"
+                f"this machine, 0 for any, or leave it empty to serve no metrics"
             ) from error
 
     @property
@@ -133,7 +133,7 @@ class _Connection(asyncio.Protocol):
     # -- the transport's side --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self._timer = asyncio.get_running_loop().call_later(TIMEOUT_S, self._time_is_up)
         self._listener.joined(self)
 
@@ -148,7 +148,7 @@ class _Connection(asyncio.Protocol):
             self.abort()
 
     def eof_received(self) -> bool:
-        """Who has ended its side may still wait for the answer."""
+        """A peer that has ended its side may still wait for the answer."""
         self._peer_ended = True
         if self._request is None and not self._answered:
             self._receive(b"")
@@ -192,7 +192,7 @@ class _Connection(asyncio.Protocol):
             self._answer_with_text(HTTPStatus.NOT_FOUND, f"the metrics are at {PATH}")
         elif request.method not in (b"GET", b"HEAD"):
             self._answer_with_text(
-                HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are known here", [("Allow", "GET, HEAD")]
+                HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported here", [("Allow", "GET, HEAD")]
             )
         else:
             self._scrape = asyncio.get_running_loop().create_task(self._answer_scrape(), name="scrape")

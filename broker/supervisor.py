@@ -1,4 +1,4 @@
-"""Who owns the broker's background tasks: none runs unwatched, none outlives the broker, no failure goes unseen."""
+"""The owner of the broker's background tasks: none runs unwatched, none outlives the broker, no failure goes unseen."""
 
 import asyncio
 from collections.abc import Coroutine

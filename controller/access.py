@@ -1,9 +1,9 @@
 """The controller's way to ZooKeeper: many calls at once, and lost connections waited out.
 
 A session outlives its connections. While it is suspended the controller neither gives up nor goes on: whatever
-it wants to read or write waits until the session is connected again (then the call is made again) or expired
-(then the tenure is over, by SessionExpired). What a lost connection means for a write is the executor's
-business, so `multis` tells it.
+it wants to read or write waits until the session is connected again (then the call is made again) or has expired
+(then SessionExpired ends the tenure). What a lost connection means for a write is for the executor to decide, so
+`multis` reports it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 MAX_CALLS_IN_FLIGHT = 1_000
 _PAUSE_S = 0.02
-"""Before a call is repeated although the session says that it is connected: the news may be on its way."""
+"""Before a call is repeated while the session says that it is connected: the news of a lost connection may be on its
+way."""
 
 
 class ControllerMoved(MinibrokerError):
@@ -48,7 +49,7 @@ class ZooKeeperAccess:
         self.writing_s = 0.0
 
     def session_changed(self) -> None:
-        """Wake up who waits for a connection."""
+        """Wake up whatever waits for a connection."""
         self._news.set()
 
     async def reconnected(self) -> None:
@@ -98,7 +99,7 @@ class ZooKeeperAccess:
     async def multis(self, batches: Sequence[Sequence[Operation]]) -> list[list[str | Stat | None] | ZooKeeperError]:
         """Send the multis, pipelined, in their order; each gets its result, or the error that it raised.
 
-        Raises what is no ZooKeeperError.
+        Raises only what is not a ZooKeeperError.
         """
         started = self._clock.monotonic()
         try:

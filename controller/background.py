@@ -1,4 +1,4 @@
-"""Background tasks: owned by who starts them, and never failing unseen."""
+"""Background tasks: owned by whatever starts them, and never failing unseen."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class LogEnd(NamedTuple):
 
 
 class LogEndReported(NamedTuple):
-    """A replica has said how its log ends. It does not change while nobody leads in `leader_epoch`."""
+    """A replica has said how its log ends. It does not change as long as `leader_epoch`, which has no leader, lasts."""
 
     replica: PartitionReplica
     leader_epoch: int
@@ -94,7 +94,7 @@ class DeletionQueued(NamedTuple):
 
 
 class DeletionIneligible(NamedTuple):
-    """The deletion cannot go on before something changes; `reason` says what."""
+    """The deletion cannot go on until something changes; `reason` says what."""
 
     topic: str
     reason: str
@@ -148,7 +148,7 @@ Change = (
 
 
 class TopicSettings(NamedTuple):
-    """What decides about elections: the topic's own setting, or else the broker's in which the controller runs."""
+    """What decides elections: the topic's own setting, or else that of the broker in which the controller runs."""
 
     unclean_leader_election: bool = False
     min_insync_replicas: int | None = None
@@ -189,13 +189,13 @@ class ClusterState:
         self.replica_states: dict[PartitionReplica, ReplicaState] = {}
         self.failed_replicas: set[PartitionReplica] = set()
         self._log_ends: dict[TopicPartition, dict[int, LogEndReported]] = {}
-        """Of partitions without a leader, by the broker, of its present run."""
+        """For partitions without a leader: by broker, as reported in its present run."""
         self.topics_to_delete: dict[str, None] = {}
         """Queued or under way, in the order of their arrival."""
         self.ineligible_topics: dict[str, str] = {}
         """Those among them that wait, and for what."""
         self.unaware_brokers: dict[str, frozenset[int]] = {}
-        """For topics whose deletion has begun: who has not yet answered that they know of it."""
+        """For topics whose deletion has begun: the brokers that have not yet confirmed that they know of it."""
         self._partitions_of: dict[str, tuple[TopicPartition, ...]] = {}
         self._partitions_on: dict[int, dict[TopicPartition, None]] = {}
 
@@ -242,7 +242,7 @@ class ClusterState:
         return {b: self.live_brokers[b] for b in self.live_replicas(partition)}
 
     def log_ends(self, partition: TopicPartition) -> dict[int, LogEnd]:
-        """How the logs end, of live brokers' replicas that have reported it since nobody leads."""
+        """How the logs end of the replicas on live brokers that have reported it since the leader was lost."""
         state = self.leadership.get(partition)
         if state is None or state.leader != NO_LEADER:
             return {}
@@ -256,7 +256,7 @@ class ClusterState:
         return topic in self.topics_to_delete
 
     def partitions_without_leader(self) -> tuple[TopicPartition, ...]:
-        """New and offline partitions, those of topics to be deleted left out."""
+        """New and offline partitions, except those of topics to be deleted."""
         return tuple(
             partition
             for partition, state in self.partition_states.items()
@@ -265,7 +265,7 @@ class ClusterState:
         )
 
     def offline_partition_count(self) -> int:
-        """Kafka's OfflinePartitionsCount: partitions without a live leader, those to be deleted left out."""
+        """Kafka's OfflinePartitionsCount: partitions without a live leader, except those to be deleted."""
         return sum(
             1
             for partition in self.assignments
@@ -277,7 +277,7 @@ class ClusterState:
         )
 
     def replica_states_of(self, topic: str) -> frozenset[ReplicaState]:
-        """The states in which at least one replica of the topic is."""
+        """The states that at least one replica of the topic is in."""
         return frozenset(self.replica_state(replica) for replica in self.replicas_of(topic))
 
     # -- changes: for the executor --

@@ -1,7 +1,7 @@
 """The controller that every broker carries (Kafka's KafkaController): what the rest of the broker sees of it.
 
 It does nothing until it is told that this broker was elected, and nothing any more once it has resigned; what
-it does in between is a `Tenure`. It neither runs for office nor gives it up by itself: `Leadership` does, which
+it does in between is a `Tenure`. It neither runs for office nor gives it up itself: `Leadership` does, which
 calls `take_office` and `resign`, and is asked through `request_resign` where a tenure has to end.
 """
 
@@ -32,8 +32,8 @@ class Controller:
 
     `connections` lead to the brokers that it gives orders; `probe` finds the registered brokers that are not running;
     `validate_config` says what is wrong with a topic setting; `on_brokers_changed` hears of the live brokers at every
-    change while this is the controller, and of none at the end; `request_resign` is called, from no task of the
-    controller's, when the tenure has ended by itself and `/controller` must be given up; `timeline_sink` takes the
+    change while this is the controller, and of none at the end; `request_resign` is called, never from a task of
+    the controller's, when the tenure has ended by itself and `/controller` must be given up; `timeline_sink` takes the
     entries of the timeline.
     """
 
@@ -71,7 +71,8 @@ class Controller:
 
     @property
     def state(self) -> ClusterState | None:
-        """The picture of the cluster while active. To be read, in one go: it changes at every await."""
+        """The picture of the cluster while active. Only to be read, and without an await in between, which may change
+        it."""
         return self._tenure.state if self._tenure is not None and self.is_active else None
 
     @property
@@ -81,12 +82,12 @@ class Controller:
 
     @property
     def event_times(self) -> dict[str, EventTimes]:
-        """By the name of the event, of all tenures in this broker."""
+        """By the name of the event, over all tenures of this broker."""
         return self.timeline.times
 
     @property
     def unclean_elections(self) -> int:
-        """Of leaders that may lack what was acknowledged, of all tenures in this broker."""
+        """Elections of leaders that may lack acknowledged records, over all tenures of this broker."""
         return self.timeline.unclean_elections
 
     # -- for Leadership --
@@ -94,7 +95,8 @@ class Controller:
     async def take_office(self, session: ZooKeeperSession, epoch: int, epoch_version: int) -> None:
         """This broker was elected with `epoch`; `/controller_epoch` has the data version `epoch_version`.
 
-        Returns when the tenure has begun, not when it has read and elected everything. What fails then asks to resign.
+        Returns when the tenure has begun, not when it has read and elected everything. A failure after that asks to
+        resign.
         """
         await self.resign("elected again")
         if self._session is not session:
@@ -131,13 +133,13 @@ class Controller:
             self._tenure.session_changed(state)
 
     async def close(self) -> None:
-        """As `resign`, for the end of the broker."""
+        """Like `resign`, when the broker stops."""
         await self.resign("the broker stops")
 
     # -- for crash detection --
 
     def suspect(self, broker_id: int, broker_epoch: int, reason: str) -> None:  # C2
-        """That run of a broker has crashed, as it seems. Does nothing while not active, nor about this broker."""
+        """That run of a broker seems to have crashed. Does nothing while not active, or if this broker is meant."""
         if self._tenure is not None and broker_id != self._broker_id:
             self._tenure.post(BrokerSuspected(self._tenure.epoch, broker_id, broker_epoch, reason))
 
@@ -171,8 +173,8 @@ class Controller:
     async def delete_topics(self, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
         """Returns when the topics are marked for deletion; they are gone when their brokers have deleted the logs.
 
-        `topics` are names, with the id of the topic that is meant: where another has the name, nothing happens. An
-        empty id is not checked. One result per name. Raises BrokerError as `create_topics`.
+        `topics` maps names to the id of the topic that is meant: where another topic has the name, nothing happens.
+        An empty id is not checked. One result per name. Raises BrokerError as `create_topics`.
         """
         tenure = self._active_tenure()
         reply: asyncio.Future[list[DeletableTopicResult]] = asyncio.get_running_loop().create_future()

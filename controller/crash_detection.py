@@ -1,7 +1,7 @@
 """Telling within a fraction of a second that a broker's process has died (what Kafka's ZooKeeper mode lacks).
 
 The problem: a killed process closes its sockets at once, but its ZooKeeper session lives on for seconds, and until it
-ends nobody elects a new leader. A connection that breaks proves little by itself, though: networks drop connections,
+ends no new leader is elected. A connection that breaks proves little by itself, though: networks drop connections,
 and a wrong guess costs a leader change.
 
 The choice: one idle connection to each watched broker's control listener. When it ends, connect again; what comes of
@@ -11,11 +11,12 @@ A host or a container whose address vanishes resets nothing: the connection to i
 kernels ask each other every second whether it still stands (TCP keepalive), and after two probes without an answer it
 has ended, long before the session.
 
-Who finds others unreachable may be the one that is cut off. So ZooKeeper is asked for something before the first
+A broker that finds others unreachable may itself be cut off. So ZooKeeper is asked for something before the first
 attempt to connect again, and after the last: unless it answers promptly both times, what was seen in between counts for
-nothing. A broker whose network has come back would otherwise depose a healthy controller for what it saw alone.
+nothing. A broker whose network has come back would otherwise depose a healthy controller for what it alone saw.
 
-A process that was stopped (SIGSTOP) keeps its connections, its kernel answers for it: that is the session's to find.
+A process that was stopped (SIGSTOP) keeps its connections, since its kernel answers for it: finding it is left to the
+session.
 
 Rejected: heartbeats on the connection (they only repeat, at a cost, what the session does for a process that hangs, and
 a busy event loop would miss them; keepalive probes are answered by the kernel, however busy the process is).
@@ -38,15 +39,15 @@ from minibroker.protocol.world import Clock, Network
 _log = logging.getLogger("minibroker.controller")
 
 PROVEN_S = 0.1
-"""A connection that lived so long was one to the broker, not to something that accepts in its place."""
+"""A connection that lived this long was one to the broker, not to something that accepts in its place."""
 
 KEEPALIVE_S = 1
 KEEPALIVE_PROBES = 2
-"""A connection ends where nothing came for KEEPALIVE_S, and then no answer to so many probes, one every KEEPALIVE_S.
-Whole seconds are the kernel's unit."""
+"""A connection ends when nothing has come for KEEPALIVE_S, and then no answer to this many probes, one every
+KEEPALIVE_S. The kernel counts in whole seconds."""
 
 PROMPT_S = 0.1
-"""Who waits so long for ZooKeeper's answer was cut off from it, perhaps."""
+"""A broker that waits this long for ZooKeeper's answer may have been cut off from it."""
 
 SuspicionListener = Callable[[int, int, str], None]
 """Broker id, broker epoch, reason."""
@@ -79,8 +80,8 @@ class _Watcher(asyncio.Protocol):
 
 
 class CrashDetector:
-    """Watches the brokers given to `follow`, and tells the listeners of `on_suspicion` of those that it takes for
-    crashed: each watch of one does so once. `in_touch` is to return when ZooKeeper has answered something."""
+    """Watches the brokers given to `follow`, and tells the listeners of `on_suspicion` which of them it suspects
+    to have crashed: once per watch. `in_touch` must return when ZooKeeper has answered something."""
 
     def __init__(
         self, network: Network, clock: Clock, detection_ms: int, in_touch: Callable[[], Awaitable[None]]
@@ -96,7 +97,7 @@ class CrashDetector:
         self._ending: set[asyncio.Task[None]] = set()
 
     def on_suspicion(self, listener: SuspicionListener) -> None:
-        """Called in the order in which they were added."""
+        """Listeners are called in the order in which they were added."""
         self._listeners.append(listener)
 
     def follow(self, brokers: Iterable[Broker]) -> None:
@@ -114,9 +115,9 @@ class CrashDetector:
                 self._watches[key] = start_in_background(self._watch(broker, endpoint), name)
 
     async def probe(self, brokers: Sequence[Broker]) -> list[int]:
-        """The ids of those that are not running: their control listener refuses, or they were found to be unreachable
-        for `broker.crash.detection.ms` by now. Takes no longer than that; who was not known to be in trouble and cannot
-        be reached within that time is left to the watch."""
+        """The ids of those that are not running: their control listener refuses, or they have been unreachable for
+        `broker.crash.detection.ms` by now. Takes no longer than that; a broker that was not known to be in trouble and
+        cannot be reached within that time is left to the watch."""
         gone = await asyncio.gather(*(self._is_gone(broker) for broker in brokers))
         return [broker.id for broker, is_gone in zip(brokers, gone, strict=True) if is_gone]
 
@@ -163,7 +164,7 @@ class CrashDetector:
             if not is_suspect:
                 await asyncio.sleep(pause_s)
                 continue
-            # Another broker's watch may have found so meanwhile, and cleared what was seen of all.
+            # The watch of another broker may have found this out meanwhile, and cleared what was seen of all.
             if await self._was_cut_off() or broker.id not in self._troubles:
                 _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
                 watched = watched.forgotten()
@@ -177,7 +178,8 @@ class CrashDetector:
             return
 
     async def _look(self, broker: Broker, endpoint: Endpoint, timeout_s: float) -> tuple[Attempt, str]:
-        """What comes of an attempt to connect, in words too; of a connection that stands, when it has ended."""
+        """What came of an attempt to connect, also in words. Where it made a connection, returns once that has
+        ended."""
         try:
             async with asyncio.timeout(timeout_s):
                 watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
@@ -201,7 +203,7 @@ class CrashDetector:
         return Attempt.STOOD if has_stood else Attempt.CLOSED, "it accepts connections and closes them"
 
     async def _was_cut_off(self) -> bool:
-        """Perhaps it is this broker that could reach nobody; by now it can, and what it saw before counts no more."""
+        """Whether this broker itself may have been cut off until now: if so, what it saw before no longer counts."""
         asked_s = self._clock.monotonic()
         await self._in_touch()
         if self._clock.monotonic() - asked_s < PROMPT_S:

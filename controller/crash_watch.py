@@ -1,4 +1,4 @@
-"""Whom this broker watches for crashes: the controller always, and all others while it is the controller itself."""
+"""Which brokers this one watches for crashes: the controller, and all others while it is the controller itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CONTROLLER_RETRY_S = 0.05
 
 
 class CrashWatch:
-    """Gives the detector the brokers to follow, and has a controller that is suspected removed from its office. Any
-    other broker that is suspected is the business of this one's controller, while it is in office."""
+    """Gives the detector the brokers to follow, and has a suspected controller removed from office. Any other suspected
+    broker is left to this one's controller, while it is in office."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class CrashWatch:
         start: Callable[[Coroutine[object, object, None], str], object],
         remove_controller: Callable[[int, int], None],
     ) -> None:
-        """`sessions` waits until there is a session, `start` starts a task that somebody owns; `remove_controller`
+        """`sessions` waits until there is a session, `start` starts a task that has an owner; `remove_controller`
         takes the broker id and the controller epoch of the one whose broker has crashed."""
         self._broker_id = broker_id
         self._detector = detector
@@ -38,12 +38,12 @@ class CrashWatch:
         self._controller_epoch = NO_EPOCH
 
     def brokers_changed(self, brokers: tuple[Broker, ...]) -> None:
-        """This broker's controller has a new picture; none, once it is out of office."""
+        """This broker's controller has a new picture of the live brokers, or none, once it is out of office."""
         self._brokers = tuple(broker for broker in brokers if broker.id != self._broker_id)
         self._follow()
 
     def controller_changed(self, controller_id: int | None, epoch: int) -> None:
-        """Who is in office, in which controller epoch; None: nobody."""
+        """Which broker is in office, and in which controller epoch; None: none is."""
         self._controller_epoch = epoch
         self._controller = None
         self._follow()
@@ -51,7 +51,7 @@ class CrashWatch:
             self._start(self._find_controller(controller_id, epoch), f"address of controller {controller_id}")
 
     async def _find_controller(self, controller_id: int, epoch: int) -> None:
-        """Where the controller's broker listens, from its registration; then watch it."""
+        """Find where the controller's broker listens, from its registration; then watch it."""
         path = znodes.broker_path(controller_id)
         while self._controller_epoch == epoch:
             try:
@@ -59,7 +59,7 @@ class CrashWatch:
                 broker = znodes.decode_broker(controller_id, data, stat.czxid)
             except (ConnectionLoss, SessionExpired, NoNode, MalformedZnode):
                 # Not registered: about to be again, or a dead controller whose session, and office, end soon. Or
-                # somebody has scribbled on it, which this broker can do without.
+                # the znode is malformed: then this broker goes without the watch until that is corrected.
                 await asyncio.sleep(CONTROLLER_RETRY_S)
                 continue
             if self._controller_epoch == epoch:

@@ -117,7 +117,8 @@ def _not_controller() -> BrokerError:
 
 
 def _what_an_administrator_sees(failure: BaseException) -> BrokerError:
-    """What is wrong here must not be tried at the next controller as well: only a moved controller is retriable."""
+    """What fails because of a fault must not be tried at the next controller as well: only a moved controller is
+    retriable."""
     if isinstance(failure, ControllerMoved | SessionExpired | asyncio.CancelledError):
         return _not_controller()
-    return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the controller failed at this request: {failure!r}")
+    return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the controller failed to handle this request: {failure!r}")

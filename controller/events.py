@@ -1,4 +1,4 @@
-"""What can happen to a controller: one class per event, who raises it, and what it carries.
+"""What can happen to a controller: one class per event, what raises it, and what it carries.
 
 Every event carries `epoch`, the controller epoch of the tenure it was raised in; the event loop drops what
 belongs to another. `cause` is the sentence that the timeline shows.
@@ -97,8 +97,8 @@ class IsrChange(Event):
 
 @dataclass(frozen=True)
 class LeaderAndIsrAnswered(Event):
-    """Raised by the outbox: a broker's answer. `errors` has every partition that was sent, also those with NONE;
-    `log_ends` is of those that nobody leads."""
+    """Raised by the outbox: a broker's answer. `errors` has every partition that was sent, including those with
+    NONE; `log_ends` is for those without a leader."""
 
     broker_id: int
     broker_epoch: int
@@ -125,7 +125,7 @@ class StopReplicaAnswered(Event):
 
 @dataclass(frozen=True)
 class TopicDeletionsHeard(Event):
-    """Raised by the outbox: a broker's answer to an UpdateMetadata that says of topics that they are gone."""
+    """Raised by the outbox: a broker's answer to an UpdateMetadata that says that topics are gone."""
 
     broker_id: int
     broker_epoch: int
@@ -133,7 +133,7 @@ class TopicDeletionsHeard(Event):
 
     @property
     def cause(self) -> str:
-        return f"broker {self.broker_id} knows that {', '.join(self.topics[:10])} is deleted"
+        return f"broker {self.broker_id} knows of the deletion of {', '.join(self.topics[:10])}"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ class BrokerSuspected(Event):
 
 @dataclass(frozen=True)
 class AdminRequest(Event):
-    """An event that somebody waits for. Who gives no `answer` must call `fail`; after either, both do nothing."""
+    """An event that somebody waits for. A handler that does not call `answer` must call `fail`; after either, both do
+    nothing."""
 
     fail: Callable[[Exception], None]
 

@@ -7,12 +7,12 @@ what one controller decided knowing what was there before, or nothing.
 The choice: writes go out as `multi`s that begin with a check of `/controller_epoch`, all at once, up to 100
 operations each. If that check fails the controller has been deposed, and nothing was written. A multi that was
 refused for another reason, or whose outcome is unknown because the connection broke, is looked at again: everything
-that it was to write is read, in one go. What stands there as planned has been done. What stands there as
-before is sent again. Anything else is a conflict: it is adopted into the picture and reported, so that the caller
+that it was to write is read, in one go. What is there as planned has been done. What is there as before is
+sent again. Anything else is a conflict: it is adopted into the picture and reported, so that the caller
 decides about that partition anew, knowing it. So one conflict costs a read and a second multi, and a hundred
 conflicts cost the same.
 
-This reading decides rightly, because a state is never written twice alike (each write of the controller raises the
+This reading decides rightly, because no two writes of a state are alike (each write of the controller raises the
 leader epoch, and topics have random ids) and because a request of a lost connection cannot arrive after one that
 was sent on the next: ZooKeeper refuses requests of a session that has moved on.
 
@@ -88,7 +88,7 @@ class PlanOutcome(NamedTuple):
     """What became of a plan, as far as it is not what was planned."""
 
     conflicts: tuple[TopicPartition, ...] = ()
-    """Partitions that were not written, since their state was another one; it has been adopted."""
+    """Partitions that were not written, since another state was found, which has been adopted."""
     existing_topics: frozenset[str] = frozenset()
     """Topics that were not created, since they exist."""
     obstacle: str | None = None
@@ -113,7 +113,7 @@ class _Batch(NamedTuple):
 
 
 class Executor:
-    """One tenure's. `execute` raises ControllerMoved, SessionExpired, and ZooKeeperErrors that nobody expects."""
+    """One tenure's. `execute` raises ControllerMoved, SessionExpired, and ZooKeeperErrors that are not expected."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Executor:
         self._timeline = timeline
 
     async def execute(self, plan: Plan) -> PlanOutcome:
-        """Carry out the plan but for illegal moves (and what hangs on them) and conflicts."""
+        """Carry out the plan, except for illegal moves (and what depends on them) and conflicts."""
         self._timeline.add("notes", plan.notes)
         alarms = {w.partition: w.alarm for w in plan.writes if isinstance(w, WriteState) and w.alarm}
         for note in plan.notes:
@@ -151,7 +151,7 @@ class Executor:
     # -- moves --
 
     def _check_moves(self, plan: Plan) -> tuple[list[PartitionMove], list[ReplicaMove], frozenset[TopicPartition]]:
-        """The legal moves, and the partitions of which a move was not."""
+        """The legal moves, and the partitions that had an illegal one."""
         partition_moves: list[PartitionMove] = []
         replica_moves: list[ReplicaMove] = []
         illegal: list[IllegalMove] = []
@@ -199,7 +199,8 @@ class Executor:
                     connection_lost = True
                 else:
                     cause = _refusal(answer)
-                    # The first refusal is about what ZooKeeper held; later ones may be about what the first left out.
+                    # The first refusal is about what ZooKeeper held; later ones may be about what the first one left
+                    # undone.
                     if isinstance(cause, NotEmpty) and not unsettled:
                         written.obstacle = str(cause)
                         return written
@@ -217,7 +218,7 @@ class Executor:
                 written.states[write.partition] = _with_version(write.state, version)
 
     async def _look_again(self, writes: Sequence[Write], written: _Written) -> list[Write]:
-        """What is still to be written, after every one of these was looked up."""
+        """What is still to be written, after each of these has been looked up."""
         if not writes:
             return []
         verdicts = await self._access.read([self._looker(write, written) for write in writes])
@@ -345,7 +346,7 @@ def _with_version(state: LeaderAndIsr, version: int) -> LeaderAndIsr:
 
 
 def _refusal(answer: ZooKeeperError) -> ZooKeeperError:
-    """Why ZooKeeper refused a multi. Raises ControllerMoved where it was the check, and what nobody expects."""
+    """Why ZooKeeper refused a multi. Raises ControllerMoved if it was the check, and errors that are not expected."""
     if not isinstance(answer, MultiFailed):
         raise answer
     if answer.index == 0:
@@ -379,7 +380,7 @@ def _operations(write: Write) -> list[Operation]:
 
 
 def _batches(writes: Sequence[Write], epoch_version: int) -> Iterator[_Batch]:
-    """As many writes as fit a multi, each time; their order is kept, and none is cut in two."""
+    """Multis, each with as many writes as fit; their order is kept, and none is cut in two."""
     epoch_check = Check(znodes.CONTROLLER_EPOCH, epoch_version)
     batch, size = _Batch([], [epoch_check], []), _size(epoch_check)
     for write in writes:

@@ -25,7 +25,7 @@ MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 
 class Watchers(NamedTuple):
-    """What is called when something changed; each is set anew by the reading it belongs to."""
+    """What is called when something has changed; each is set anew by the read that it belongs to."""
 
     brokers: Watcher
     topics: Watcher
@@ -80,7 +80,7 @@ class Gather:
         )
 
     async def brokers(self, known: Iterable[int]) -> dict[int, Broker]:
-        """Who is registered now. The data of `known` brokers is asked for in the same go as the list."""
+        """The brokers that are registered now. The data of `known` ones is asked for in the same go as the list."""
         guess = sorted(known)
         calls: list[_List | _Get] = [lambda: self._children(znodes.BROKER_IDS, self._watchers.brokers)]
         calls += [self._getter(znodes.broker_path(broker_id)) for broker_id in guess]
@@ -169,7 +169,7 @@ class Gather:
         return list(partitions)
 
     async def configs(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
-        """The settings of those of the topics that have any; none can be read from a malformed znode."""
+        """The settings of those of the topics that have any; empty where the znode is malformed."""
         paths = [znodes.topic_config_path(topic) for topic in topics]
         nodes = await self._access.read([self._getter(path) for path in paths])
         configs: dict[str, Mapping[str, str]] = {}
@@ -184,7 +184,8 @@ class Gather:
         return configs
 
     async def topic_settings(self, topics: Sequence[str], default: TopicSettings) -> dict[str, TopicSettings]:
-        """What decides about elections. `default` is for what a topic does not set, or sets to nonsense."""
+        """What decides elections. `default` is for what a topic does not set, and for a min.insync.replicas that is no
+        number."""
         configs = await self.configs(topics)
         return {topic: self._topic_settings(topic, configs.get(topic, {}), default) for topic in topics}
 
@@ -194,12 +195,12 @@ class Gather:
         if not text:
             return TopicSettings(unclean, default.min_insync_replicas)
         if not (text.isdecimal() and int(text) > 0):
-            self._note(f"topic {topic} has {MIN_INSYNC_REPLICAS}={text!r}, which is no number of replicas: mend it")
+            self._note(f"topic {topic} has {MIN_INSYNC_REPLICAS}={text!r}, not a number of replicas: correct it")
             return TopicSettings(unclean, default.min_insync_replicas)
         return TopicSettings(unclean, int(text))
 
     async def existing(self, paths: Sequence[str]) -> frozenset[str]:
-        """Those of the nodes that are there."""
+        """Those of the nodes that exist."""
         stats = await self._access.read([self._checker(path) for path in paths])
         return frozenset(path for path, stat in zip(paths, stats, strict=True) if stat is not None)
 
@@ -223,7 +224,7 @@ class Gather:
         return lambda: self._session.children(path)
 
     async def _children(self, path: str, watcher: Watcher) -> list[str]:
-        """The children, watched. The node is one that every broker makes sure of; it is made again if it is gone."""
+        """The children, watched. Every broker makes sure that the node exists; if it is gone, it is made again."""
         while True:
             try:
                 return await self._session.children(path, watcher)

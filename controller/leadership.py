@@ -1,4 +1,4 @@
-"""Who is the controller: the race for /controller, taking office, resigning, removing one that crashed.
+"""Which broker is the controller: the race for /controller, taking office, resigning, removing one that crashed.
 
 The problem: exactly one broker acts as controller, although sessions expire, connections break in the middle of a
 race, and nodes are deleted by others or by hand. Known ways to fail: a deposed controller that goes on (KAFKA-4447,
@@ -6,19 +6,19 @@ KAFKA-6082), one that won but never heard of it and never starts (KAFKA-13407), 
 (ZooKeeper compares data versions, and every new node begins with the same one).
 
 The choice: the race is one `multi` that creates /controller and raises /controller_epoch from the version seen, so each
-term of office has an epoch and a data version of /controller_epoch that nobody else ever has; whatever removes
+term of office has an epoch and a data version of /controller_epoch that no other ever has; whatever removes
 /controller checks that version in the same `multi`. And there is one way into office and out of it: look at both nodes,
 let `judge_leadership` say what that means, act, look again. The race's own answer is not even read: whether it was won
-shows in the look that follows it, whose nodes carry our session and the epoch we claimed, and that is so after a lost
-answer too. One task does all this, one thing at a time, and waits until the callbacks have returned: nobody runs for
-office before the former term has ended.
+shows in the look that follows it, if the nodes carry our session and the epoch we claimed; so a lost answer makes no
+difference. One task does all this, one thing at a time, and waits until the callbacks have returned: a broker never
+runs for office before its former term has ended.
 
-A server of the ensemble may lag behind: it never shows a session what is older than an answer that it got, but may not
-know yet of a write whose answer was lost. The race that follows such a look is refused, as every write goes by
-ZooKeeper's leader, and the next look is newer.
+A server of the ensemble may lag behind: it never shows a session anything older than an answer that the session got,
+but may not know yet of a write whose answer was lost. The race that follows such a look is refused, as every write goes
+by ZooKeeper's leader, and the next look is newer.
 
 Rejected: compare-and-delete by czxid (ZooKeeper has none); a lock recipe with a queue of waiters (Kafka's znodes are
-what tools know); reacting to single events (each of them may be missed with the connection, a look is always right).
+what tools know); reacting to single events (any of them may be lost with the connection; a look is always right).
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ _TROUBLE_PAUSE_S = 1.0
 """Before the next look, where ZooKeeper refused something or a znode is malformed."""
 
 RESIGNATION_PAUSE_S = 0.5
-"""Who has resigned, or was removed, lets the others go first for this long: what failed here may work there."""
+"""A controller that resigned, or was removed, lets others go first for this long: what failed here may work there."""
 REMOVAL_PAUSE_S = 0.05
-"""So does who has removed a crashed controller: where it lives, and the link between the two is broken, a third broker
-that reaches both ends the quarrel. Where there is no third one, the failover takes so much longer."""
+"""So does one that has removed a crashed controller: if that lives, and the link between the two is broken, a third
+broker that reaches both ends the quarrel. Where there is no third one, the failover takes this much longer."""
 
 NO_SESSION = 0
-"""Owns what is not ephemeral."""
+"""The owner of a node that is not ephemeral."""
 
 
 class Term(NamedTuple):
@@ -86,19 +86,19 @@ class Seen(NamedTuple):
     """What /controller and /controller_epoch hold."""
 
     controller_id: int | None
-    """None: there is no /controller. NO_CONTROLLER: there is, but what it holds is no broker id."""
+    """None: there is no /controller. NO_CONTROLLER: there is, but what it holds is not a broker id."""
     owner: int
-    """The session that made /controller, with which it goes; NO_SESSION: it is not ephemeral."""
+    """The session that made /controller, and with which it goes; NO_SESSION: it is not ephemeral."""
     epoch: int
     epoch_version: int
 
 
 class LeadershipVerdict(Enum):
-    VACANT = "nobody is controller"
+    VACANT = "no broker is controller"
     ELECTED = "this broker is controller"
     FOLLOWER = "another broker is controller"
-    LEFTOVER = "/controller is of a former session of this broker, or of none and names nobody"
-    INVALID = "/controller is of this session, but does not name the broker and the term that it should"
+    LEFTOVER = "/controller belongs to a former session of this broker, or to none and names no broker"
+    INVALID = "/controller belongs to this session, but does not name the broker and the term that it should"
 
 
 def judge_leadership(seen: Seen, broker_id: int, session_id: int, claim: Term | None) -> LeadershipVerdict:
@@ -106,11 +106,11 @@ def judge_leadership(seen: Seen, broker_id: int, session_id: int, claim: Term | 
     if seen.controller_id is None:
         return LeadershipVerdict.VACANT
     if seen.owner == NO_SESSION and seen.controller_id == NO_CONTROLLER:
-        # Written by hand, or by half: it would stay for ever. One that names a controller is respected: so does Kafka's
-        # migration to KRaft keep its brokers out of office.
+        # Written by hand, or only half written: it would stay for ever. One that names a controller is respected: that
+        # is how Kafka's migration to KRaft keeps brokers out of office.
         return LeadershipVerdict.LEFTOVER
     if seen.owner != session_id:
-        # Who is attached here is registered, so no other process can be this broker: its former one is gone.
+        # A broker that is attached is registered, so no other process can be this broker: its former one is gone.
         return LeadershipVerdict.LEFTOVER if seen.controller_id == broker_id else LeadershipVerdict.FOLLOWER
     if seen.controller_id == broker_id and claim == (seen.epoch, seen.epoch_version):
         return LeadershipVerdict.ELECTED
@@ -122,8 +122,8 @@ class Leadership:
 
     `on_elected(session, epoch, epoch_version)` begins a term; it should return once the term has begun, not when all
     its work is done. If it raises, the term ends at once. `on_resign(reason)` ends it: when it returns nothing of the
-    term may run any more. `on_controller(controller_id, epoch)` tells every change of who is controller; None stands
-    for nobody. Each is called after the one before has returned.
+    term may run any more. `on_controller(controller_id, epoch)` reports every change of controller; None stands for
+    none. Each is called after the one before has returned.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Leadership:
 
     @property
     def controller_id(self) -> int | None:
-        """The controller as of the last look; None: nobody, or not known yet."""
+        """The controller as of the last look; None: there is none, or it is not known yet."""
         return self._announced[0] if self._announced else None
 
     @property
@@ -282,10 +282,10 @@ class Leadership:
                 self._announce(seen.controller_id, seen.epoch)
                 return
             elif verdict is LeadershipVerdict.LEFTOVER:
-                await self._end_term(f"{CONTROLLER} is of another session")
+                await self._end_term(f"{CONTROLLER} belongs to another session")
                 if seen.controller_id == NO_CONTROLLER:
                     _logger.warning(
-                        "broker %d removes %s: it is of no session, and names no broker", self._broker_id, CONTROLLER
+                        "broker %d removes %s: no session owns it, and it names no broker", self._broker_id, CONTROLLER
                     )
                 await self._remove(session, seen.epoch_version)
             elif verdict is LeadershipVerdict.INVALID:
@@ -348,7 +348,7 @@ class Leadership:
     async def _race(self, session: ZooKeeperSession, seen: Seen) -> None:
         term = Term(max(seen.epoch, self._highest_epoch) + 1, seen.epoch_version + 1)
         self._claim = term
-        with contextlib.suppress(MultiFailed):  # another was faster; the next look tells who
+        with contextlib.suppress(MultiFailed):  # another was faster; the next look tells which
             await session.multi(
                 [
                     Create(CONTROLLER, encode_controller(self._broker_id, self._clock.wall_ms()), ephemeral=True),
@@ -393,7 +393,7 @@ class Leadership:
             return
         _logger.info("broker %d is no longer the controller: %s", self._broker_id, reason)
         self._term = self._claim = None
-        # A term that is being ended is ended, even where this task is cancelled meanwhile: `close` waits for it.
+        # Once begun, the end of a term is completed, even if this task is cancelled meanwhile: `close` waits for it.
         self._resignation = asyncio.ensure_future(self._on_resign(reason))
         await asyncio.shield(self._resignation)
         self._resignation = None

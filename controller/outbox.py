@@ -1,15 +1,15 @@
 """What the controller sends (Kafka's ControllerChannelManager): per live broker one ordered queue and one sender.
 
-The problem: a broker must see control requests in the order of the decisions, each of them, however often its
+The problem: a broker must see every control request, in the order of the decisions, however often its
 connection breaks; yet one broker that hangs must not hold up the others, nor the controller.
 
-The choice: whoever decides only queues. Per broker a task takes the oldest request and repeats it until there is
-an answer, then goes on to the next; one at a time, so that a repetition can never overtake. It ends when the broker
-leaves the picture or the tenure ends. A broker that registered again is another one, with a queue of its own: what
-was meant for its former run is dropped, and refused by its epoch if it is on its way already. A request that was
-carried out and is repeated because the answer got lost does no harm: epochs make it a repetition. Nor does one that
-comes late, by a connection that was given up, when others have been carried out since: orders are numbered, and brokers
-go back to none.
+The choice: whatever is decided is only queued. Per broker a task takes the oldest request and repeats it until there is
+an answer, then goes on to the next; one at a time, so that a repetition can never overtake another request. The task
+ends when the broker leaves the picture or the tenure ends. A broker that registered again is another one, with a queue
+of its own: what was meant for its former run is dropped, and refused for its epoch if it is on its way already. A
+request that was carried out and is repeated because the answer got lost does no harm: epochs make it a repetition. Nor
+does one that arrives late, over a connection that was given up, when others have been carried out since: orders are
+numbered, and a broker never goes back to an earlier one.
 
 Answers become events. A broker that knows a higher controller epoch ends the tenure.
 """
@@ -41,7 +41,7 @@ CONNECT_TIMEOUT_S = 3.0
 
 FAILURE_PAUSE_S = 1.0
 MAX_FAILURES = 5
-"""So often a handler may fail at a request. Then the next ones are sent: they may be about other partitions."""
+"""How often a handler may fail at a request before the next ones are sent: they may be about other partitions."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Outgoing:
 
 
 class Outbox:
-    """One tenure's. `post` takes the events; `on_failure` hears of a sender that broke, which must not happen."""
+    """One tenure's. `post` takes the events; `on_failure` hears of a sender that broke, which should never happen."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Outbox:
             channel.disconnect("the controller has no more to say")
 
     async def _deliver(self, channel: _Channel, request: Outgoing) -> m.Message | ErrorCode:
-        """The broker's last word on the request, or the error with which it refused the whole of it."""
+        """The broker's final answer to the request, or the error with which it refused the whole of it."""
         attempts = 0
         while True:
             answer = await self._ask(channel, request)
@@ -141,7 +141,7 @@ class Outbox:
             await asyncio.sleep(FAILURE_PAUSE_S if error is ErrorCode.UNKNOWN_SERVER_ERROR else RETRY_PAUSE_S)
 
     async def _ask(self, channel: _Channel, request: Outgoing) -> m.Message | ErrorCode:
-        """The answer to one more attempt that got through."""
+        """The answer to the next attempt that gets through."""
         while True:
             try:
                 if channel.connection is None or channel.connection.closed:
@@ -151,7 +151,7 @@ class Outbox:
                 if isinstance(error, BrokerError) and error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
                     _log.error("broker %d refused %s: %s", channel.broker.id, request.api.name, error)
                     return error.code
-                # A broker that takes this one for none has said nothing about the request: somebody must mend that.
+                # A broker that does not accept this one as a broker has not looked at the request: somebody must help.
                 if channel.reachable:
                     _log.warning("%s to broker %d is tried again: %s", request.api.name, channel.broker.id, error)
                 channel.reachable = False
@@ -215,7 +215,7 @@ class _Channel:
 
 
 def _is_to_be_repeated(error: ErrorCode, attempts: int) -> bool:
-    """What a whole request was answered with, after so many attempts, is not the last word on it."""
+    """Whether a whole request that was answered with this error, after so many attempts, is sent again."""
     if error is ErrorCode.BROKER_ID_NOT_REGISTERED:
         return True
     return error is ErrorCode.UNKNOWN_SERVER_ERROR and attempts < MAX_FAILURES

@@ -2,7 +2,7 @@
 
 A decision does nothing; it returns a Plan, and the executor carries it out in a fixed order: the moves are
 checked, the znodes written, then the cluster state is changed, then the requests are queued. The order is what
-makes a plan safe: nothing is believed, and nobody told, before ZooKeeper holds it.
+makes a plan safe: nothing is believed, and no broker told, before ZooKeeper holds it.
 
 A write belongs to a partition, a topic or a broker, so that the executor can drop the part of a plan that
 conflicts with what is in ZooKeeper and carry out the rest. A move to Online of a partition that the plan also
@@ -123,7 +123,7 @@ class MetadataUpdate(NamedTuple):
     partitions: tuple[TopicPartition, ...]
     deleted_topics: tuple[DeletedTopic, ...] = ()
     names_the_last: bool = False
-    """With it these brokers have been told of every topic that there is."""
+    """After it these brokers have been told of every topic that there is."""
 
     def __str__(self) -> str:
         what = [str(p) for p in self.partitions] + [f"{d.topic} (deleted)" for d in self.deleted_topics]

@@ -6,16 +6,16 @@ lives for seconds more (KAFKA-1387, KAFKA-6584, KAFKA-7165, KAFKA-14845). That o
 broker which was given the same id by mistake must not.
 
 The choice: one task compares what is with what should be, and acts, whenever a watch fires or the session's state
-changes; it remembers nothing that ZooKeeper could tell it. So every interruption is mended by the next round, whatever
+changes; it remembers nothing that ZooKeeper could tell it. So the next round makes good every interruption, whatever
 it interrupted. Whose node it is that stands in the way is judged by `judge_node`, from the owning session and the
 address inside: an address that we have bound ourselves cannot be another process's, and one that refuses connections
-has no process behind it. That holds for a start. Once this broker has been registered, a foreign node under its id
+has no process behind it. So it is at the start. Once this broker has been registered, a foreign node under its id
 means that somebody started a second broker N: the newer one wins, and this one says so and gives up.
 
-Each registration is a new broker epoch (the node's czxid, KIP-380), whoever caused it.
+Each registration is a new broker epoch (the node's czxid, KIP-380), whatever caused it.
 
 Rejected: waiting for the old session to expire, as Kafka does at first (6 s in which the broker is missing); deleting
-the node unseen, as Kafka does where the session id in it is its own (it cannot know the id after a restart).
+the node without a look, as Kafka does where the session id in it is its own (it cannot know the id after a restart).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def judge_node(
     was_registered: bool,
     answers: bool | None,
 ) -> NodeOwner:
-    """Whose the node is that the session `owner` made, with the endpoints `recorded` in it.
+    """Whose node it is: the session `owner` made it, and the endpoints `recorded` are in it.
 
     `answers`: a process accepts connections at those endpoints (True), they all refuse (False), or it is not known or
     was not tried (None). `was_registered`: this process has been registered before.
@@ -136,7 +136,7 @@ class Registration:
         trusted_since: Callable[[], int],
         rack: str | None = None,
     ) -> None:
-        """`trusted_since`, asked at each registration, is what it says of the broker's data: see `encode_broker`."""
+        """`trusted_since`, asked at each registration, is what it says about the broker's data: see `encode_broker`."""
         self._world = world
         self._servers = zookeeper_connect
         self._session_timeout_ms = session_timeout_ms
@@ -163,10 +163,10 @@ class Registration:
 
     @property
     def session(self) -> ZooKeeperSession:
-        """The session of now; it may be suspended. Raises SessionExpired where there is none."""
+        """The current session; it may be suspended. Raises SessionExpired where there is none."""
         if self._session is None or self._session.state is SessionState.EXPIRED:
             raise SessionExpired(
-                f"broker {self._broker_id} has no session at ZooKeeper {self._servers} now; retry later"
+                f"broker {self._broker_id} has no session with ZooKeeper {self._servers} now; retry later"
             )
         return self._session
 
@@ -192,7 +192,7 @@ class Registration:
         self._lost_listeners.append(listener)
 
     def on_failure(self, listener: Callable[[Exception], None]) -> None:
-        """Call `listener`, once, where this broker cannot stay registered (BrokerIdTaken, ClusterIdChanged): it has to
+        """Call `listener`, once, when this broker cannot stay registered (BrokerIdTaken, ClusterIdChanged): it has to
         stop. Only after `start` has returned; before, `start` raises."""
         self._failure_listeners.append(listener)
 
@@ -213,7 +213,7 @@ class Registration:
     async def start(self, endpoints: Sequence[Endpoint]) -> None:
         """Register, with endpoints on which this process listens already, and stay registered. `connect` comes first.
 
-        Returns once registered. Raises BrokerIdTaken, naming who has it.
+        Returns once registered. Raises BrokerIdTaken, naming where the other broker is.
         """
         assert self._task is None
         self._endpoints = tuple(endpoints)
@@ -252,7 +252,7 @@ class Registration:
             listener(error)
 
     async def _usable_session(self) -> ZooKeeperSession:
-        """The session that there is, or a new one; for as long as it takes."""
+        """The current session, or a new one, however long that takes."""
         if self._session is not None and self._session.state is not SessionState.EXPIRED:
             return self._session
         next_complaint_s = self._world.clock.monotonic()
@@ -261,7 +261,7 @@ class Registration:
                 return await self._open_session()
             except ConnectionLoss as error:
                 if self._world.clock.monotonic() >= next_complaint_s:
-                    _logger.warning("broker %d has no ZooKeeper session: %s; trying on", self._broker_id, error)
+                    _logger.warning("broker %d has no ZooKeeper session: %s; still trying", self._broker_id, error)
                     next_complaint_s = self._world.clock.monotonic() + _COMPLAINT_INTERVAL_S
                 await asyncio.sleep(_RECONNECT_PAUSE_S)
 
@@ -350,7 +350,7 @@ class Registration:
         if self._cluster_id not in (None, cluster_id):
             raise ClusterIdChanged(
                 f"ZooKeeper at {self._servers} holds cluster {cluster_id}, but broker {self._broker_id} belongs to "
-                f"{self._cluster_id}: mend zookeeper.connect, or restore {CLUSTER_ID}"
+                f"{self._cluster_id}: correct zookeeper.connect, or restore {CLUSTER_ID}"
             )
         self._cluster_id = cluster_id
 
@@ -379,7 +379,7 @@ class Registration:
                 await self._replace(session, stat, node)
                 continue
             if owner is NodeOwner.UNKNOWN and stat.ephemeral_owner:
-                # Where nobody is, its session ends, and the node with it.
+                # If its broker is gone, the session ends, and the node with it.
                 now_s = self._world.clock.monotonic()
                 if patience_ends_s is None:
                     patience_ends_s = now_s + self._session_timeout_ms / 1000 + _EXPIRY_SLACK_S
@@ -402,7 +402,7 @@ class Registration:
             )
 
     async def _judge(self, session: ZooKeeperSession, data: bytes, stat: Stat) -> tuple[NodeOwner, str]:
-        """Whose the node is, and where they say they are."""
+        """Whose node it is, and the addresses in it."""
         broker = Broker(self._broker_id, stat.czxid, ())
         try:
             broker = decode_broker(self._broker_id, data, stat.czxid)
@@ -432,7 +432,7 @@ class Registration:
         epoch = await session.exists(CONTROLLER_EPOCH)
         if epoch is not None:
             operations.append(Check(CONTROLLER_EPOCH, epoch.version))
-        # Versions, unlike czxids, can be compared by ZooKeeper, but a node made anew begins at 0 again: look once more.
+        # Versions, unlike czxids, can be compared by ZooKeeper, but a node made anew begins at 0 again: so look again.
         found = await session.exists(self._path)
         if found is None or found.czxid != stale.czxid:
             return
@@ -443,7 +443,7 @@ class Registration:
             _logger.info("the registrations in %s changed meanwhile (%s); looking again", BROKER_IDS, error.cause)
 
     async def _answers(self, endpoints: Sequence[Endpoint]) -> bool | None:
-        """Somebody accepts connections at one of the endpoints; False: all refuse; None: it cannot be known."""
+        """True: something accepts connections at one of the endpoints; False: all refuse; None: it cannot be known."""
         refused = 0
         for endpoint in endpoints:
             try:
@@ -464,10 +464,10 @@ class Registration:
 class _Probe(asyncio.Protocol):
     transport: asyncio.Transport
     to_itself = False
-    """TCP connects a socket to itself where the kernel happens to choose, as the port to call from, the port called:
-    nobody listens there."""
+    """TCP connects a socket to itself if the kernel happens to choose the port that is called as the port to call from:
+    nothing listens there."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         own_address = transport.get_extra_info("sockname")
         self.to_itself = own_address is not None and own_address == transport.get_extra_info("peername")

@@ -187,7 +187,7 @@ def _parts(state: ClusterState, partitions: Sequence[TopicPartition]) -> Iterato
     for partition in partitions:
         replicas = len(state.assignments[partition])
         current = state.leadership.get(partition)
-        # The assignment, at most as many offline replicas, and who is on record as having everything.
+        # The assignment, at most as many offline replicas, and the replicas on record as having everything.
         on_record = len(current.isr) + len(current.eligible) if current is not None else 0
         cost = _PARTITION_BYTES + _REPLICA_BYTES * 2 * replicas + _MEMBER_BYTES * on_record
         if partition.topic != topic:

@@ -56,7 +56,7 @@ Probe = Callable[[Sequence[Broker]], Awaitable[Collection[int]]]
 
 
 MOST_SPENT_NONCES = 10_000
-"""More creations than can be on their way to one broker for as long as any network holds them."""
+"""More than the creations that a network can be holding back from one broker at any time."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Hooks(NamedTuple):
 
 
 class Tenure:
-    """`start` begins it. It ends by `close`, or by itself: then `ended_because` says why."""
+    """`start` begins it. It ends through `close`, or by itself: then `ended_because` says why."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Tenure:
         announce_brokers: bool = False,
     ) -> None:
         """`brokers.settle`, a part at a time, so that ten thousand partitions do not hold up the loop for as long as
-        they take: the brokers that they share it with have clients, and the session has heartbeats.
+        they take: the broker that it is shared with has clients, and the session has heartbeats.
 
         `announce` are some of `partitions`.
         """
@@ -216,7 +216,7 @@ class Tenure:
         announce: Collection[TopicPartition],
         announce_brokers: bool,
     ) -> None:
-        """Decided again for each partition that turns out to have another state than was known."""
+        """Decide again about each partition that turns out to have another state than the known one."""
         while True:
             unsettled = brokers.topics_to_settle(self.state, partitions)
             plan = brokers.settle(
@@ -279,7 +279,7 @@ class Tenure:
             self._gather.registered(overview.broker_ids), self._gather.topics(overview.topics)
         )
         partitions = [TopicPartition(name, number) for name, topic in found.read.items() for number in topic.partitions]
-        # Elected in vain is who leads a crashed broker's partitions to another crashed one: ask before electing.
+        # To elect one crashed broker in place of another would be in vain: probe before electing.
         states, refused = await _both(self._gather.states(partitions), self._probe(registered))
         snapshot = Snapshot(
             registered,
@@ -291,7 +291,7 @@ class Tenure:
             states.malformed,
         )
         for broker_id in sorted(refused):
-            self._note(f"broker {broker_id} is registered and refuses connections: it is removed")
+            self._note(f"broker {broker_id} is registered and cannot be reached: it is removed")
         await self._execute(brokers.load(self.state, snapshot, refused))
         every = tuple(self.state.assignments)
         await self._settle(every, tell=self.state.live_broker_ids(), announce=every)
@@ -431,7 +431,8 @@ class Tenure:
         try:
             await self._add_topics(created)
         finally:
-            # Whatever happened then: the topics are in ZooKeeper, and if not this controller, the next serves them.
+            # Whatever happened: the topics are in ZooKeeper, and if this controller does not serve them, the next one
+            # does.
             request.answer([_result(answer, existing=existing) for answer in answers])
 
     def _spend_nonces(self, created: Iterable[TopicZnode]) -> None:

@@ -1,8 +1,8 @@
 """The flight recorder: each event with its cause, what was decided, written and sent, and how long that took.
 
-One entry per event, in a ring buffer for who asks now, and through a sink (JSON lines on disk) for who asks after
-a crash. An entry is a flat dict of numbers and lists of sentences, so that a program and a person with `grep` read
-the same. Lists are cut at a length, since taking office over ten thousand partitions is one event.
+One entry per event, in a ring buffer for questions asked now, and through a sink (JSON lines on disk) for those asked
+after a crash. An entry is a flat dict of numbers and lists of sentences, so that a program and a person with `grep`
+read the same. Lists are cut at a length, since taking office over ten thousand partitions is one event.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Timeline:
         self.times: dict[str, EventTimes] = {}
         """By the name of the event, since the start of the broker."""
         self.unclean_elections = 0
-        """Of leaders that may lack what was acknowledged, since the start of the broker."""
+        """Elections of leaders that may lack acknowledged records, since the start of the broker."""
 
     def entries(self) -> list[Entry]:
         """The last ones, oldest first."""
@@ -62,7 +62,7 @@ class Timeline:
         self._queued_s = queued_s
 
     def record(self, name: str, cause: str, epoch: int) -> None:
-        """An entry of its own, for what is no event: a tenure's end."""
+        """An entry of its own, for what is not an event: a tenure's end."""
         self._begin(name, cause, epoch)
         self.end()
 

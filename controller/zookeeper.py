@@ -77,7 +77,7 @@ _MAX_REQUEST_BYTES = 1_000_000
 
 _ANSWER_TIMEOUT_S = 1.0
 """For the answer to the opening of a connection, and for the rest of a message that has begun. kazoo would wait for a
-session timeout, and a ZooKeeper that is just starting up now and then takes a connection and never answers on it."""
+session timeout, and a ZooKeeper that is just starting up sometimes accepts a connection and never answers on it."""
 
 _RECONNECT_DELAY_S = 0.02
 _RECONNECT_MAX_DELAY_S = 0.1
@@ -108,7 +108,8 @@ class KazooZooKeeper:
         except TimeoutError:
             await session.close()
             raise ConnectionLoss(
-                f"no ZooKeeper answered at {servers} within {connect_timeout_ms} ms: start it or mend zookeeper.connect"
+                f"no ZooKeeper answered at {servers} within {connect_timeout_ms} ms: start it, or correct "
+                "zookeeper.connect"
             ) from None
         except BaseException:
             await session.close()
@@ -271,7 +272,7 @@ class KazooSession:
             self._connected.set_exception(SessionExpired(text))
             self._connected.exception()  # nobody waits for it any more where `open` timed out
         self._change_state(SessionState.EXPIRED)
-        # kazoo loses a request that is handed over in the very moment in which it gives up: answer all that are left.
+        # kazoo loses a request that is handed over at the very moment when it gives up: answer all that are left.
         for call in list(self._calls):
             self._finish(call, None, SessionExpired(text))
 
@@ -393,7 +394,7 @@ class KazooSession:
         return None if watcher is None else partial(self._kazoo_watch_fired, watcher)
 
     async def _call(self, verb: str, path: str, start: Callable[..., _Call], *arguments: Any, **options: Any) -> Any:
-        """Start a call of kazoo's and wait for its result, as our exceptions."""
+        """Start a call of kazoo's and wait for its result; its exceptions become ours."""
         if self._state is SessionState.EXPIRED:
             raise SessionExpired(f"{verb} {path}: the ZooKeeper session 0x{self._session_id:x} is over; open a new one")
         call = start(*arguments, **options)

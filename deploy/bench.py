@@ -26,11 +26,11 @@ _TABLE = ("acknowledged", "lost", "duplicated", "out_of_order", "gap_median_ms",
 
 
 def failover(
-    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="How often.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="How many rounds.")] = 5,
     who: Annotated[
         Victims,
         typer.Option(
-            help="Who is killed: the leader of a partition (of each in turn), the controller, both, ZooKeeper, or all "
+            help="What is killed: the leader of a partition (of each in turn), the controller, both, ZooKeeper, or all "
             "brokers."
         ),
     ] = Victims.LEADER,
@@ -39,7 +39,7 @@ def failover(
 ) -> None:
     """Kill members of the local cluster while a record a millisecond is sent to each of three partitions.
 
-    Prints the longest time without an acknowledgement on any one partition, over the rounds. Those who were killed are
+    Prints the longest time without an acknowledgement on any one partition, over the rounds. What was killed is
     started again, and the next round begins once every replica is in sync. In the end all is read back and compared.
     """
     bootstrap_servers(None, data)  # says what to do where there is no cluster, or it is down
@@ -47,7 +47,7 @@ def failover(
     try:
         outcome = run(_play(cluster, who, rounds))
     except KeyboardInterrupt:
-        note("start whoever is dead now with `minibroker start all`, or `minibroker start zookeeper`")
+        note("start what is dead now with `minibroker start all`, or `minibroker start zookeeper`")
         raise
     figures = {"action": "failover", "who": who.value, "rounds": rounds, **outcome.figures()}
     if format is Format.JSON:

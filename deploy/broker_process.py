@@ -1,8 +1,8 @@
 """A broker as a local process: how it is started, and how it says that it serves or why it does not.
 
 `python -m minibroker.broker` prints one line `ready broker.id=N port=P` once it serves, and one line `error: ...`
-before it ends where it cannot. Both are read from its log, behind the place where this run began, so that any process
-can wait.
+before it ends if it cannot. Both are read from its log, after the place where this run began, so that any process can
+wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN_SETTINGS = {
     "zookeeper.connect": "give --zookeeper",
     "metrics.listener": "`minibroker status --format json` says where metrics are",
 }
-"""What is set here, since every broker needs a value of its own or all the same, and what a user may want instead."""
+"""What is set here, since every broker needs a value of its own or all need the same, and what to do instead."""
 
 
 class StartingBroker(NamedTuple):

@@ -63,20 +63,20 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
 
 def up(
     brokers: Annotated[
-        int | None, typer.Option(min=1, max=MAX_BROKERS, help="How many. Default: as the last time in DIR, else 3.")
+        int | None, typer.Option(min=1, max=MAX_BROKERS, help="How many brokers. Default: as last time, else 3.")
     ] = None,
     data: DataOption = DEFAULT_DATA,
     base_port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Port of broker 1. Default: as the last time, else 9092.")
+        int | None, typer.Option(min=1, max=65_535, help="Port of broker 1. Default: as last time, else 9092.")
     ] = None,
     zookeeper: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A ZooKeeper that runs already. Default: start one in DIR."),
+        typer.Option(metavar="HOST:PORT", help="A ZooKeeper that is running. Default: start one in DIR."),
     ] = None,
     override: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="A setting of every broker. May be repeated. Default: those of the last time."
+            metavar="NAME=VALUE", help="A setting of every broker. May be repeated. Default: those of last time."
         ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running and return.")] = False,
@@ -84,8 +84,8 @@ def up(
 ) -> None:
     """Start ZooKeeper and brokers 1 to N on this machine, and print the bootstrap list. Ctrl-C stops them cleanly.
 
-    Where the cluster runs already, its bootstrap list is printed and nothing else is done, also without --detach:
-    whoever started it holds it.
+    If the cluster is running already, its bootstrap list is printed and nothing else is done, even without --detach:
+    it belongs to the command that started it.
     """
     _let_signals_interrupt()
     settings = _checked_overrides(override)
@@ -94,7 +94,7 @@ def up(
     found = cluster.running(brokers, base_port, zookeeper, settings)
     if found is not None:
         _print_cluster(cluster, found, format)
-        note("it runs already: `minibroker down` stops it")
+        note("it is running already: `minibroker down` stops it")
         return
     note("starting ...")
     started = cluster.up(brokers, base_port, zookeeper, settings)
@@ -157,7 +157,7 @@ def logs(
     who: WhoArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what is added.")] = False,
     tail: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Only the last lines of each log, so many. Default: all.")
+        int | None, typer.Option(min=0, metavar="N", help="Only the last N lines of each log. Default: all.")
     ] = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
@@ -185,7 +185,7 @@ def logs(
 
 
 def kill(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
-    """Kill with SIGKILL, as a crash would. Nothing starts it again but `minibroker start`."""
+    """Kill with SIGKILL, as a crash would. Only `minibroker start` starts it again."""
     _act("kill", LocalCluster(data).kill, who, format)
 
 
@@ -211,14 +211,12 @@ def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption
 
 def demo(
     records: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="How many lines to send at least.")
+        int, typer.Option(min=1, max=10_000_000, help="How many lines to send, at least.")
     ] = demo_story.DEFAULT_RECORDS,
     data: Annotated[
-        # Not of MINIBROKER_DATA, where a cluster is that nobody wants to see killed.
+        # Not from MINIBROKER_DATA, which may name a cluster that nobody wants to see killed.
         Path | None,
-        typer.Option(
-            "--data", metavar="DIR", callback=data_given, help="Use this directory, and keep what is in it then."
-        ),
+        typer.Option("--data", metavar="DIR", callback=data_given, help="Use this directory, and keep it afterwards."),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -263,7 +261,7 @@ def _print_outcome(outcome: demo_story.DemoOutcome, format: Format) -> None:
 
 
 def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
-    """None: as the last time. Raises UsageError; what brokers do not know they say themselves."""
+    """None: as last time. Raises UsageError; settings that brokers do not know, they refuse themselves."""
     if not override:
         return None
     settings = settings_of("--override", override, "log.segment.bytes=1048576")
@@ -314,7 +312,7 @@ def _print_acted(action: str, members: list[Member], format: Format) -> None:
     if format is Format.JSON:
         print_json({"action": action, "ids": members})
     else:
-        sys.stdout.write(f"{action}: {', '.join(name_of(member) for member in members) or 'nothing was to be done'}\n")
+        sys.stdout.write(f"{action}: {', '.join(name_of(member) for member in members) or 'there was nothing to do'}\n")
 
 
 def _status_of(bootstrap: str) -> Status:
@@ -341,7 +339,7 @@ def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
 
 
 def _lines_from(path: Path, member: Member, positions: dict[Member, int]) -> list[str]:
-    """Whole lines behind the position reached, which moves on."""
+    """Whole lines after the position reached, which moves on."""
     with path.open("rb") as log:
         log.seek(positions[member])
         data = log.read()

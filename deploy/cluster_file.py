@@ -1,7 +1,7 @@
 """DIR/cluster.json: what the launcher knows of the cluster whose data is in DIR.
 
-It is written when processes are started or the cluster is taken down, never when one dies: who lives is asked of the
-operating system. Its field `bootstrap` is what every other command reads.
+It is written when processes are started or the cluster is taken down, never when one dies: the operating system is
+asked which of them live. Its field `bootstrap` is what every other command reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BrokerEntry(msgspec.Struct, frozen=True):
 
 
 class ZooKeeperEntry(msgspec.Struct, frozen=True):
-    """Whoever the brokers connect to. `port` and `process` are set only where it is ours."""
+    """What the brokers connect to. `port` and `process` are set only where it was started here."""
 
     connect: str
     port: int | None = None
@@ -98,14 +98,16 @@ def save(directory: Path, cluster: ClusterFile) -> None:
                 raise
             _write_where_it_stands(path, data)
     except OSError as error:
-        raise LaunchError(f"{path} cannot be written: {error.strerror}; make room there, or mend it") from error
+        raise LaunchError(
+            f"{path} cannot be written: {error.strerror}; make room there, or make it writable"
+        ) from error
 
 
 def _write_where_it_stands(path: Path, data: bytes) -> None:
-    """On a full disk there is no room for another file, but for this one: what it begins with stays allocated."""
+    """A full disk has no room for another file, but it has for this one, whose blocks stay allocated."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
-        # Blanks after the JSON are no harm, should this be all that is written.
+        # Blanks after the JSON do no harm, should this be all that is written.
         os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
         os.ftruncate(descriptor, len(data))
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """What the cluster says about itself: metadata asked of every broker that answers.
 
 Brokers may disagree for a moment, and one that was paused may still believe in a controller that was replaced
-long ago. So all are asked: the answer with the newest controller epoch says who lives and which topics there are, and
-of each partition the state with the newest leader epoch counts.
+long ago. So all are asked: the answer with the newest controller epoch says which brokers live and which topics there
+are, and for each partition the state with the newest leader epoch counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Address = tuple[str, int]
 
 
 class ClusterView(NamedTuple):
-    """What brokers say. Where none answers it is empty and `is_unknown`: that nothing is there is not what it says."""
+    """What brokers say. Where none answers it is empty and `is_unknown`, which does not mean that nothing is there."""
 
     brokers: dict[int, Address]
     """The registered ones, by id."""
@@ -66,7 +66,7 @@ class ClusterView(NamedTuple):
 
 def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
     """The newest picture that the answers make up together. The first wins between equals."""
-    # One without brokers was not told of all topics yet.
+    # An answer without brokers is from one that has not been told of all topics yet.
     newest = max(answers, key=lambda answer: (bool(answer.brokers), answer.controller_epoch), default=None)
     if newest is None:
         return ClusterView({}, None, None, {})
@@ -98,7 +98,7 @@ async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEO
 
 
 async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_TIMEOUT_S) -> dict[TopicPartition, int]:
-    """Where consumers' reading ends, as every partition's leader says. Those whose leader does not answer, or does not
+    """How far consumers can read, as each partition's leader says. Those whose leader does not answer, or does not
     know, are left out."""
     led: dict[int, dict[str, ListOffsetsTopic]] = {}
     for name, state in view.partitions.items():

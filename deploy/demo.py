@@ -47,10 +47,10 @@ class Kill(msgspec.Struct, frozen=True):
     """One act of the story. Seconds count from the kill."""
 
     role: str
-    """What the broker was killed for."""
+    """The role for which the broker was killed."""
     broker: int
     successor: int
-    """Who has the role now."""
+    """The broker that has the role now."""
     replaced_after_s: float
     stalled_s: float
     """The longest time in which any one partition acknowledged nothing, and which partition that was."""
@@ -67,7 +67,7 @@ class DemoOutcome(msgspec.Struct, frozen=True):
 
 
 def standard_library_lines() -> Iterator[bytes]:
-    """The lines of Python's own source files that are not empty, over and over."""
+    """The lines of Python's own source files, except empty ones, over and over."""
     while True:
         for directory, directories, files in os.walk(sysconfig.get_path("stdlib")):
             # What was installed into the library's directory is not the library.
@@ -81,7 +81,7 @@ def standard_library_lines() -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def temporary_directory(tell: Tell) -> Iterator[Path]:
-    """A new directory, removed at the end, also of an interruption. After an error it stays: its logs say why."""
+    """A new directory, removed at the end, even after an interruption. After an error it stays: its logs say why."""
     directory = Path(tempfile.mkdtemp(prefix="minibroker-demo-"))
     try:
         yield directory
@@ -164,14 +164,15 @@ async def _kill_controller(cluster: LocalCluster, trial: Trial, tell: Tell) -> K
 async def _kill(
     cluster: LocalCluster, trial: Trial, tell: Tell, role: str, holder_in: Callable[[ClusterView], int | None]
 ) -> Kill:
-    """Kill who has the role. Once another has it and writes go on, start the broker again; wait until all is whole."""
+    """Kill the broker in that role. Once another has it and writes go on, start the broker again; wait until all is
+    whole."""
     await _acknowledged(trial, _WARM_UP_RECORDS)
     victim = holder_in(await _whole(cluster, trial.topic))
     assert victim is not None  # in a whole cluster every role has its holder
     tell(f"kill -9 broker {victim}, the {role}, after {trial.acknowledged_count:,} acknowledgements")
     killed_s = time.monotonic()
     await asyncio.to_thread(cluster.kill, BrokerId(victim))
-    async with patience(f"nobody took over from broker {victim}"):
+    async with patience(f"no broker took over from broker {victim}"):
         while (successor := holder_in(await _view(cluster))) in (victim, None):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL_S)
     assert successor is not None

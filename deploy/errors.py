@@ -1,4 +1,4 @@
-"""What the launcher raises at its users."""
+"""What the launcher raises, for its users to read."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SENT_PER_PARTITION_AND_SECOND = 1_000
 _ACKNOWLEDGED_BETWEEN = 50
 """On every partition, before a kill and after it."""
 _ACKNOWLEDGED_QUIETLY = 1_000
-"""On every partition, before the first kill: what the longest gap without one is taken from."""
+"""On every partition, before the first kill: the longest gap without a kill is taken from these."""
 _POLL_INTERVAL_S = 0.05
 
 Tell = Callable[[str], None]
@@ -85,7 +85,7 @@ class FailoverOutcome(NamedTuple):
 
 
 def choose_victims(who: Victims, view: ClusterView, partition: TopicPartition, brokers: Sequence[int]) -> list[Member]:
-    """Who dies, of a cluster that is whole. `partition`: the one whose leader is meant."""
+    """What to kill in a cluster that is whole. `partition`: the one whose leader is meant."""
     leader, controller = view.partitions[partition].leader_id, view.controller_id
     assert controller is not None  # the cluster is whole
     match who:
@@ -104,7 +104,8 @@ def choose_victims(who: Victims, view: ClusterView, partition: TopicPartition, b
 
 
 async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Tell) -> FailoverOutcome:
-    """Create a topic and do it. Raises MinibrokerError where the cluster does not take writes, or does not mend."""
+    """Create a topic and play the rounds. Raises MinibrokerError where the cluster takes no writes, or does not
+    recover."""
     brokers = [entry.id for entry in cluster.file().brokers]
     if len(brokers) < 2 and who in (Victims.LEADER, Victims.CONTROLLER, Victims.BOTH):
         raise LaunchError(
@@ -113,7 +114,9 @@ async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Te
         )
     for member in [*brokers, *(cluster.resolve(ZooKeeperServer()) if who is Victims.ZOOKEEPER else [])]:
         if cluster.state_of(member) is not ProcessState.RUNNING:
-            raise LaunchError(f"{name_of(member)} is not running: see `minibroker status`, and mend the cluster first")
+            raise LaunchError(
+                f"{name_of(member)} is not running: see `minibroker status`, and repair the cluster first"
+            )
     topic = await _new_topic(cluster, min(MAX_REPLICAS, len(brokers)))
     await _whole(cluster, topic)
     rate = SENT_PER_PARTITION_AND_SECOND * PARTITIONS
@@ -179,8 +182,8 @@ async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
     """The cluster once all brokers are in it, it has a controller, and every replica of the topic is in its ISR."""
     brokers = [entry.id for entry in cluster.file().brokers]
     async with patience(
-        f"a broker is missing, or a replica of {topic} is not in its ISR: see `minibroker status`, and start who is "
-        "missing with `minibroker start all`; it was not mended"
+        f"a broker is missing, or a replica of {topic} is not in its ISR: see `minibroker status`, and start what is "
+        "missing with `minibroker start all`; it did not recover"
     ):
         while True:
             view = await asyncio.to_thread(cluster.view)
@@ -196,5 +199,5 @@ async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
 
 
 async def _acknowledged(trial: Trial, more: int) -> None:
-    async with patience("not every partition took writes: see `minibroker status`; it was not mended"):
+    async with patience("not every partition took writes: see `minibroker status`; it did not recover"):
         await trial.wait_for_acknowledgements(more, PATIENCE_S)

@@ -2,8 +2,8 @@
 
 Data of broker N is in DIR/broker-N/, ZooKeeper's in DIR/zookeeper/, what they print in DIR/logs/, the secret by which
 the brokers know each other in DIR/broker.secret. Everything that is needed to find the processes again is in
-DIR/cluster.json, so every method works from another process than the one that called `up`. Nobody restarts what died: a
-cluster that mends itself behind the experimenter's back would hide what the experiment is about.
+DIR/cluster.json, so every method works from other processes than the one that called `up`. Nothing restarts what died:
+a cluster that repairs itself behind the experimenter's back would hide what the experiment is about.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LITTLE_ROOM_BYTES = 1024 * 1024
 
 ZOOKEEPER: Final = "zookeeper"
 Member = int | Literal["zookeeper"]
-"""Who can be acted on: a broker's id, or the ZooKeeper that was started here."""
+"""What can be acted on: a broker's id, or the ZooKeeper that was started here."""
 
 
 class LocalCluster:
@@ -140,7 +140,7 @@ class LocalCluster:
                 view = self.view()
                 if view.is_unknown:
                     raise LaunchError(
-                        f"no broker answers that could tell who leads {partition}: see `minibroker status`"
+                        f"no broker answers that could tell the leader of {partition}: see `minibroker status`"
                     )
                 state = view.partitions.get(partition)
                 if state is None:
@@ -166,7 +166,7 @@ class LocalCluster:
         """Start everything and return once every broker serves.
 
         What is not given is as it was the last time in this directory, or the default. Where any of it fails, all
-        that was started is stopped again, and the next time counts what was before.
+        that was started is stopped again, and the next `up` goes by what was there before.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ class LocalCluster:
                 broker_process.wait_until_ready(starting)
             except BaseException:
                 self._end_all(self.file(), kill=True, timeout_s=0)
-                # Where there was nothing before, a setting that no broker takes must not be met again.
+                # Where there was nothing before, a setting that no broker accepts must not come back.
                 left = before or msgspec.structs.replace(self.file(), settings={})
                 cluster_file.save(self.directory, msgspec.structs.replace(left, running=False))
                 raise
@@ -204,7 +204,7 @@ class LocalCluster:
         zookeeper_connect: str | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> ClusterFile | None:
-        """The cluster, if all of it runs, and as it is asked for; None where nothing of it does.
+        """The cluster, if all of it runs, and as asked for; None where none of it does.
 
         Waits for an `up` that is under way. Raises LaunchError where a part runs, or something else is asked for.
         """
@@ -228,13 +228,13 @@ class LocalCluster:
         )
         if any(asked not in (None, found) for asked, found in asked_and_found):
             raise LaunchError(
-                f"the cluster in {self.directory} runs already, and not as it is asked for now ({_summary(known)}): "
+                f"the cluster in {self.directory} is running already, but not as asked for now ({_summary(known)}): "
                 "stop it with `minibroker down` first, or use another --data"
             )
         return known
 
     def down(self, *, kill: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> list[Member]:
-        """Stop what lives, brokers before ZooKeeper, and say who that was. Data stays.
+        """Stop what lives, brokers before ZooKeeper, and return what that was. Data stays.
 
         Asks with SIGTERM first, unless `kill`, and kills what has not ended in time.
         """
@@ -261,7 +261,7 @@ class LocalCluster:
     def start(self, who: Who) -> list[Member]:
         """Start members that are gone, and wait until they serve; `AllBrokers` means those that are gone."""
         if isinstance(who, Controller | LeaderOf):
-            raise LaunchError("who leads or controls is running already: give `start` a broker id, all or zookeeper")
+            raise LaunchError("a leader or controller is running already: give `start` a broker id, all or zookeeper")
         with self._naming_a_full_disk():
             return self._start_zookeeper(who) if isinstance(who, ZooKeeperServer) else self._start_brokers(who)
 
@@ -291,7 +291,7 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def _naming_a_full_disk(self) -> Iterator[None]:
-        """What cannot be started on a full disk has many reasons to tell, and mostly no room to write them down."""
+        """What cannot be started on a full disk may say anything, and mostly has no room to write down why."""
         try:
             yield
         except (LaunchError, OSError) as error:
@@ -444,7 +444,7 @@ class LocalCluster:
             zookeeper.wait_until_serving(ours.process, ours.port, self.log_of(ZOOKEEPER))
 
     def _end_all(self, cluster: ClusterFile, *, kill: bool, timeout_s: float) -> list[Member]:
-        """Brokers before ZooKeeper, which they need for a clean shutdown. Says who lived."""
+        """Brokers before ZooKeeper, which they need for a clean shutdown. Returns those that lived."""
         ended: list[Member] = [entry.id for entry in cluster.brokers if _lives(entry)]
         brokers = [entry.process for entry in cluster.brokers if entry.process is not None]
         _end(brokers, kill=kill, timeout_s=timeout_s)
@@ -462,7 +462,7 @@ def _planned(
     zookeeper_connect: str | None,
     settings: Mapping[str, str] | None,
 ) -> ClusterFile:
-    """What shall run: as given, else as it was before, else the default. No processes yet."""
+    """What is to run: as given, else as before, else the default. No processes yet."""
     if before is not None:
         brokers = len(before.brokers) if brokers is None else brokers
         base_port = before.brokers[0].port if base_port is None else base_port
@@ -539,7 +539,7 @@ def _cannot(member: Member, state: ProcessState, number: signal.Signals) -> str:
 
 
 def _end(processes: list[Process], *, kill: bool, timeout_s: float) -> None:
-    """Terminate, and kill who has not ended in time. Raises LaunchTimedOut where not even that ends one."""
+    """Terminate, and kill those that have not ended in time. Raises LaunchTimedOut where even that does not end one."""
     if not kill:
         for process in processes:
             send_signal(process, signal.SIGTERM)

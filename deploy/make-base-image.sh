@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Makes, from Debian's packages, a base for the images that is equal to BASE_IMAGE's default: for machines that can pull
-# no image. Needs root, debootstrap and a docker engine; takes a minute.
+# Makes, from Debian's packages, a base for the images that replaces BASE_IMAGE's default: for machines that can pull no
+# image. Needs root, debootstrap and a docker engine; takes a minute.
 #
 #     deploy/make-base-image.sh NAME
 #
-# The certificates that this machine trusts go along, so that whatever carries its network to the package registries
-# carries the builds', too.
+# The certificates that this machine trusts are copied, so that builds can reach the package registries as it does.
 set -euo pipefail
 name=${1:?usage: deploy/make-base-image.sh NAME}
 
@@ -26,6 +25,6 @@ rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/cache/debconf/*-old "$ro
   "$root"/usr/share/locale/* "$root"/usr/share/lintian
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 
-# pip, too, shall trust what the system trusts.
+# pip, too, should trust what the system trusts.
 tar --directory "$root" --one-file-system --create . |
   docker import --change 'ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt' --change 'CMD ["bash"]' - "$name" >/dev/null

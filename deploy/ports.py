@@ -21,7 +21,7 @@ _random = SystemRandom()
 
 
 def is_free(port: int) -> bool:
-    """Nobody listens at `port` on loopback. Remains of closed connections (TIME_WAIT) do not count."""
+    """Nothing listens on `port` of loopback. Remains of closed connections (TIME_WAIT) do not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -32,7 +32,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int, avoid: Sequence[int] = ()) -> list[int]:
-    """`count` consecutive ports where nobody listens, none of them in `avoid`. Raises LaunchError."""
+    """`count` consecutive ports on which nothing listens, none of them in `avoid`. Raises LaunchError."""
     highest = min(lowest_source_port(), 65_536) - count
     for _ in range(1_000):
         first = _random.randint(_LOWEST, max(_LOWEST, highest))

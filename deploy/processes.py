@@ -42,7 +42,7 @@ class ProcessState(Enum):
 
 
 def spawn(command: list[str], log: Path) -> Process:
-    """Start `command` in a session of its own, so that a Ctrl-C at the terminal is not its business.
+    """Start `command` in a session of its own, so that a Ctrl-C at the terminal does not reach it.
 
     What it prints is appended to `log`. Raises OSError where the program cannot be executed.
     """
@@ -74,7 +74,7 @@ def spawn_python(module: str, arguments: Sequence[str], log: Path) -> Process:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and its like wait until the end: around a spawn and the note of it, lest nobody knows of the process."""
+    """Ctrl-C and its like wait until the end: around a spawn and the note of it, or the process might be lost."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     try:
         yield
@@ -142,7 +142,7 @@ class _Found(NamedTuple):
 
 
 def _look(pid: int) -> _Found | None:
-    """Whoever has this process id now, as /proc/PID/stat has it."""
+    """The process that has this id now, according to /proc/PID/stat."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

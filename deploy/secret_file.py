@@ -3,7 +3,7 @@
     python -m minibroker.deploy.secret_file PATH
 
 `minibroker up` makes it in its data directory. In containers each broker does, in a volume that they share, before it
-starts: nobody has to think of it, and no secret stands in the repository, in an image or on a command line.
+starts: nobody has to think of it, and no secret is in the repository, in an image or on a command line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE_NAME = "broker.secret"
 
 
 def make(path: Path) -> None:
-    """There is a whole file afterwards, readable by its owner alone; one that was there is left as it is, also where
+    """There is a whole file afterwards, readable by its owner alone; one that was there is left as it is, even where
     others make it at the same time. Raises OSError."""
     if path.exists():
         return
@@ -28,7 +28,7 @@ def make(path: Path) -> None:
             file.write(secrets.token_hex(32) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike a rename, it fails where somebody was faster
+        os.link(temporary, path)  # unlike a rename, it fails where another was faster
     except FileExistsError:
         pass
     finally:

@@ -16,7 +16,7 @@ from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.processes import ProcessState
 
 _NAMED = 5
-"""So many partitions are named in a line, and the rest counted for as many topics."""
+"""This many partitions are named in a line, and the rest are counted for as many topics."""
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
@@ -145,7 +145,7 @@ def status_of_processes(
 
 
 def status_of_view(view: ClusterView) -> Status:
-    """Of a cluster elsewhere, whose processes are out of sight: who is registered counts as alive."""
+    """Of a cluster elsewhere, whose processes are out of sight: what is registered counts as alive."""
     brokers = [
         BrokerStatus(
             id=broker,
@@ -177,7 +177,7 @@ def _status(
 
 
 def some_of(partitions: Sequence[str]) -> str:
-    """The first few of them by name, and how many more there are of which topic: a line that can be read."""
+    """The first few of them by name, and how many more there are of each topic: a line that can be read."""
     shown = ", ".join(partitions[:_NAMED])
     rest = Counter(name.rpartition("-")[0] for name in partitions[_NAMED:])
     if not rest:

@@ -27,7 +27,7 @@ class Glance(NamedTuple):
 
     status: Status
     end_offsets: dict[TopicPartition, int]
-    """Where consumers' reading ends, of the partitions whose leader said so."""
+    """How far consumers can read, for the partitions whose leader said so."""
     at_s: float
 
 
@@ -90,15 +90,15 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
 
 
 def _records(before: Glance | None, now: Glance) -> tuple[int | None, float | None]:
-    """How many there are, and come in a second. None: unknown."""
+    """How many there are, and how many are written in a second. None: unknown."""
     if now.status.is_unknown:
         return None, None
     return sum(now.end_offsets.values()), 0.0 if before is None else records_per_second(before, now)
 
 
 def records_per_second(before: Glance, now: Glance) -> float:
-    """Written between the two, counting partitions seen both times. None are unwritten: a new leader that knows less
-    of what may be read than the one before it is no negative rate."""
+    """Written between the two, counting partitions seen both times. The rate is never negative, even where a new leader
+    lets less be read than the one before it."""
     written = sum(
         max(0, offset - before.end_offsets[partition])
         for partition, offset in now.end_offsets.items()

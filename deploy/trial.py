@@ -162,10 +162,10 @@ class Trial:
                         event.set()
 
     async def wait_for_acknowledgements(self, more: int, timeout_s: float) -> None:
-        """Until so many more records were acknowledged on every partition. Raises TimeoutError."""
+        """Until `more` more records are acknowledged on every partition. Raises TimeoutError."""
         targets = {p: len(acks) + more for p, acks in self.acknowledged.items()}
         async with asyncio.timeout(timeout_s):
-            while any(len(self.acknowledged[p]) < n for p, n in targets.items()):  # noqa: ASYNC110 (wants no event)
+            while any(len(self.acknowledged[p]) < n for p, n in targets.items()):  # noqa: ASYNC110 (needs no event)
                 await asyncio.sleep(0.005)
 
     async def _send(self, producer: Producer) -> None:
@@ -228,7 +228,7 @@ class Trial:
 
 @asynccontextmanager
 async def patience(otherwise: str) -> AsyncIterator[None]:
-    """Raises LaunchTimedOut where the body takes too long for whoever waits for a cluster to mend."""
+    """Raises LaunchTimedOut where the body takes longer than a cluster may need to recover."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             yield

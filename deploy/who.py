@@ -32,7 +32,7 @@ Who = BrokerId | Controller | LeaderOf | AllBrokers | ZooKeeperServer
 
 
 class MalformedWho(MinibrokerError, ValueError):
-    """The text names nobody. Says what is expected."""
+    """The text names no member of a cluster. Says what is expected."""
 
 
 def parse_who(text: str) -> Who:
@@ -47,7 +47,9 @@ def parse_who(text: str) -> Who:
         return BrokerId(int(text))
     if text.startswith("leader:"):
         return LeaderOf(_partition(text))
-    raise MalformedWho(f"{text!r} names nobody: give a broker id, controller, leader:TOPIC-PARTITION, all or zookeeper")
+    raise MalformedWho(
+        f"{text!r} names no process: give a broker id, controller, leader:TOPIC-PARTITION, all or zookeeper"
+    )
 
 
 def _partition(text: str) -> TopicPartition:

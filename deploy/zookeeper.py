@@ -1,7 +1,7 @@
-"""A real ZooKeeper as a local process, from whatever this machine has of it.
+"""A real ZooKeeper as a local process, from whatever installation this machine has.
 
 Looked for in this order: ZOOKEEPER_HOME, Debian's package, the jars in the `pyspark` wheel. One standalone server on
-loopback, with ticks of 500 ms, so that sessions of 1 to 10 s can be had.
+loopback, with ticks of 500 ms, so that sessions of 1 to 10 s are possible.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DEFAULT_PORT = 2181
 START_TIMEOUT_S = 20.0
 
 _PROBE_TIMEOUT_S = 0.2
-"""For one look at a server that starts. Whom ZooKeeper accepts a few milliseconds before it has loaded its data gets
-neither an answer nor a closed connection (a NullPointerException in its log), so waiting longer would be in vain."""
+"""For one look at a server that starts. A connection that ZooKeeper accepts a few milliseconds before it has loaded its
+data is neither answered nor closed (a NullPointerException in its log), so waiting longer would be in vain."""
 
 _DEBIAN_JARS = Path("/usr/share/java")
 # What ZooKeeper's server reaches in Spark's directory of 270 jars; all of them on the class path cost 100 ms.
@@ -101,7 +101,7 @@ def wait_until_serving(process: Process, port: int, log: Path, timeout_s: float 
 def is_serving(host: str, port: int, timeout_s: float = 2.0) -> bool:
     """A ZooKeeper answers `srvr` there and takes requests."""
     answer = _ask_srvr(host, port, timeout_s)
-    # A server where the command is not allowed says so, and then serves for all that can be known.
+    # A server that does not allow the command says so, and then serves as far as can be known.
     return answer.startswith("Zookeeper version") or "not in the whitelist" in answer
 
 
@@ -109,7 +109,7 @@ def check_servers(servers: str) -> None:
     """Raises LaunchError where none of `HOST:PORT,HOST:PORT/chroot` answers, or where the text is malformed."""
     if not is_any_serving(servers):
         raise LaunchError(
-            f"no ZooKeeper answers at {servers}: start it, mend the address, or leave out --zookeeper to get one of "
+            f"no ZooKeeper answers at {servers}: start it, correct the address, or leave out --zookeeper to get one of "
             "its own"
         )
 
@@ -121,7 +121,7 @@ def is_any_serving(servers: str) -> bool:
         host, colon, port = address.strip().rpartition(":")
         if not (colon and host and port.isdecimal() and 0 < int(port) < 65_536):
             raise LaunchError(
-                f"{address!r} is no address of a ZooKeeper: HOST:PORT is expected, for instance 127.0.0.1:2181"
+                f"{address!r} is not the address of a ZooKeeper: HOST:PORT is expected, for instance 127.0.0.1:2181"
             )
         if is_serving(host.removeprefix("[").removesuffix("]"), int(port)):
             return True

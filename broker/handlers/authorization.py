@@ -1,7 +1,7 @@
-"""Who asks, and whether it may: the proofs of other brokers, and the one place where `Api.caller` is enforced.
+"""Who may ask what: the proofs of other brokers, and the one place where `Api.caller` is enforced.
 
-A connection is anonymous until its broker has proved who it is (`protocol/broker_proof.py`). Without a secret nobody
-can, and nobody has to.
+A connection is anonymous until its broker has proved who it is (`protocol/broker_proof.py`). Without a secret none
+can, and none has to.
 """
 
 import logging
@@ -51,7 +51,7 @@ def why_refused(api: Api[Any, Any], body: Message, principal: Principal) -> str 
             claims = body.controller_id
     if claims is None or claims == principal.broker_id:
         return None
-    return f"{api.name} in the name of broker {claims}, by a connection that is {principal}"
+    return f"{api.name} in the name of broker {claims}, over a connection that is {principal}"
 
 
 class Authorizer:
@@ -79,7 +79,7 @@ class Authorizer:
         if self._secret is None:
             raise self._refusal(request, f"broker {self._broker_id} has no secret")
         if body.peer_id != self._broker_id:
-            raise self._refusal(request, f"this is broker {self._broker_id}, broker {body.peer_id} was meant")
+            raise self._refusal(request, f"this is broker {self._broker_id}, but broker {body.peer_id} was meant")
         nonce = self._random.randbytes(PROOF_BYTES)
         session.handshake = Handshake(body.broker_id, body.peer_id, body.nonce, nonce)
         return BrokerHandshakeResponse(nonce, session.handshake.accepting_proof(self._secret))
@@ -93,7 +93,7 @@ class Authorizer:
         if self._secret is None or handshake is None:
             raise self._refusal(request, "a proof that no handshake has asked for")
         if not is_same(body.proof, handshake.connecting_proof(self._secret)):
-            raise self._refusal(request, f"that is no proof of broker {handshake.connecting_id}")
+            raise self._refusal(request, f"that is not a proof of broker {handshake.connecting_id}")
         session.principal = Principal(handshake.connecting_id)
         return BrokerAuthenticateResponse()
 

@@ -2,8 +2,8 @@
 
 Two epochs and a number fence each order. The controller's: an order of a deposed controller is refused. The broker's
 (KIP-380): an order that was meant for an earlier run of this broker is refused, for good, and one that is for a run
-which this broker does not know of yet (its registration succeeded, the answer is on its way, or lost) waits a moment
-and is refused with another error, on which the controller sends it again.
+which this broker does not know of yet (its registration succeeded, but the answer is on its way, or lost) waits a
+moment and is refused with another error, upon which the controller sends it again.
 """
 
 from minibroker.broker.handlers.services import Services
@@ -25,13 +25,13 @@ async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaR
         raise BrokerError(
             ErrorCode.STALE_CONTROLLER_EPOCH,
             f"controller {request.controller_id} has epoch {request.controller_epoch}, "
-            f"epoch {services.control_epoch.highest} was seen",
+            f"but epoch {services.control_epoch.highest} was seen",
         )
     own_epoch = await services.registered_epoch(request.broker_epoch)
     if request.broker_epoch < own_epoch:
         raise BrokerError(
             ErrorCode.STALE_BROKER_EPOCH,
-            f"the request is for broker epoch {request.broker_epoch}, this one is {own_epoch}",
+            f"the request is for broker epoch {request.broker_epoch}, but this one is {own_epoch}",
         )
     order = (request.controller_epoch, request.broker_epoch, request.number)
     if _is_late(services.control_epoch.last_order, order):
@@ -45,7 +45,7 @@ async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaR
 
 
 def _is_late(last: tuple[int, int, int], order: tuple[int, int, int]) -> bool:
-    """Whether an order comes when later ones of the same controller have been carried out: by a connection that the
+    """Whether an order comes after later ones of the same controller have been carried out, over a connection that the
     controller has given up since. The same number again is a repetition, which does no harm."""
     return order[:2] == last[:2] and 0 < order[2] < last[2]
 

@@ -8,8 +8,8 @@ from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, F
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
 """Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and copied in one go, which
-takes a millisecond or more for each MiB, and others wait meanwhile. Who asked for more asks again at once: the round
-trip is little beside that. (A first batch that is larger is sent all the same.)"""
+takes a millisecond or more for each MiB, and others wait meanwhile. A client that wants more asks again at once: the
+round trip is little beside that. (A first batch that is larger is sent all the same.)"""
 
 
 async def handle_fetch(services: Services, request: Request) -> None:
@@ -17,7 +17,7 @@ async def handle_fetch(services: Services, request: Request) -> None:
     assert isinstance(body, FetchRequest)
     wanted = [(topic.topic, fetch.partition) for topic in body.topics for fetch in topic.partitions]
     if len(set(wanted)) != len(wanted):
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition stands in the request twice")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition is named twice in the request")
     if body.replica_id < -1:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"replica_id is {body.replica_id}; -1 is a consumer's")
     body.max_bytes = min(body.max_bytes, MOST_AT_ONCE_BYTES)

@@ -1,7 +1,7 @@
 """ListOffsets and OffsetForLeaderEpoch: where to begin reading, and where an epoch ended.
 
-A request may name every partition that there is, and a timestamp costs some reading for each. So the work comes in
-slices, between which the event loop is left to others.
+A request may name every partition that there is, and a timestamp costs some reading for each. So the work is done in
+slices, between which others have the event loop.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ async def handle_produce(services: Services, request: Request) -> None:
         for data in topic.partition_data
     ]
     if len({topic_partition for topic_partition, _, _ in entries}) != len(entries):
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition stands in the request twice")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition is named twice in the request")
 
     def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
         """P7."""

@@ -10,7 +10,7 @@ TIMEOUT_MS = 5_000
 
 
 async def handle_init_producer_id(services: Services, request: Request) -> None:
-    """Every call gets an id that nobody had before, with epoch 0."""
+    """Every call gets an id that was never given out before, with epoch 0."""
     body = request.body
     assert isinstance(body, InitProducerIdRequest)
     if body.transactional_id is not None:

@@ -35,10 +35,10 @@ class Administration(Protocol):
 
 
 class ControlEpoch(msgspec.Struct):
-    """What this broker took orders from, and the last one it took."""
+    """From which controllers this broker takes orders, and the last order that it took."""
 
     highest: int = -1
-    """The highest controller epoch."""
+    """The highest controller epoch of an order so far: lower ones are refused."""
     last_order: tuple[int, int, int] = (-1, -1, 0)
     """Controller epoch, broker epoch, number."""
 
@@ -62,8 +62,8 @@ class Services(msgspec.Struct):
 def answer_later(services: Services, request: Request, timeout_ms: int, answer: Callable[[], Awaitable[None]]) -> None:
     """Let `answer` answer the request in a task of its own, or report REQUEST_TIMED_OUT.
 
-    For what waits for ZooKeeper. There are few request handlers: were they to wait themselves, a ZooKeeper that is away
-    would keep everybody from producing and fetching, which need none.
+    For what waits for ZooKeeper. There are few request handlers: if they waited themselves, a ZooKeeper that is away
+    would keep everybody from producing and fetching, which do not need it.
     """
     services.background(_answer(request, timeout_ms, answer), f"answer to {request!r}")
 

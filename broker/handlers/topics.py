@@ -18,12 +18,13 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import ANONYMOUS, INTERNAL_TOPICS
 
 LEAST_TIMEOUT_MS = 1_000
-"""For the controller's part: a request that does not want to wait for leaders still wants to know the outcome."""
+"""For the controller's part: a request that does not wait for leaders still waits to hear the outcome."""
 
 
 class DelayedCreateTopics(DelayedOperation):
-    """Completes when every topic created has leaders for all its partitions, as this broker's metadata tells. What has
-    none at the deadline is created nevertheless, and reported as REQUEST_TIMED_OUT (Kafka's DelayedCreatePartitions).
+    """Completes when every topic created has leaders for all its partitions, as far as this broker's metadata tells.
+    What has none at the deadline is created nevertheless, and reported as REQUEST_TIMED_OUT (Kafka's
+    DelayedCreatePartitions).
     """
 
     def __init__(

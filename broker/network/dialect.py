@@ -1,12 +1,12 @@
 """What a connection speaks: how its bytes become requests, and answers become bytes. The interface of every dialect.
 
 The problem: handlers work with typed messages. How those are framed, which versions they have, how an error looks in
-the answer of an API, and whether a peer takes answers in another order than that of its requests, are matters of what
-is spoken on the wire; and another protocol than our own may come to the same port.
+the answer of an API, and whether a peer takes answers in another order than that of its requests, depend on what is
+spoken on the wire; and a protocol other than our own may come to the same port.
 
-The choice: each connection has a dialect, an object of its own, and asks it for nothing but what stands here. It does
-no I/O: the connection has the socket, and says when to read. It costs a call per read and per message, not per record,
-and copies nothing.
+The choice: each connection has a dialect, an object of its own, and asks it for nothing but what is declared here. It
+does no I/O: the connection has the socket, and says when to read. It costs a call per read and per message, not per
+record, and copies nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Frame = bytes | memoryview
 
 
 class BadInput(Exception):
-    """What a peer sent cannot be understood, nor what comes after it. `answer` tells the peer, where it can be told;
-    `frames` were complete before."""
+    """What a peer sent cannot be understood, nor can what comes after it. `answer` tells the peer, where it can be
+    told; `frames` were complete before."""
 
     def __init__(self, reason: str, answer: bytearray | None, frames: Sequence[Frame] = ()) -> None:
         super().__init__(reason)
@@ -33,7 +33,7 @@ class BadInput(Exception):
 
 
 class Header(Protocol):
-    """What stands before the body of a request."""
+    """What comes before the body of a request."""
 
     @property
     def api_version(self) -> int: ...
@@ -57,8 +57,8 @@ class Dialect(Protocol):
 
     @property
     def answers_in_order(self) -> bool:
-        """The peer takes answers for those to its requests in their order: no request is handled before the one before
-        it was answered."""
+        """The peer matches answers to its requests by their order: no request is handled until the one before it has
+        been answered."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class Dialect(Protocol):
         ...
 
     def received(self, count: int) -> Sequence[Frame]:
-        """So many bytes were put into the buffer. The frames completed by them, in order. Raises BadInput."""
+        """`count` bytes were put into the buffer. The frames completed by them, in order. Raises BadInput."""
         ...
 
     def decode(self, frame: Frame) -> tuple[Api[Any, Any], Header, Message]:

@@ -48,8 +48,8 @@ class RequestHandlerPool:
 
     def idle_ratio(self) -> float:
         """The part of its time, since the start, in which the average task had nothing to do: 1.0 is all of it.
-        (Kafka's RequestHandlerAvgIdlePercent.) It is low if handlers wait for something; that they use up the
-        processor shows in the event loop's lag instead."""
+        (Kafka's RequestHandlerAvgIdlePercent.) It is low if handlers wait for something; if they use up the
+        processor, that shows in the event loop's lag instead."""
         elapsed_s = self._clock() - self._started_at
         return 1.0 - self.busy_s / (elapsed_s * self.size) if elapsed_s > 0 else 1.0
 

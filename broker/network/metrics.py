@@ -39,7 +39,7 @@ class ApiMetrics:
         self.local_s = 0.0
         """In the handler."""
         self.remote_s = 0.0
-        """After the handler had returned, until somebody answered."""
+        """From the return of the handler until the request was answered."""
         self.total_s = 0.0
         """From the arrival of the last byte until the request was answered."""
         self.send_s = 0.0

@@ -10,7 +10,7 @@ from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
 from minibroker.protocol.messages import Message, RequestEnvelope
 
-_PREFIX = 16  # bytes of a frame in which its correlation id stands
+_PREFIX = 16  # the bytes of a frame in which its correlation id is
 
 
 class NativeListener:

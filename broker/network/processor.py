@@ -1,7 +1,7 @@
 """Processors, and the connections that they own: from sockets to the channel, and back (Kafka's Processor).
 
 The problem. A connection is driven from four sides: its socket brings bytes, its socket stops taking bytes, a
-handler returns, somebody answers a request that was handled long ago. Whatever happens, requests must reach their
+handler returns, a request that was handled long ago is answered. Whatever happens, requests must reach their
 handlers in the order in which they were sent, and a peer that sends too fast, too slowly, nonsense or nothing
 must cost little.
 
@@ -18,20 +18,20 @@ dispatching:
 While a connection is merely muted it is read ahead, up to READ_AHEAD_BYTES: a pipelining peer whose requests are
 handled in one go then never costs the two system calls of pausing and resuming.
 
-What the bytes mean is the connection's dialect's to say (`dialect.py`).
+What the bytes mean is for the connection's dialect to say (`dialect.py`).
 
 Bad input ends a connection, with one log line and, where the request's correlation id can be read, an error
 response. What was sent before it is handled first, since a peer may take the absence of an answer for a failure of
 that request. Likewise, what a peer sent before it closed the connection is handled: a producer with acks=0 may do
-so. Only then, answers to it are dropped.
+so. But answers to it are then dropped.
 
 Deadlines (a frame that does not get finished, responses that are not read, idleness) are looked at by one periodic
 sweep per processor. A timer per connection that is moved with every frame would cost more than the frame.
 
 Responses that are given in the same turn of the loop leave together: neither asyncio nor uvloop joins several writes
 into one system call, and a system call costs as much as the rest of a small request. But a response waits for others
-only where others are to be expected: there are more frames in the backlog, or it is given by somebody else than the
-connection's handler, as when a purgatory completes several. Large responses are never copied to be joined.
+only where others are to be expected: there are more frames in the backlog, or it is given by something other than
+the connection's handler, as when a purgatory completes several. Large responses are never copied to be joined.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ READ_AHEAD_BYTES = 128 * 1024
 """More than one read can bring in small frames, so that a single read never pauses a connection."""
 
 RESPONSE_HIGH_WATER_BYTES = 1024 * 1024
-"""Unsent bytes from which on a connection is not read from any more, until a quarter of them is left."""
+"""A connection with more unsent bytes than this is not read from any more, until a quarter of them is left."""
 
 LARGE_RESPONSE_BYTES = 64 * 1024
 
@@ -81,7 +81,7 @@ class Processor:
         self.clock = clock
         native = NativeListener(listener, plane, settings.socket_request_max_bytes)
         self.new_dialect: Callable[[], Dialect] = lambda: NativeDialect(native)
-        """For each connection one."""
+        """Makes one for each connection."""
         self.connections: dict[Connection, None] = {}
         self._nobody_left = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -207,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- the transport's side --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self._transport.set_write_buffer_limits(high=RESPONSE_HIGH_WATER_BYTES)
         self._last_active = self._processor.clock()
         self._processor.joined(self)

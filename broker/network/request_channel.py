@@ -1,7 +1,7 @@
 """Requests, and the bounded queue that takes them from the processors to the handlers (Kafka's RequestChannel).
 
 The problem. Handlers must never hold up the sockets, more requests than the broker can handle must push back on
-those who send them rather than pile up, control requests must not wait behind produce requests; and all of that
+the peers that send them rather than pile up, control requests must not wait behind produce requests; and all of that
 for a few microseconds per request, as an `asyncio.Queue` with a wake-up of a task per request costs as much as
 the rest of the path together.
 
@@ -10,7 +10,7 @@ handler's future and never into the deque. A handler that has finished looks int
 under load it goes from one request to the next without any wake-up.
 
 A connection has at most one request here (see "mute" in processor.py), and decodes it only when there is room.
-Who finds no room waits in line, does not read from its socket meanwhile, and is called when there is some.
+One that finds no room waits in line, does not read from its socket meanwhile, and is called when there is some.
 
 Slices. Handlers that find the queue full all the time would never let the loop get back to its sockets and
 timers. So the handlers of a channel share a slice of 2 ms; when it is over, they all rest until the loop has
@@ -41,14 +41,14 @@ SLICE_S = 0.002
 
 
 class Session:
-    """What is known of who is at the other end of a connection (Kafka's RequestChannel.Session)."""
+    """What is known about the other end of a connection (Kafka's RequestChannel.Session)."""
 
     __slots__ = ("handshake", "principal")
 
     def __init__(self) -> None:
         self.principal: Principal = ANONYMOUS
         self.handshake: Handshake | None = None
-        """Begun, and not ended."""
+        """One that has begun and has not ended."""
 
 
 class RequestSource(Protocol):
@@ -146,12 +146,12 @@ class Request:
 
     @property
     def session(self) -> Session:
-        """Its connection's, whose requests are handled one after the other."""
+        """That of its connection, whose requests are handled one after the other."""
         return self._source.session
 
     @property
     def principal(self) -> Principal:
-        """Who asks."""
+        """Who the sender is, as far as it has been proved."""
         return self._source.session.principal
 
     @property
@@ -180,13 +180,13 @@ class Request:
             self._finish(None if self._source.closed else self._source.dialect.encode_error(self, code, message))
 
     def respond_nothing(self) -> None:
-        """Like `respond`, for a request that wants no answer (Produce with acks 0)."""
+        """Like `respond`, for a request that needs no answer (Produce with acks 0)."""
         if self._may_answer():
             self._finish(None)
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """The handler raised. Answers with the error unless it has answered already; if it had handed the
-        request to somebody who answers later, that answer is dropped."""
+        request on to be answered later, that answer is dropped."""
         if not self._answered:
             self.respond_error(code, message)
             self._failed = True

@@ -1,7 +1,7 @@
 """SocketServer: listeners, processors, channels and handlers of a broker, put together (Kafka's SocketServer).
 
 The data plane has one request channel and one pool of handlers for all its listeners, the control plane one
-processor, one handler, a channel and connection limits of its own, so that nothing which clients do can keep the
+processor, one handler, a channel and connection limits of its own, so that nothing that clients do can keep the
 controller out (KIP-291). Listeners bind first, so that the broker can register the ports that it really has;
 connections then wait in the operating system's queue until `start`.
 """
@@ -44,7 +44,7 @@ class _PlaneParts:
 
 class SocketServer:
     """`handler` is called with each request, in a task of its plane. While it runs, the connection's next request
-    waits. It, or somebody to whom it gives the request, answers. A BrokerError that it raises is answered with its
+    waits. It answers, or hands the request on to be answered later. A BrokerError that it raises is answered with its
     code, any other exception is logged and answered with UNKNOWN_SERVER_ERROR."""
 
     def __init__(self, world: World, settings: NetworkSettings, handler: RequestHandler) -> None:
@@ -144,7 +144,7 @@ def _why_not_bound(name: str, host: str, port: int, error: OSError) -> str:
     what = f"the listener {name} cannot listen on {host or ALL_ADDRESSES}:{port}"
     if error.errno == errno.EADDRINUSE:
         return (
-            f"{what}: another process does. Stop it (`ss -ltnp 'sport = :{port}'` names it), or give {name} "
+            f"{what}: another process listens there. Stop it (`ss -ltnp 'sport = :{port}'` names it), or give {name} "
             f"another port in `listeners`"
         )
     if error.errno == errno.EADDRNOTAVAIL:

@@ -9,7 +9,7 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Kafka's names where Kafka has the setting; the others say so."""
 
     num_network_threads: int = 3
-    """Processors per data listener. (Kafka's name: they are no threads here, but share the one event loop.)"""
+    """Processors per data listener. (Kafka's name: here they are not threads, but share the one event loop.)"""
     num_io_threads: int = 8
     """Handler tasks of the data plane: as many requests may be waiting for a disk at a time."""
     queued_max_requests: int = 500
@@ -29,7 +29,7 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one connection that are handled but not answered yet, or being handled (not in Kafka, which
     allows one)."""
     max_in_flight_bytes_per_connection: int = 64 * MEBIBYTE
-    """The bytes of those. What exceeds it alone is let through alone."""
+    """The bytes of those. A request that exceeds it by itself is let through alone."""
     max_unsent_response_bytes: int = 256 * MEBIBYTE
     """Responses waiting for a slow reader; beyond it the connection is closed (not in Kafka)."""
 

@@ -5,8 +5,8 @@ appended; a fetch when there is enough to send; a join when every member has joi
 hold a request handler while it waits, each must be answered exactly once, and each has a deadline.
 
 The choice, after Kafka's DelayedOperation and DelayedOperationPurgatory. An operation knows how to find
-out whether it can complete, and what to do then. It is watched under keys (a partition, a group); who
-changes what stands behind a key calls `check_and_complete(key)`. Its deadline is an entry in a timing
+out whether it can complete, and what to do then. It is watched under keys (a partition, a group); whoever
+changes what a key stands for calls `check_and_complete(key)`. Its deadline is an entry in a timing
 wheel. Both ways end in `force_complete`, which lets only the first through to `on_complete`, the only
 place that answers the client.
 
@@ -14,9 +14,9 @@ What a single-threaded loop spares us. In Kafka any thread may complete an opera
 its most patched class. An operation was checked under a try-lock, so that two threads could not deadlock;
 the thread that did not get it left without checking, and an operation that became complete just then
 was forgotten until its timeout (KAFKA-6653: a flag asks the lock's holder to check again). But the lock
-may be a group's, and its holder about something else, with no eye for the flag (KAFKA-8334: completion
+may be a group's, and its holder busy with something else, not looking at the flag (KAFKA-8334: completion
 moved to an action queue that runs once all locks are released, and the lock is held while watching). An
-operation was tried, watched, then tried again, for what happened between.
+operation was tried, watched, then tried again, because of what might have happened in between.
 
 Here all of this runs on one loop and nothing in it awaits: between the try and the watch nothing can
 happen, so one try is enough, and "exactly once" is a boolean. Nothing in this module may be called from
@@ -36,7 +36,7 @@ to the caller of `check_and_complete`, which is a bystander: a follower's fetch 
 high watermark must not fail because some producer's answer did. An operation whose `try_complete` raised
 is still watched and still has its deadline, so its client hears from it; one whose `on_complete` raised
 is completed, since half an answer may be out. Only `try_complete_else_watch` raises what the first try
-raised, for there the caller is the one who answers.
+raised, since there the caller is the one that answers.
 
 Kafka's reaper thread wakes five times a second. Here nothing runs while nothing happens: the one loop
 timer is set for the next bucket, and the reaper runs once enough completed operations are still watched
@@ -55,7 +55,7 @@ from typing import Generic, TypeVar
 
 from minibroker.broker.purgatory.timing_wheel import TimerEntry, TimingWheel
 
-# After so many expiries, or moves within the wheel, the loop gets a turn and sleeps for a millisecond: ten
+# After this many expiries, or moves within the wheel, the loop gets a turn and sleeps for a millisecond: ten
 # thousand fetches that were parked together expire together, and a slice of work should stay below 2 ms.
 EXPIRIES_PER_SLICE = 100
 MOVES_PER_SLICE = 1000

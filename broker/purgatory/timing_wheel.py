@@ -6,7 +6,7 @@ are what must be cheap, with a million timers pending as with ten, and a cancell
 memory back at once: its deadline may be half a minute away.
 
 The choice, after Kafka's TimingWheel. Time is cut into ticks. The finest wheel has one bucket for each
-of the next 20 ticks; what lies further ahead goes to an overflow wheel, of which one bucket is as wide
+of the next 20 ticks; what lies further ahead goes to an overflow wheel, in which one bucket is as wide
 as the whole wheel below, and so on, each wheel created when something first needs it. A deadline up
 to 20 ms ahead is in the first wheel, 0.4 s in the second, 8 s in the third, 160 s in the fourth.
 A bucket is a circular doubly linked list whose sentinel is the bucket itself, so linking and unlinking
@@ -198,7 +198,7 @@ class TimingWheel(Generic[Value]):
         None if it is empty.
 
         It is when the next bucket expires, which for a coarse one means that its entries move to finer
-        wheels: an `advance` to then may hand out nothing. O(1) but for buckets emptied by `cancel`,
+        wheels: an `advance` to then may hand out nothing. O(1) except for buckets emptied by `cancel`,
         each of which is dropped here once.
         """
         if not self._due.is_empty():

@@ -26,8 +26,8 @@ class ProduceStatus(msgspec.Struct):
 
 class DelayedProduce(DelayedOperation):  # P5
     """Completes when every partition has one of three endings: an error, the leader moved, or all in-sync replicas have
-    what was appended (Kafka's DelayedProduce). What is still pending at the deadline is REQUEST_TIMED_OUT, which leaves
-    open whether the records will survive."""
+    what was appended (Kafka's DelayedProduce). What is still pending at the deadline is answered with
+    REQUEST_TIMED_OUT, which leaves open whether the records will survive."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class DelayedProduce(DelayedOperation):  # P5
                 status.pending = False
                 status.response.error_code = ErrorCode.REQUEST_TIMED_OUT
                 status.response.base_offset = -1
-        # It is watched for a while longer, under keys that nobody may check, and the callback knows the request.
+        # This stays watched for a while, under keys that may never be checked, and the callback holds the request.
         respond, self._respond = self._respond, None
         assert respond is not None
         respond(self._statuses)
@@ -81,7 +81,7 @@ class DelayedProduce(DelayedOperation):  # P5
 
 
 class AdmittedFetch(NamedTuple):
-    """One partition of a fetch, which may be read for while the leadership lasts that admitted it."""
+    """One partition of a fetch, which may be served for as long as the leadership lasts that admitted it."""
 
     topic_partition: TopicPartition
     fetch: FetchPartition
@@ -93,8 +93,8 @@ class AdmittedFetch(NamedTuple):
 
 
 class DelayedFetch(DelayedOperation):
-    """Completes when the partitions together have `min_bytes` to read, or the leadership of one of them is another
-    than the one that admitted it (Kafka's DelayedFetch). It is read for when it completes, so the answer is as fresh as
+    """Completes when the partitions together have `min_bytes` to read, or the leadership of one of them is no longer
+    the one that admitted it (Kafka's DelayedFetch). Records are read when it completes, so the answer is as fresh as
     can be."""
 
     def __init__(

@@ -62,8 +62,8 @@ class Fetcher:
     """Copies the partitions given to it from one leader broker until they are taken away or it is closed.
 
     A storage error (KAFKA_STORAGE_ERROR) ends it by raising out of its task: the log directory is failed and the
-    broker with it. A partition whose log cannot go on with what its leader has is followed no more, and `set_aside` is
-    called with it and the reason; the others go on. Everything else is retried for ever.
+    broker with it. A partition whose log cannot go on with what its leader has is no longer followed, and `set_aside`
+    is called with it and the reason; the others go on. Everything else is retried for ever.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Fetcher:
         self._set_aside = set_aside
         self._follows: dict[TopicPartition, _Follow] = {}
         self._unasked: dict[TopicPartition, _Follow] = {}
-        """Those that stand in no outstanding request."""
+        """Those that are in no outstanding request."""
         self._requests: list[_Request] = []
         self._began_s = world.clock.monotonic()
         self._wake = asyncio.Event()
@@ -183,7 +183,7 @@ class Fetcher:
                 self._unasked[topic_partition] = follow
 
     async def _ask(self) -> float | None:
-        """Ask for every partition that is due and stands in no request. In how many seconds others will be due."""
+        """Ask for every partition that is due and in no request. Returns in how many seconds others will be due."""
         if not self._unasked:
             return None
         if self._connection is None or self._connection.closed:
@@ -256,7 +256,7 @@ class Fetcher:
                     settled = self._apply_one(follow, answer)
                 except LogInvariantViolated as error:
                     self.remove(topic_partition)
-                    self._set_aside(follow.partition, f"broker {self.leader_id}, its leader, does not fit: {error}")
+                    self._set_aside(follow.partition, f"the log of its leader {self.leader_id} does not fit: {error}")
                     continue
                 except BrokerError as error:
                     if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
@@ -301,7 +301,7 @@ class Fetcher:
 
 
 def _needs_mending(failure: BaseException) -> bool:
-    """The brokers do not take each other for brokers of one cluster: that does not pass by itself."""
+    """The brokers do not accept each other as brokers of one cluster: that does not pass by itself."""
     if isinstance(failure, BrokerError):
         return failure.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     return isinstance(failure, NotTrusted)

@@ -14,7 +14,7 @@ from minibroker.protocol.world import World
 
 
 class FetcherManager:
-    """Each partition is with one fetcher at most, that of the leader whom it was told to follow last."""
+    """Each partition is with one fetcher at most, that of the leader that it was last told to follow."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class FetcherManager:
         fetcher.add(partition)
 
     def stop_following(self, topic_partition: TopicPartition, *, but: int | None = None) -> None:
-        """Whichever leader; `but`: go on where it is this one."""
+        """Whichever its leader; `but`: go on if it is this one."""
         for leader_id, fetcher in self._fetchers.items():
             if leader_id != but:
                 fetcher.remove(topic_partition)

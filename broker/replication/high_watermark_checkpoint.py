@@ -1,6 +1,6 @@
 """Writes the high watermarks of all partitions to `replication-offset-checkpoint`, now and then and at the end.
 
-A restarted broker begins with what stands there. What the file may say, and when it is lowered, is the business of
+A restarted broker begins with what is written there. What the file may say, and when it is lowered, is decided by
 `LogManager`.
 """
 
@@ -18,7 +18,7 @@ class HighWatermarkCheckpoint:
     def __init__(
         self, executor: Executor, logs: LogManager, partitions: Mapping[TopicPartition, Partition], interval_ms: int
     ) -> None:
-        """`partitions` is looked at each time."""
+        """`partitions` is read anew each time."""
         self._executor = executor
         self._logs = logs
         self._partitions = partitions
@@ -31,7 +31,7 @@ class HighWatermarkCheckpoint:
             await self._executor.run(self._logs.write_high_watermarks, self._stage())
 
     def write(self) -> None:
-        """At once. Blocks. Nothing on a disk that has failed, else as `run`."""
+        """At once. Blocks. Writes nothing to a disk that has failed; else raises as `run`."""
         if self._logs.failure is None:
             self._logs.write_high_watermarks(self._stage())
 

@@ -1,6 +1,6 @@
 """Which replicas are in sync, and how far the log is safe. Pure functions of the leader's picture.
 
-The problem: the ISR lives in ZooKeeper, and while a change of it is on its way nobody knows which one holds.
+The problem: the ISR lives in ZooKeeper, and while a change of it is on its way it is not known which one holds.
 A high watermark taken over the smaller ISR could cover records that the next leader, elected from the larger,
 does not have (KAFKA-8836). The choice (KIP-497): until the outcome is known, the high watermark waits for the
 *maximal* ISR, the union of the committed one and the proposed; min.insync.replicas counts the committed one
@@ -10,10 +10,10 @@ A follower joins once it has caught up with the high watermark *and* with the of
 leader epoch began (KAFKA-7128: the high watermark of a new leader may be far behind what its predecessor had
 acknowledged), fetching under the broker epoch that the controller last announced as alive (KIP-903: a replica
 that was restarted empty must not join by the fetches of its former self). And it must not lag by the rule by which it
-would leave: below min.insync.replicas the high watermark waits, so that even who is long dead has reached it.
+would leave: below min.insync.replicas the high watermark waits, so that even a follower long dead has reached it.
 
-Below min.insync.replicas the high watermark stands still (KIP-966). So whoever leaves the ISR then goes on having all
-that was committed, and stays eligible as leader: the last one that is left is not the only one that has everything.
+Below min.insync.replicas the high watermark stands still (KIP-966). So a replica that leaves the ISR then still has
+all that was committed, and stays eligible as leader: the last one in the ISR is not the only one that has everything.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,9 +73,9 @@ def high_watermark(
 ) -> int:
     """The lowest log end offset of the replicas that count: the maximal ISR, the leader among them.
 
-    A follower that is caught up but has not joined yet counts as well: with nobody to wait for, the high watermark
-    would run at the leader's log end, and under load a follower, always one fetch behind, could never reach it.
-    The caller never moves the high watermark back.
+    A follower that is caught up but has not joined yet counts as well: if it were not waited for, the high
+    watermark would run at the leader's log end, and under load a follower, always one fetch behind, could never reach
+    it. The caller never moves the high watermark back.
     """
     counted = set(maximal_isr)
     lowest = leader_end_offset
@@ -118,7 +118,8 @@ def proposal(
     known: LeaderAndIsr, isr: Iterable[int], followers: Mapping[int, Follower], to_commit: int
 ) -> LeaderAndIsr:
     """The state to be written over `known`, so that `isr` are in sync. Members keep the broker epoch that is on record
-    for them; who joins has everything in the one that it fetches under. `to_commit`: `model.replicas_to_commit`."""
+    for them; one that joins has everything in the epoch under which it fetches. `to_commit`:
+    `model.replicas_to_commit`."""
     before = {member.broker_id: member for member in known.in_sync_members}
     isr = tuple(isr)
     joining = {b: Member(b, followers[b].broker_epoch if b in followers else NO_EPOCH) for b in isr if b not in before}

@@ -1,12 +1,12 @@
-"""Keeps the ISRs of the partitions led here right: looks after them, writes changes to ZooKeeper and announces them
+"""Keeps the ISRs of the partitions led here correct: looks after them, writes changes to ZooKeeper and announces them
 (Kafka's ZkIsrManager).
 
-An ISR change is one conditional write of the partition's state znode, in a `multi` that also asks for its topic's id:
+An ISR change is one conditional write of the partition's state znode, in a `multi` that also checks its topic's id:
 versions alone do not tell a topic from the next one of its name. Its outcome can be unknown (the connection
 broke): then the znode is read until it is known, and meanwhile the partition counts both ISRs (see `isr`). The
 controller learns of changes by a sequential node under `/isr_change_notification`, several changes to a node.
 
-Who is to be in an ISR is decided by `Partition`.
+Which replicas should be in an ISR is decided by `Partition`.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ ZOOKEEPER_TROUBLE_S = 1.0
 """Before the next attempt, where ZooKeeper refused something or a znode is malformed."""
 ISR_NOTIFICATION_DELAY_S = 0.05
 ISR_CHANGES_PER_NODE = 1_000
-"""With the longest topic names still well below what a znode may hold."""
+"""Even with the longest topic names well below what a znode may hold."""
 
 PARTITIONS_PER_SLICE = 200
 BREATH_S = 0.001
 
 
 class IsrWriter:
-    """One change of each partition is under way at most."""
+    """At most one change of each partition is under way."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class IsrWriter:
         on_high_watermark: Callable[[Partition], None],
         on_change: Callable[[Partition], None],
     ) -> None:
-        """`partitions` is looked at each time. `on_high_watermark`: a change, or time, has moved the partition's;
+        """`partitions` is read anew each time. `on_high_watermark`: a change, or time, has moved the partition's;
         `on_change`: the outcome of a change is known."""
         self._partitions = partitions
         self._supervisor = supervisor
@@ -108,11 +108,11 @@ class IsrWriter:
         self._supervisor.start(self._write(partition, proposal), f"ISR of {partition.topic_partition}")
 
     async def _write(self, partition: Partition, proposal: LeaderAndIsr) -> None:
-        """Until it is known whether the proposal holds, or somebody else's state does, or it does not matter any more.
+        """Until it is known whether the proposal holds, or another state does, or it does not matter any more.
 
-        Nor does it where another topic has taken the name, whose state may have the same version. To look before the
-        call is not enough, since that may wait for a connection: so the write, and what is read, hold for this very
-        topic only.
+        It does not matter either where another topic has taken the name, whose state may have the same version. A look
+        before the call is not enough, since the call may wait for a connection: so the write, and what is read, count
+        only for this very topic.
         """
         path = znodes.state_path(partition.topic_partition)
         outcome_unknown = False
@@ -183,8 +183,8 @@ class IsrWriter:
 
 
 def _isr_write(partition: Partition, proposal: LeaderAndIsr) -> list[Operation]:
-    """Refused unless the state is the one that was decided on, and is this topic's. Nobody is asked for the id of a
-    topic that has none."""
+    """Refused unless the state is the one that was decided on, and is this topic's. The id of a topic that has none is
+    not checked."""
     topic_partition, topic_id = partition.topic_partition, partition.log.topic_id
     write = SetData(znodes.state_path(topic_partition), znodes.encode_state(proposal), proposal.partition_epoch)
     return [Check(znodes.topic_id_path(topic_partition.topic, topic_id), -1), write] if topic_id else [write]
@@ -192,13 +192,13 @@ def _isr_write(partition: Partition, proposal: LeaderAndIsr) -> list[Operation]:
 
 async def catch_up(session: ZooKeeperSession) -> None:
     """From now on the session reads what there is now, or newer. A server of an ensemble may be behind, after a
-    reconnect too. It answers a write when it has caught up with it, and this one, of which nothing remains, will do.
+    reconnect too. It answers a write when it has caught up with it, and this one, which leaves no trace, will do.
     Raises ZooKeeperError."""
     await session.multi([Check(znodes.TOPICS, -1)])
 
 
 async def _is_gone(session: ZooKeeperSession, partition: Partition) -> bool:
-    """The topic that this replica is of: another of its name may be there, but ids never come back."""
+    """Whether this replica's topic is gone: another of its name may be there, but ids never come back."""
     topic, topic_id = partition.topic_partition.topic, partition.log.topic_id
     if not topic_id:
         return False

@@ -1,7 +1,7 @@
 """The table of this broker's replicas, and the entry for handlers and the controller's orders (Kafka's ReplicaManager).
 
-Handlers append and read, and what cannot be answered yet waits in one of two purgatories; orders say who leads. What
-goes on by itself has rooms of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`.
+Handlers append and read, and what cannot be answered yet waits in one of two purgatories; orders say which broker
+leads. What goes on by itself has modules of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`.
 """
 
 import asyncio
@@ -53,13 +53,13 @@ EPOCH_DURING_DELETE = -2
 ZOOKEEPER_RETRY_S = 0.1
 
 DELETIONS_REMEMBERED = 10_000
-"""Of replicas, for as long as the broker runs: an order that comes after as many others is not expected any more."""
+"""Of replicas, for as long as the broker runs: an order that is late by this many others is no longer expected."""
 
 SessionSource = Callable[[], Awaitable[ZooKeeperSession]]
 """Waits until there is a session, and returns it."""
 
 RefusedFetch = tuple[TopicPartition, FetchPartitionResponse]
-"""One partition of a fetch that cannot be read for, and its answer."""
+"""One partition of a fetch that cannot be served, and its answer."""
 FetchAnswer = list[tuple[TopicPartition, FetchPartitionResponse]]
 
 
@@ -67,22 +67,24 @@ class LeadershipListener(Protocol):
     """Told which role this broker has taken in a partition: what lives on the partitions that a broker leads, as
     coordinators do, begins and ends with it (Kafka's onElection and onResignation).
 
-    Guaranteed: of each leader epoch in which this broker is given a role, one of the two is told, once, however often
-    the order comes; of one partition in the order of its epochs, of several in the order in which the controller names
-    them. The role is taken by then, and nothing has run since: of the epoch that begins nothing was appended, and the
-    end of the log is where it begins. A role that could not be taken is not told.
+    Guaranteed: for each leader epoch in which this broker is given a role, one of the two is called, once, however
+    often the order comes; for one partition in the order of its epochs, for several in the order in which the
+    controller names them. By then the role has been taken, and nothing has run since: nothing was appended in the epoch
+    that begins, and it begins at the end of the log. A role that could not be taken is not told.
 
-    `on_follower` comes in the epoch of `on_leader` where the replica that led was deleted. After that, epochs may begin
-    at 0 again: they are those of another topic of that name.
+    `on_follower` is called with the epoch of `on_leader` where the replica that led was deleted. After that, epochs may
+    begin at 0 again: they are those of another topic of that name.
 
-    To be called before anything else of the broker runs, these neither wait nor raise: what takes long is for a task.
+    They are called before anything else in the broker runs, so they must neither wait nor raise: what takes long is for
+    a task.
     """
 
     def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
         """This broker leads in `epoch`, as it may have done in earlier ones."""
 
     def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
-        """This broker does not lead, in `epoch`, or no more: it follows another, or nobody, or has no replica left."""
+        """This broker does not lead in `epoch`, or no longer: it follows another one, or none, or has no replica
+        left."""
 
 
 class _Assigned(NamedTuple):
@@ -154,8 +156,8 @@ class ReplicaManager:
         self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
 
     def add_listener(self, listener: LeadershipListener) -> None:
-        """Before the first control request: the listener hears of nothing that was before. Called in the order in which
-        they were added."""
+        """Before the first control request: the listener hears of nothing that was before. Listeners are called in the
+        order in which they were added."""
         self._listeners.append(listener)
 
     async def close(self) -> None:
@@ -180,7 +182,7 @@ class ReplicaManager:
 
     def leader(self, topic_partition: TopicPartition) -> Partition:
         """The partition, if it is here at all. Raises BrokerError: NOT_LEADER_OR_FOLLOWER where the cluster has it
-        elsewhere, UNKNOWN_TOPIC_OR_PARTITION where nobody told this broker of it."""
+        elsewhere, UNKNOWN_TOPIC_OR_PARTITION where this broker was not told of it."""
         partition = self._partitions.get(topic_partition)
         if partition is None:
             known = self._metadata.partition(topic_partition) is not None
@@ -247,8 +249,8 @@ class ReplicaManager:
         )
 
     def _known(self, topic_partition: TopicPartition, topic_id: str) -> UpdateMetadataPartition | None:
-        """Who leads, for a client that came to the wrong broker (KIP-951). None also where another topic has the name:
-        leader epochs of two topics cannot be compared. Empty id: not checked."""
+        """The leader, for a client that came to the wrong broker (KIP-951). None also where another topic has the name:
+        leader epochs of two topics cannot be compared. An empty id is not checked."""
         is_meant = topic_id in ("", self._metadata.topic_id(topic_partition.topic))
         return self._metadata.partition(topic_partition) if is_meant else None
 
@@ -256,8 +258,8 @@ class ReplicaManager:
         """Read for a consumer or a follower; `respond` at once with what there is, or once `min_bytes` can be read, or
         after `max_wait_ms`. A follower's offsets move the high watermark first.
 
-        Each partition is admitted, its follower's progress noted, and read for, in this order. A fetch that waits is
-        read for once more when it need not wait any longer."""
+        Each partition is admitted, its follower's progress noted, and its records read, in this order. For a fetch that
+        waits they are read again when it need not wait any longer."""
         admissions = [
             self._admit(TopicPartition(topic.topic, fetch.partition), fetch, topic.topic_id, request.replica_id)
             for topic in request.topics
@@ -309,7 +311,7 @@ class ReplicaManager:
         return _admit_to(partition, fetch, replica_id)
 
     def _admit_after_waiting(self, admitted: AdmittedFetch, replica_id: int) -> AdmittedFetch | RefusedFetch:
-        """Anew only where the leadership is another by now."""
+        """Admitted anew only where the leadership has changed."""
         if admitted.holds(self._partitions.get):
             return admitted
         topic_partition = admitted.topic_partition
@@ -368,8 +370,8 @@ class ReplicaManager:
         """Lead or follow as told, where the leader epoch is newer than what is held. The caller has checked the
         controller's and the broker's epoch, and lets no other control request in between.
 
-        What keeps one partition from it costs no other. Returns the errors, and of replicas that nobody leads how their
-        logs end: by that the controller chooses where nobody's data can be trusted. Raises
+        What keeps one partition from it does not affect the others. Returns the errors and, for replicas without a
+        leader, how their logs end: the controller chooses by that where no replica's data can be trusted. Raises
         BrokerError(STALE_BROKER_EPOCH), with no role changed, where this broker has registered again meanwhile: the
         controller tells it everything anew (KAFKA-9307).
         """
@@ -408,7 +410,7 @@ class ReplicaManager:
         if self._broker_epoch() > request.broker_epoch:
             raise BrokerError(
                 ErrorCode.STALE_BROKER_EPOCH,
-                f"the request is for broker epoch {request.broker_epoch}, this one is {self._broker_epoch()} by now",
+                f"the request is for broker epoch {request.broker_epoch}, but this is {self._broker_epoch()} by now",
             )
         for entry in assigned:
             try:
@@ -440,13 +442,13 @@ class ReplicaManager:
             except NoNode:
                 return TopicConfig()
             except (InvalidConfig, MalformedZnode) as error:
-                raise BrokerError(ErrorCode.INVALID_CONFIG, f"{error}; mend the znode {path}") from error
+                raise BrokerError(ErrorCode.INVALID_CONFIG, f"{error}; correct the znode {path}") from error
             except (ConnectionLoss, SessionExpired):
                 await asyncio.sleep(ZOOKEEPER_RETRY_S)
 
     def _was_deleted(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> bool:
-        """An order of before, which comes late, on a connection that was given up: obeyed, it would make a replica of a
-        topic that is no more, which would be in the way of the next one of its name."""
+        """Whether the order is from before the deletion, and comes late, over a connection that was given up: if it
+        were obeyed, it would make a replica of a topic that is gone, in the way of the next one of its name."""
         return leader_epoch <= self._deleted.get((topic_id, topic_partition), NO_EPOCH)
 
     def _remember_deletion(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
@@ -470,7 +472,7 @@ class ReplicaManager:
             if topic_id and partition.log.topic_id != topic_id:
                 raise BrokerError(
                     ErrorCode.INCONSISTENT_TOPIC_ID,
-                    f"{topic_partition} has topic id {partition.log.topic_id} here, the controller says {topic_id}",
+                    f"{topic_partition} has topic id {partition.log.topic_id} here, but the controller says {topic_id}",
                 )
             return partition
         log = await self._logs.get_or_create(topic_partition, topic_id, self._log_config(config))
@@ -489,7 +491,7 @@ class ReplicaManager:
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away
-        so long that it had to register again, and has not been told its role since."""
+        for so long that it had to register again, and has not been told its role since."""
         return not self._is_in_touch() or self._broker_epoch() != told_in_broker_epoch
 
     def _log_config(self, topic: TopicConfig) -> LogConfig:
@@ -534,7 +536,7 @@ class ReplicaManager:
 
     async def stop_replicas(self, request: StopReplicaRequest) -> list[PartitionError]:
         """Stop following or leading; delete the log where told to. A partition that is not here is stopped already, and
-        so is one of another topic of that name: an order may come late, on a connection that was given up."""
+        so is one of another topic of that name: an order may come late, over a connection that was given up."""
         errors: list[PartitionError] = []
         for topic in request.topic_states:
             for state in topic.partition_states:
@@ -575,8 +577,8 @@ class ReplicaManager:
         self.isr_writer.reconsider()
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
-        """A follower's log cannot go on: it costs this replica alone, as if its files were damaged. Its leader takes it
-        out of the ISR for its lag; the controller hears of it with the next order about it."""
+        """A follower's log cannot go on: that costs this replica alone, as if its files were damaged. Its leader takes
+        it out of the ISR for its lag; the controller hears of it with the next order about it."""
         topic_partition = partition.topic_partition
         if self._partitions.get(topic_partition) is partition:
             del self._partitions[topic_partition]
@@ -593,7 +595,7 @@ def _admit_to(partition: Partition, fetch: FetchPartition, replica_id: int) -> A
 
 
 def _log_end(partition: Partition) -> PartitionError:
-    """The answer for a replica that follows nobody."""
+    """The answer for a replica that has no leader to follow."""
     topic, index = partition.topic_partition
     end = partition.log.log_end_offset
     last_epoch = partition.log.epoch_at(end - 1)  # not the log's latest epoch, in which nothing may have been written

@@ -5,8 +5,8 @@ its top still holds at its bottom. Writing the ISR to ZooKeeper is the business 
 write (`propose_isr`) and is told how it went (`isr_written`, `isr_conflict`).
 
 A fetch comes in three steps, each taken once: `admit` it, note a follower's progress (`record_follower_fetch`), `read`
-for it. What is admitted stays so while this leadership lasts, as a leader's log is not cut: who has waited before he
-reads asks `leads_in` alone.
+its records. What is admitted stays so while this leadership lasts, as a leader's log is not cut: after a wait it is
+enough to ask `leads_in` before reading.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ class Traffic:
 
 
 class Partition:
-    """Guarantees: the high watermark never goes back within a leader epoch but by truncation, and stands still while
+    """Guarantees: the high watermark never goes back within a leader epoch except by truncation, and stands still while
     fewer than min.insync.replicas are in sync; a request of another leader epoch changes nothing; an acknowledged
     offset is below the high watermark of the maximal ISR.
     """
@@ -152,7 +152,7 @@ class Partition:
         self.advance_high_watermark()
 
     def become_follower(self, state: LeaderAndIsrPartition) -> None:
-        """Follow the state's leader (or nobody, where it has none)."""
+        """Follow the state's leader (or none, where it has none)."""
         self._adopt(state, Role.FOLLOWER)
         self.followers = {}
 
@@ -197,7 +197,7 @@ class Partition:
             raise BrokerError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{self.topic_partition} has {len(self.isr)} replicas in sync {list(self.isr)}, "
-                f"min.insync.replicas is {self.min_insync_replicas}",
+                f"but min.insync.replicas is {self.min_insync_replicas}",
             )
         info = self.log.append_as_leader(records, self.leader_epoch, now_ms)  # P4
         self.traffic.bytes_in += len(records)
@@ -210,8 +210,8 @@ class Partition:
         """Whether an append that ended at `required_offset` is settled: NONE once all in-sync replicas have it, an
         error where it cannot be told any more, None while it is open (DelayedProduce's three endings).
 
-        With too few replicas in sync the high watermark stands still, so there is nothing to wait for: who sent it is
-        told at once, and tries again."""
+        With too few replicas in sync the high watermark stands still, so there is nothing to wait for: the producer
+        is told at once, and tries again."""
         if not self.is_leader or self.leading_since_epoch != leading_since_epoch:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if len(self.isr) < self.min_insync_replicas:
@@ -246,7 +246,7 @@ class Partition:
     def isr_to_propose(self) -> tuple[int, ...] | None:
         """The ISR that this leader would write now: without those that lag, with those that have caught up. None where
         it is right as it is, or where a change is on its way already. The same ISR again where others are eligible
-        beside it though it is large enough, as when the setting was changed: before they are not, nothing is committed.
+        beside it though it is large enough, as after a change of the setting: until they are not, nothing is committed.
         """
         if not self.is_leader or self.proposed_isr is not None:
             return None
@@ -305,8 +305,8 @@ class Partition:
         return self.is_pending(written) and self._commit(written, version)
 
     def isr_conflict(self, proposed: LeaderAndIsr, actual: LeaderAndIsr) -> bool:
-        """ZooKeeper refused: it holds `actual`. Adopted where it is of this leadership; otherwise somebody else leads
-        and the controller is about to say so. True if the high watermark moved."""
+        """ZooKeeper refused: it holds `actual`. Adopted where it is of this leadership; otherwise another broker
+        leads and the controller is about to say so. True if the high watermark moved."""
         if not self.is_pending(proposed):
             return False
         if (actual.leader, actual.leader_epoch) != (self.leader_id, self.leader_epoch):
@@ -344,8 +344,8 @@ class Partition:
             )
 
     def admit(self, fetch: FetchPartition, replica_id: int) -> FetchPartitionResponse | None:
-        """None where there may be read for the fetch, now and for as long as this leadership lasts. Else its answer: an
-        error, or the diverging epoch."""
+        """None where the fetch may be served, now and for as long as this leadership lasts. Else its answer: an error,
+        or the diverging epoch."""
         try:
             diverging = self.check_fetch(fetch, replica_id)
         except BrokerError as error:
@@ -369,7 +369,7 @@ class Partition:
             raise BrokerError(
                 ErrorCode.OFFSET_NOT_AVAILABLE,
                 f"offset {fetch.fetch_offset} of {self.topic_partition}, which ends at {log.log_end_offset}; but "
-                "another broker may lead it by now, which has more",
+                "another broker, which has more, may lead it by now",
             )
         if not log.log_start_offset <= fetch.fetch_offset <= log.log_end_offset:
             raise BrokerError(
@@ -387,7 +387,7 @@ class Partition:
     def read(
         self, fetch: FetchPartition, replica_id: int, *, max_bytes: int, at_least_one: bool
     ) -> FetchPartitionResponse:
-        """For a fetch that is admitted: the records from its offset, whole batches; an error code instead of an
+        """The records for a fetch that is admitted, from its offset, whole batches; an error code instead of an
         exception."""
         end = self.readable_end(replica_id)
         if fetch.fetch_offset >= end:
@@ -420,8 +420,9 @@ class Partition:
         )
 
     def offset_for(self, timestamp_ms: int, current_leader_epoch: int, replica_id: int) -> tuple[int, int]:
-        """(timestamp, offset) for ListOffsets; offset -1 where no record is that young. "Latest" is the high watermark,
-        which a new leader does not know until it has reached the start of its epoch (KIP-207). Raises BrokerError."""
+        """(timestamp, offset) for ListOffsets; offset -1 where no record is that recent. "Latest" is the high
+        watermark, which a new leader does not know until it has reached the start of its epoch (KIP-207). Raises
+        BrokerError."""
         self._require_leader(current_leader_epoch)
         end = self.readable_end(replica_id)
         if timestamp_ms == EARLIEST_TIMESTAMP:
@@ -432,7 +433,7 @@ class Partition:
             raise BrokerError(
                 ErrorCode.OFFSET_NOT_AVAILABLE,
                 f"the high watermark of {self.topic_partition} is {self.high_watermark}, "
-                f"its leader's epoch began at {self.epoch_start_offset}",
+                f"but its leader's epoch began at {self.epoch_start_offset}",
             )
         if timestamp_ms == LATEST_TIMESTAMP:
             return -1, end
@@ -445,12 +446,12 @@ class Partition:
         return self.log.end_offset_for(leader_epoch)
 
     def _require_past(self, epoch: int) -> None:
-        """Who has records of a later epoch than this leader's knows of a later leader: it is not for this one to say
-        where their histories part (KIP-320)."""
+        """A reader with records of a later epoch than this leader's knows of a later leader: it is not for this one to
+        say where their histories part (KIP-320)."""
         if epoch > self.leader_epoch:
             raise BrokerError(
                 ErrorCode.UNKNOWN_LEADER_EPOCH,
-                f"{self.topic_partition} is in epoch {self.leader_epoch} here, {epoch} not known",
+                f"{self.topic_partition} is in epoch {self.leader_epoch} here, not yet in {epoch}",
             )
 
     def _require_leader(self, current_leader_epoch: int) -> None:
@@ -463,7 +464,7 @@ class Partition:
             if current_leader_epoch > self.leader_epoch:
                 raise BrokerError(
                     ErrorCode.UNKNOWN_LEADER_EPOCH,
-                    f"{self.topic_partition} is in epoch {self.leader_epoch} here, {current_leader_epoch} not known",
+                    f"{self.topic_partition} is in epoch {self.leader_epoch} here, not yet in {current_leader_epoch}",
                 )
         if self.role is not Role.LEADER:
             raise BrokerError(

@@ -5,7 +5,7 @@ every partition (recovery points, log start offsets, high watermarks).
 
 A recovery point on disk is a promise: "below it, everything is there". So it must never stay higher than what a
 truncation left, and worker threads that write an older picture must not overwrite a newer one. Hence `values`, an
-upper bound of what the file can say while writes are under way, and `lower`, which returns once the file says less.
+upper bound on what the file can say while writes are under way, and `lower`, which returns once the file says less.
 """
 
 import threading

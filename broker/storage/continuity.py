@@ -1,20 +1,20 @@
-"""Since when nothing was lost of what this data directory held: the broker's word on whether its data can be believed.
+"""Since when this data directory has lost nothing: the broker's word on whether its data can be believed.
 
 The problem: what is acknowledged is in the memory of every in-sync replica, not on its disk. A broker whose process
-was killed comes back with all of it, for the kernel still has it; a broker whose host lost its power comes back with
+was killed comes back with all of it, since the kernel still has it; a broker whose host lost its power comes back with
 less, and nothing in its files shows that a tail is missing. Elected all the same, it would make the others cut off what
 was acknowledged.
 
 The choice: the broker says of itself since which broker epoch (KIP-380: each registration has a new one) it has lost
-nothing. That number is kept in a small file, together with the boot id of the host. It stays what it is over a clean
+nothing. That number is kept in a small file, together with the boot id of the host. It stays the same over a clean
 stop, and over a crash under the same boot id; otherwise, and wherever recovery had to cut more than an incomplete last
 batch, it becomes "from my next registration on". The registration carries it to the controller, which elects by it
 (`controller/decisions/elections.py`).
 
 Whatever is interrupted must err on the side of distrust:
-- a loss is written down before the recovery cuts anything, for the next recovery would find nothing to cut;
+- a loss is written down before the recovery cuts anything, since the next recovery would find nothing to cut;
 - the file has the present boot id before the clean-shutdown marker is removed, which is before anything is appended:
-  so it never says of a host's start that all is well, where somebody wrote under an earlier one;
+  so it never vouches, under one start of the host, for what was written under an earlier one;
 - the epoch of the registration is in the file before this broker obeys any order under it.
 
 Rejected: a word for each partition (one more file to sync with each); an fsync per append, which makes all of this
@@ -88,7 +88,7 @@ class DataContinuity:
             trusted_since = found.trusted_since
         elif found is not None:
             logger.warning(
-                "the host was started anew, and the broker had not stopped in order before: what it wrote last may be "
+                "the host was started anew, and the broker had not stopped cleanly before: what it wrote last may be "
                 "missing, so it is not elected for what it had"
             )
         if found == Continuity(boot_id=self._boot_id, trusted_since=trusted_since):
@@ -107,7 +107,7 @@ class DataContinuity:
     def registered(self, broker_epoch: int) -> None:
         """This broker has this epoch. What it writes from now on is there until it says otherwise."""
         with self._writing:
-            # Epochs only grow; but for a ZooKeeper that was set up anew, under which nothing is on record yet.
+            # Epochs only grow, except with a ZooKeeper that was set up anew, in which nothing is on record yet.
             if self._trusted_since == SINCE_THIS_REGISTRATION or broker_epoch < self._trusted_since:
                 self._write(broker_epoch)
 

@@ -93,7 +93,7 @@ class LogDirectory:
         except BlockingIOError as error:
             raise DataDirectoryUnusable(
                 f"the data directory {self.path} is in use by another broker process: stop it, or choose another "
-                f"directory with --data"
+                f"directory with log.dirs or --data"
             ) from error
 
     def _make(self) -> None:
@@ -116,7 +116,7 @@ class LogDirectory:
             self._lock = None
 
     def check_owner(self, broker_id: int, cluster_id: str) -> None:
-        """It is this broker's from now on, if it was nobody's. Raises DataDirectoryUnusable, OSError."""
+        """It is this broker's from now on, if it was no other's. Raises DataDirectoryUnusable, OSError."""
         path = self._path(META_PROPERTIES_FILE)
         mine = MetaProperties(broker_id, cluster_id)
         if not self._disk.exists(path):
@@ -127,30 +127,32 @@ class LogDirectory:
         except MalformedFile as error:
             raise DataDirectoryUnusable(
                 f"{error}. If {self.path} is the data directory of broker {broker_id} in cluster "
-                f"{cluster_id}, remove that file; otherwise choose another directory with --data"
+                f"{cluster_id}, remove that file; otherwise choose another directory with log.dirs or --data"
             ) from error
         if found.cluster_id != cluster_id:
             raise DataDirectoryUnusable(
                 f"the data directory {self.path} belongs to cluster {found.cluster_id}, but this ZooKeeper holds "
-                f"cluster {cluster_id}: connect to that cluster's ZooKeeper, or choose an empty directory with --data"
+                f"cluster {cluster_id}: connect to that cluster's ZooKeeper, or choose an empty directory with "
+                f"log.dirs or --data"
             )
         if found.broker_id != broker_id:
             raise DataDirectoryUnusable(
                 f"the data directory {self.path} belongs to broker {found.broker_id}, but this is broker "
-                f"{broker_id}: start it with broker.id={found.broker_id}, or choose another directory with --data"
+                f"{broker_id}: start it with broker.id={found.broker_id}, or choose another directory with log.dirs "
+                f"or --data"
             )
 
     # -- the marker of a clean stop --
 
     def read_clean_marker(self) -> int | None:
-        """The epoch of the broker that stopped in order, -1 if it is not known; None: nobody did. Raises OSError."""
+        """The epoch of the broker that stopped cleanly, -1 if it is not known; None: none did. Raises OSError."""
         path = self._path(CLEAN_SHUTDOWN_FILE)
         if not self._disk.exists(path):
             return None
         try:
             return decode_clean_shutdown(path, self._disk.read_file(path))
         except MalformedFile as error:
-            logger.warning("%s; taking the last stop for a crash", error)
+            logger.warning("%s; treating the last stop as a crash", error)
             return None
 
     def remove_clean_marker(self) -> None:
@@ -182,14 +184,15 @@ class LogDirectory:
             if partition is not None:
                 partitions.append(partition)
             elif name.removesuffix(".tmp") not in _OWN_FILES:
-                logger.info("ignoring %s: it is no partition's directory", self._path(name))
+                logger.info("ignoring %s: it is not the directory of a partition", self._path(name))
         return Contents(partitions, deleted)
 
     # -- what its logs share --
 
     def lower_offsets(self, partition: TopicPartition, offset: int) -> None:
-        """On return no checkpoint says more than `offset` of the partition: what a log holds from there on, after a cut
-        or in a new topic of that name, is neither flushed nor committed, whatever was there before. Raises OSError."""
+        """On return no checkpoint says more than `offset` for the partition: what a log holds from there on, after a
+        cut or in a new topic of that name, is neither flushed nor committed, whatever was there before. Raises
+        OSError."""
         for checkpoint in (self.recovery_points, self.log_start_offsets, self.high_watermarks):
             checkpoint.lower(partition, offset)
 

@@ -11,7 +11,7 @@ from minibroker.protocol.world import File, World
 
 @dataclass
 class Flush:
-    """Made in the event loop, from where it stands then; carried out in a worker thread."""
+    """Made in the event loop, of the log as it is then; carried out in a worker thread."""
 
     end_offset: int
     changes: int

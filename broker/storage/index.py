@@ -43,7 +43,7 @@ Entry = tuple[int, int]
 
 
 class InvalidIndex(ValueError):
-    """The bytes are not an index of the segment; it is to be built again."""
+    """The bytes are not an index of the segment; it must be built again."""
 
 
 class SparseIndex:
@@ -104,7 +104,7 @@ class SparseIndex:
     def decode(cls, layout: Layout, data: bytes) -> SparseIndex:
         """Raises InvalidIndex unless `data` is whole entries of keys and values that increase and are not negative."""
         if len(data) % layout.entry.size:
-            raise InvalidIndex(f"{len(data)} bytes are no multiple of {layout.entry.size}")
+            raise InvalidIndex(f"{len(data)} bytes are not a multiple of {layout.entry.size}")
         index = cls(layout)
         if layout is OFFSET_INDEX:
             numbers = array("i")

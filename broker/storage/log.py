@@ -1,4 +1,4 @@
-"""One replica's log: a sequence of segments, of which the last is appended to.
+"""One replica's log: a sequence of segments, the last of which is appended to.
 
 The problem: a produce request must cost little more than its CRC and one write, and yet after a crash, a power cut
 or a failing disk the log must hold what it promised, and everything derived from it (indexes, leader epochs,
@@ -7,7 +7,7 @@ producer state) must agree with it.
 The choice: **the batches are the truth, and one number says how far they are safe.** Appending writes batches and
 moves numbers in memory, nothing else. Indexes, epochs and producer snapshots live in memory and reach their files
 with the next flush, off the event loop; then the recovery point moves. After a crash all that lies at or above the
-recovery point on disk is disregarded but for the batches themselves, and built again from their headers
+recovery point on disk is disregarded except for the batches themselves, and built again from their headers
 (`recovery`). So there is no order among files to keep, with one exception: a truncation below the recovery point
 (or the high watermark) that is on disk lowers that first, synchronously: what the log holds there next is neither
 flushed nor committed. It is rare, since what is truncated is the youngest.
@@ -18,15 +18,15 @@ needs no file: a broker that restarts leads in a new epoch.
 
 Appends and truncations are synchronous, so that nothing can come between validation, offset assignment and the move
 of the end offset. `flush` takes a picture, has it written by a worker thread, and counts it only if the log was not
-truncated meanwhile. Nobody's buffer is changed: the leader's offset and epoch go into the first 16 bytes of each
+truncated meanwhile. No caller's buffer is changed: the leader's offset and epoch go into the first 16 bytes of each
 batch, and those are written from a new piece beside the rest of the received one, in one vectored write.
 
 After a failed write or fsync the page cache may hold pages that are marked clean and are not on disk; a second fsync
 would "succeed". So the first failure ends the whole log directory, for good.
 
 Rejected: preallocated and memory-mapped index files (a torn one must be rebuilt anyway, and mapping hides I/O errors
-as signals); flushing each append (as Kafka, the replicas are the first line; the recovery point is there for who
-wants more).
+as signals); flushing each append (as in Kafka, the replicas are the first line of defence; `flush` is there for
+whoever needs more).
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class AppendInfo(NamedTuple):
 
 
 class LogInvariantViolated(RuntimeError):
-    """Whoever called broke the log's contract; going on would make replicas differ."""
+    """The caller broke the log's contract; going on would make replicas differ."""
 
 
 class Log:
@@ -363,8 +363,8 @@ class Log:
                     try:
                         batch = decode_batch(data, header, check_crc=False)
                     except CorruptRecord:
-                        # As its producer sent it, who may have sent anything: only its header was looked at. Its
-                        # consumers will find out; a log that others write to must not stop answering for that.
+                        # It is as its producer sent it, which may be anything: only its header was looked at. Its
+                        # consumers will find out; a log that others write to must not stop answering over it.
                         first = max(header.base_offset, start)
                         return (header.max_timestamp, first) if first < up_to_offset else None
                     for timestamp, offset in zip(batch.timestamps, batch.offsets, strict=True):
@@ -388,7 +388,7 @@ class Log:
     # -- leader epochs --
 
     def assign_epoch_start(self, epoch: int, offset: int) -> None:
-        """`epoch` begins at `offset`: the log's end, for who becomes leader."""
+        """`epoch` begins at `offset`, which is the log's end for a replica that becomes leader."""
         self._require_usable()
         self._epochs.assign(epoch, offset)
 
@@ -421,7 +421,7 @@ class Log:
                 offset = min(offset, header.base_offset)
                 break
             self._begin_cut(offset)
-            # From the end on, so that a crash in between leaves a log without a gap.
+            # From the end backwards, so that a crash in between leaves a log without a gap.
             for later in reversed(self._segments[index + 1 :]):
                 self._drop(later)
             del self._segments[index + 1 :]
@@ -470,8 +470,8 @@ class Log:
             self._epochs.truncate_from_start(offset)
 
     def _begin_cut(self, offset: int, *, keep: bool = True) -> None:
-        """Nobody may rely any more on what a flush under way writes, nor on a checkpoint that says more than `offset`;
-        nor, unless `keep`, on any snapshot."""
+        """From now on nothing may rely on what a flush under way writes, nor on a checkpoint that says more than
+        `offset`; nor, unless `keep`, on any snapshot."""
         self._recovery_point = min(self._recovery_point, offset)
         work = self._written_now
         if work is not None:

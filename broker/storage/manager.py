@@ -1,11 +1,10 @@
 """The logs of a data directory (Kafka's LogManager): opening, creating, deleting, closing.
 
 Every log is opened in a worker thread. One whose files are damaged costs this broker that replica and nothing else: it
-is in `damaged`, and asking for it raises until its directory is out of the way. So does one whose contract was broken
-while it was in use (`set_aside`). Where it is the disk that fails
-(DISK_ERRORS), the broker does not start: a replica must not be missing for as long as the broker runs on account of an
-error that the next start may not meet. What blocks for more than a
-moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each partition.
+is in `damaged`, and asking for it raises until its directory is out of the way. The same goes for one whose contract
+was broken while it was in use (`set_aside`). Where it is the disk that fails (DISK_ERRORS), the broker does not start:
+an error that the next start may not meet must not cost a replica for as long as the broker runs. What blocks for more
+than a moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each partition.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from minibroker.protocol.world import World
 logger = logging.getLogger("minibroker.storage")
 
 DISK_ERRORS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""They speak of the disk, not of the file at which they were met."""
+"""They are about the disk, not about the file on which they occurred."""
 
 
 class _Opened(NamedTuple):
@@ -48,7 +47,7 @@ class _Opened(NamedTuple):
 
 
 class LogManager:
-    """Use: `open`, then anything, then `close`. Belongs to the event loop, but for `write_high_watermarks`."""
+    """Use: `open`, then anything, then `close`. Belongs to the event loop, except for `write_high_watermarks`."""
 
     def __init__(
         self,
@@ -65,9 +64,9 @@ class LogManager:
             raise ValueError(f"the log directory {log_dir!r} must be an absolute path")
         self.log_dir = log_dir
         self.was_clean = False
-        """The broker before us stopped in order: nothing can be missing."""
+        """The broker before us stopped cleanly: nothing can be missing."""
         self.previous_broker_epoch = -1
-        """Of the broker that stopped in order, -1 if unknown."""
+        """That of the broker that stopped cleanly, -1 if unknown."""
         self.reports: dict[TopicPartition, RecoveryReport] = {}
         """What opening each log took."""
         self.damaged: dict[TopicPartition, str] = {}
@@ -118,7 +117,8 @@ class LogManager:
         except OSError as error:
             raise DataDirectoryUnusable(
                 f"the data directory {self.log_dir} cannot be used: {error}. Check that it is a directory, that the "
-                f"broker's user may write to it and that the disk is not full, or choose another with --data"
+                f"broker's user may write to it and that the disk is not full, or choose another with log.dirs or "
+                f"--data"
             ) from error
         self._checkpoints = asyncio.get_running_loop().create_task(self._checkpoint_regularly(), name="log checkpoints")
         self._checkpoints.add_done_callback(self._report_failure)
@@ -192,7 +192,7 @@ class LogManager:
         self.reports[partition] = report
         if report.problem:
             logger.warning(
-                "%s: cut %d bytes; it ends at offset %d now: %s",
+                "%s: cut %d bytes; it now ends at offset %d: %s",
                 partition,
                 report.bytes_cut,
                 report.log_end_offset,
@@ -230,8 +230,8 @@ class LogManager:
         return list(self._logs.values())
 
     async def topic_id(self, partition: TopicPartition) -> str:
-        """The id of the topic that the replica here is of, whether it can be opened or not. Empty where there is none,
-        or its id cannot be told."""
+        """The id of the topic that the replica here belongs to, whether it can be opened or not. Empty where there is
+        none, or its id is not known."""
         log = self._logs.get(partition)
         if log is not None:
             return log.topic_id
@@ -254,7 +254,7 @@ class LogManager:
         logger.error("%s", self.damaged[partition])
         async with self._exclusively(partition):
             with suppress(BrokerError):  # the directory is offline, and everybody has been told
-                await log.checkpoint()  # a clean stop says of it, too, that nothing is missing
+                await log.checkpoint()  # a clean stop vouches for this log, too
             await log.close()
 
     async def get_or_create(self, partition: TopicPartition, topic_id: str, config: LogConfig) -> Log:
@@ -276,7 +276,7 @@ class LogManager:
             if log is not None and topic_id and log.topic_id and log.topic_id != topic_id:
                 raise BrokerError(
                     ErrorCode.INCONSISTENT_TOPIC_ID,
-                    f"{log.path} is of the topic with id {log.topic_id}, not {topic_id}",
+                    f"{log.path} belongs to the topic with id {log.topic_id}, not {topic_id}",
                 )
             try:
                 if log is None:
@@ -392,8 +392,8 @@ class LogManager:
         return self._high_watermarks.values.get(partition, 0)
 
     async def _lower_high_watermarks(self) -> None:
-        """Before anything is appended: what the file says past the end of a log would be believed of what comes there
-        next, and what it says of a log that is not there, of the next topic of that name."""
+        """Before anything is appended: a mark past the end of a log would be believed of what is appended there next,
+        and the mark of a log that is not there, of the next topic of that name."""
         before = self._high_watermarks.values
         marks = {p: min(mark, self._logs[p].log_end_offset) for p, mark in before.items() if p in self._logs}
         if marks != before:
@@ -403,7 +403,8 @@ class LogManager:
         """A picture of the high watermarks, to be written by `write_high_watermarks`. Logs that are not named keep what
         was checkpointed last; what has no log is left out. Does not block.
 
-        To be taken in the event loop, where logs are cut and deleted: so it is older or newer than that as a whole."""
+        To be taken in the event loop, where logs are cut and deleted: so all of it is from before, or all from after
+        that."""
         before = self._high_watermarks.values
         return self._high_watermarks.stage({p: high_watermarks.get(p, before.get(p, 0)) for p in self._logs})
 
@@ -443,7 +444,7 @@ class LogManager:
         self._directory.on_offline(listener)
 
     def fail(self, error: OSError, doing: str) -> None:
-        """Something else than a log could not be written to this directory: it is as offline as by a log."""
+        """Something other than a log could not be written to this directory: it goes offline all the same."""
         self._directory.fail(error, doing)
 
     @property
@@ -475,7 +476,8 @@ class LogManager:
             await log.close()
         if opened and self._directory.failure is not None:
             try:
-                # The kernel may have given up pages that it could not write: they are there until they are not.
+                # The kernel may have given up pages that it could not write: what they held may be
+                # gone at any time.
                 await self._distrust("the log directory has failed")
             except OSError as error:
                 logger.error("%s cannot be written: %s", self._path(CONTINUITY_FILE), error)

@@ -8,17 +8,18 @@ follows the producer's last one, answers a repetition of one of the last five wi
 else. The state is a function of the log, so followers and recovery build the same from batch headers; snapshots
 spare them reading from the beginning.
 
-Two departures from Kafka. A producer that the log does not know must begin with sequence 0, else UNKNOWN_PRODUCER_ID:
-Kafka takes any sequence then, which hides the gap left by batches that were lost. And a snapshot holds all five
-batches: Kafka writes the last alone, so that after a crash a repetition of an earlier one in flight counts as out of
-order. The format has room: one entry per batch, oldest first; whoever reads one per producer keeps the newest.
+Two departures from Kafka. A producer that the log does not know must begin with sequence 0, or else gets
+UNKNOWN_PRODUCER_ID: Kafka takes any sequence then, which hides the gap left by batches that were lost. And a snapshot
+holds all five batches: Kafka writes the last alone, so that after a crash a repetition of an earlier one in flight
+counts as out of order. The format has room: one entry per batch, oldest first; a reader of one per producer keeps the
+newest.
 
-A producer that wrote nothing for a day is forgotten, which must not happen between a batch and its repetition: that
-would be appended once more. So the day is one through which this log was looked after, counted in the small steps in
-which it is (`time_passed`). Neither the records' timestamps (Kafka's choice: importing last year's records would make
-the log forget who imports them) nor a clock can be asked: a wall clock is set, and the monotonic one may jump over
-the sleep of a suspended host, while the producer, elsewhere, waits for its answer. The count begins anew with each
-start of the broker, and wherever the state is built again. Who is forgotten too late does no harm.
+A producer that wrote nothing for a day is forgotten, which must not happen between a batch and its repetition: the
+batch would be appended a second time. So the day is one through which this log was looked after, counted in the small
+steps in which it is (`time_passed`). Neither the records' timestamps (Kafka's choice: importing last year's records
+would make the log forget who imports them) nor a clock can be asked: a wall clock is set, and the monotonic one may
+jump over the sleep of a suspended host, while the producer, elsewhere, waits for its answer. The count begins anew with
+each start of the broker, and wherever the state is built again. It does no harm to forget a producer too late.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
 class InvalidSnapshot(ValueError):
-    """The bytes are no snapshot; an older one will do."""
+    """The bytes are not a snapshot; an older one will do."""
 
 
 class ProducerBatch(NamedTuple):
@@ -64,7 +65,7 @@ class Producer(NamedTuple):
     batches: tuple[ProducerBatch, ...]
     """The last batches of this epoch, oldest first."""
     last_seen_ms: int
-    """By the wall clock, for who reads snapshots: nothing is decided by it."""
+    """By the wall clock, for readers of snapshots: nothing is decided by it."""
     last_seen_s: float = 0.0
     """By the state's own count of time, which no snapshot has."""
 
@@ -97,7 +98,7 @@ class ProducerState:
         if header.producer_epoch < producer.epoch:
             raise BrokerError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {header.producer_id} is in epoch {producer.epoch}, the batch in {header.producer_epoch}",
+                f"producer {header.producer_id} is in epoch {producer.epoch}, but the batch in {header.producer_epoch}",
             )
         expected = 0
         if header.producer_epoch == producer.epoch and producer.batches:
@@ -110,7 +111,7 @@ class ProducerState:
             raise BrokerError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"producer {header.producer_id} in epoch {header.producer_epoch} sends sequence {first_sequence}, "
-                f"{expected} is expected",
+                f"but {expected} is expected",
             )
         return None
 
@@ -135,7 +136,7 @@ class ProducerState:
         self._time_s += min(seconds, LONGEST_STEP_S)
 
     def forget_unseen_for(self, seconds: float) -> None:
-        since_s = self._time_s - seconds - LONGEST_STEP_S  # for it may have been seen at the end of the step
+        since_s = self._time_s - seconds - LONGEST_STEP_S  # since it may have been seen at the end of the step
         self._producers = {i: p for i, p in self._producers.items() if p.last_seen_s >= since_s}
 
     def capture(self) -> list[tuple[int, Producer]]:

@@ -2,7 +2,7 @@
 
 Below the recovery point, the log's bytes, the names of its files and its leader epochs are on disk for certain.
 From there on only the bytes of the batches are believed, and those only as far as their CRCs, offsets and epochs
-are right; whatever else lies about (index entries, snapshots, leader epochs) may be of a log that was truncated
+are right; whatever else is there (index entries, snapshots, leader epochs) may be of a log that was truncated
 since, and is built again from the batches. So a restart reads what was written since the last flush, not the whole
 segment, and nothing but the recovery point has to be written in step with the log.
 
@@ -164,9 +164,9 @@ def recover(
     now_ms: int,
     before_loss: Callable[[str], None] = lambda reason: None,
 ) -> Recovered:
-    """Open the log in `directory`, mending what a crash left. Blocks.
+    """Open the log in `directory`, repairing what a crash left. Blocks.
 
-    `recovery_point` is what the checkpoint says, 0 if nothing; `clean`: the broker stopped in order, so all of the log
+    `recovery_point` is what the checkpoint says, 0 if nothing; `clean`: the broker stopped cleanly, so all of the log
     is on disk. A directory without segments becomes an empty log that begins at `log_start_offset`. `before_loss` is
     called with a reason before anything is cut that is more than an incomplete last batch: afterwards nothing shows it.
     Raises DamagedLog, CorruptRecord (damage below the recovery point), OSError.
@@ -214,7 +214,7 @@ def recover(
                     _store_indexes(disk, segment)
                 continue
             if flushed:
-                raise DamagedLog(f"{problem}, where it had been safely on disk; to open it would delete what follows")
+                raise DamagedLog(f"{problem}, where it had been safely on disk; opening it would delete what follows")
             lost_more = next_base is not None or scan.bad is None or not scan.bad.incomplete
             if lost_more:
                 before_loss(problem)
@@ -233,13 +233,13 @@ def recover(
         if end_offset < recovery_point:
             lost_more = True
             problem = (
-                problem or f"the log in {directory} ends at offset {end_offset}, {recovery_point} had been on disk"
+                problem or f"the log in {directory} ends at offset {end_offset}, but {recovery_point} had been on disk"
             )
             before_loss(problem)
         believed = end_offset if clean else min(recovery_point, end_offset)
         epochs, epochs_end = _load_epochs(disk, directory, believed)
         if not clean or problem:
-            # Names that a truncation or a roll changed: what this start saw, the next must see, whatever happens.
+            # For names that a truncation or a roll changed: what this start saw, the next must see, whatever happens.
             disk.sync_directory(directory)
         snapshots = drop_snapshots_above(disk, directory, snapshots, believed)
         snapshots = [offset for offset in snapshots if offset >= segments[0].base_offset]

@@ -74,8 +74,8 @@ class Segment:
     # -- writing --
 
     def append(self, data: Sequence[Buffer], batches: Sequence[Appended]) -> None:
-        """Write `data`, which is `batches`, at the end. If it raises, the segment is as before but for bytes past its
-        `size`, which are overwritten or cut later."""
+        """Write `data`, which is `batches`, at the end. If it raises, the segment is as before except for bytes past
+        its `size`, which are overwritten or cut later."""
         position = self.size
         written = self.file.pwrite(data, position)
         for batch in batches:
@@ -183,7 +183,7 @@ class Segment:
             self._time_index = self._read_index(TIME_INDEX)
 
     def load_active(self) -> None:
-        """Read what index files there are, as a start for `resume` and `note`; damaged ones are taken for empty."""
+        """Read what index files there are, as a start for `resume` and `note`; damaged ones are treated as empty."""
         try:
             self._offset_index, self._time_index = self._read_index(OFFSET_INDEX), self._read_index(TIME_INDEX)
         except InvalidIndex:
@@ -294,7 +294,7 @@ class Segment:
                 self._remember(header.next_offset, end)
         data = self.file.pread(end - start, start)
         if len(data) < end - start:
-            raise CorruptRecord(f"{self.path} ends at position {start + len(data)}, it had {self.size} bytes")
+            raise CorruptRecord(f"{self.path} ends at position {start + len(data)}, but had {self.size} bytes")
         return data
 
     def _last_boundary(self, start: int, limit: int) -> int:
@@ -333,7 +333,7 @@ class IndexWrite(NamedTuple):
     source: SparseIndex
 
     def carry_out(self, disk: Disk) -> None:
-        """Write, cut what is behind, and make it durable. Raises OSError. Runs in any thread."""
+        """Write, cut what comes after, and make it durable. Raises OSError. Runs in any thread."""
         position = self.first * self.source.layout.entry.size
         file = disk.open(self.path, create=True)
         try:

@@ -1,10 +1,10 @@
 """Brokers come, go and bounce, and what that does to partitions (Kafka's onBrokerStartup and onBrokerFailure).
 
 Everything rests on one decision, `settle`: given what the picture says now, which partitions have the wrong
-leader or ISR, and who must hear about it? It goes by the state of things and not by the event, so it serves the
-loss of a broker, a broker's return, a new topic, a failed log directory, taking office, and the second try after
-a conflict alike, and doing it twice does no harm. Events differ only in which partitions they look at and in who
-is told even if nothing changed.
+leader or ISR, and which brokers must hear about it? It goes by the state of things and not by the event, so it serves
+the loss of a broker, a broker's return, a new topic, a failed log directory, taking office, and the second try after a
+conflict alike, and doing it twice does no harm. Events differ only in which partitions they look at and in which
+brokers are told even if nothing changed.
 
 Where Kafka writes a partition twice when its leader dies (the ISR without the broker, then the new leader), one
 write does both here: the new state is the same, and a failover is half as long.
@@ -47,7 +47,7 @@ class BrokerDifference(NamedTuple):
     added: tuple[Broker, ...]
     lost: tuple[int, ...]
     bounced: tuple[Broker, ...]
-    """Registered again since: the same id with another epoch. To be taken as lost, then as added."""
+    """Registered again since: the same id with another epoch. To be treated as lost, then as added."""
 
 
 def difference(live: Mapping[int, Broker], registered: Mapping[int, Broker]) -> BrokerDifference:
@@ -62,7 +62,8 @@ def difference(live: Mapping[int, Broker], registered: Mapping[int, Broker]) -> 
 
 
 def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = ()) -> Plan:
-    """The first plan of a tenure: fill the empty picture with what was read, and tell all who lives.
+    """The first plan of a tenure: fill the empty picture with what was read, and tell all live brokers which ones are
+    live.
 
     `refused` are registered brokers that accept no connection: their registration is removed, and they are dead
     from the start. `settle` over all partitions comes next, then deletions.
@@ -147,14 +148,14 @@ def _lose_replica(builder: PlanBuilder, state: ClusterState, replica: PartitionR
 
 
 def suspected(broker_id: int, broker_epoch: int) -> Plan:
-    """Remove the registration of a broker that has certainly crashed; its loss is noticed as any other."""
+    """Remove the registration of a broker that seems to have crashed; its loss is noticed like any other."""
     builder = PlanBuilder()
     builder.write(RemoveBroker(broker_id, broker_epoch))
     return builder.build()
 
 
 def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
-    """Take brokers into the picture, and tell them everything, before anything else is told them.
+    """Take brokers into the picture, and tell them everything before they are told anything else.
 
     `settle` over `affected_by` them and the partitions without a leader comes next.
     """
@@ -217,7 +218,7 @@ def replicas_answered(
 
 
 def all_told(state: ClusterState) -> Plan:
-    """After `load`, and after every topic was announced in parts: each live broker knows now what there is."""
+    """After `load`, and after every topic was announced in parts: each live broker now knows what there is."""
     builder = PlanBuilder()
     builder.announce(state.live_brokers, (), names_the_last=True)
     return builder.build()
@@ -269,7 +270,7 @@ def _settle_new(builder: PlanBuilder, state: ClusterState, partition: TopicParti
         state.assignments[partition], state.live_brokers_of(partition), state.controller_epoch
     )
     if first is None:
-        builder.note(f"{partition} stays new: none of its replicas {list(state.assignments[partition])} lives")
+        builder.note(f"{partition} stays new: none of its replicas {list(state.assignments[partition])} is alive")
         return False
     if partition.topic not in created_in:
         created_in.add(partition.topic)
@@ -302,7 +303,7 @@ def _settle_known(
         unclean=settings.unclean_leader_election,
         log_ends=state.log_ends(partition),
     )
-    # A partition that is still new has its state from an earlier controller: nobody may have been told of it.
+    # A partition that is still new has its state from an earlier controller: perhaps no broker was told of it.
     is_new = position is PartitionState.NEW
 
     if target is not current:
@@ -341,8 +342,9 @@ def _alarm(partition: TopicPartition, current: LeaderAndIsr, election: elections
     on_record = [*current.isr, *current.eligible]
     if election.basis is elections.Basis.LONGEST_LOG:
         return (
-            f"{election.leader} leads {partition} for its log is the longest: all of {on_record}, who had what was "
-            "acknowledged, are back and may have lost some of it; what was only in memory when the power failed is lost"
+            f"{election.leader} leads {partition} because its log is the longest: all of {on_record}, which had what "
+            "was acknowledged, are back and may have lost some of it; what was only in memory when the power failed is "
+            "lost"
         )
     return f"unclean election of {election.leader} for {partition}: what only {on_record} had is lost"
 
@@ -350,13 +352,13 @@ def _alarm(partition: TopicPartition, current: LeaderAndIsr, election: elections
 def _why_leaderless(partition: TopicPartition, current: LeaderAndIsr, live: Container[int]) -> str:
     back = [broker_id for broker_id in (*current.isr, *current.eligible) if broker_id in live]
     or_eligible = f" and eligible {list(current.eligible)}" if current.eligible else ""
-    lost = f" without having lost anything ({back} have, or may have)" if back else ""
-    return f"{partition} has no leader: none of its ISR {list(current.isr)}{or_eligible} lives{lost}"
+    lost = f" and sure to have lost nothing ({back} may have)" if back else ""
+    return f"{partition} has no leader: none of its ISR {list(current.isr)}{or_eligible} is alive{lost}"
 
 
 def topics_to_settle(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
-    """The topics whose settings decide about some of the partitions: not those where all is right as it is, nor those
-    where nobody lives."""
+    """The topics whose settings matter to some of the partitions: not those where all is right as it is, nor those of
+    which no replica lives."""
     topics = {
         partition.topic
         for partition in partitions

@@ -1,23 +1,23 @@
-"""Whether a broker is taken for crashed, by what came of the attempts to connect to it.
+"""Whether a broker is suspected to have crashed, by what came of the attempts to connect to it.
 
 **Refused**, twice, means that the host is there and no process listens on the port: the process is gone, as surely as
-anything can be known from outside, so it is suspected at once. So is who has a name that is gone, where a connection
-stood before: that is how containers end. (Where none stood, the name may be misspelt.) Everything else (no answer, no
-route, accepted and closed again, as a container's port proxy does) may be the network, so it must last for
+anything can be known from outside, so it is suspected at once. So is a broker whose host name is gone, where a
+connection stood before: that is how containers end. (Where none stood, the name may be misspelt.) Everything else (no
+answer, no route, accepted and closed again, as a container's port proxy does) may be the network, so it must last for
 `broker.crash.detection.ms`.
 
-Who finds others unreachable may be the one that is cut off. So what was seen until ZooKeeper has answered slowly counts
-for nothing (`forgotten`).
+A broker that finds others unreachable may itself be cut off. So when ZooKeeper has been slow to answer, what was seen
+until then counts for nothing (`forgotten`).
 
 A suspicion is only that: it deletes a znode, which the suspect, if it lives, creates again under a new broker epoch.
-Who comes back, and still cannot be reached, was perhaps never gone: one link is broken, or its advertised address is
-wrong, and to remove it again and again would elect new leaders for as long as that lasts. So each suspicion in a row
-makes the next one take four times as long, refused or not, until a connection stands; the session finds a real crash
-meanwhile. A row outlives the suspect's broker epoch, which each suspicion changes, and terms of office: a link between
-the controller and another broker is broken for both ends, they depose each other in turn, and would begin to count anew
-each time. (Two brokers, who have no third one to lead them, had 40 controllers in two minutes that way, and as many
-leader epochs. Now either end suspects the other after 0.5, 2, 8, 32 and 128 s.) A broker that was started anew is
-connected to as soon as it has registered, and a crash of it is found as quickly as the first one.
+A broker that comes back and still cannot be reached was perhaps never gone: one link is broken, or its advertised
+address is wrong, and to remove it again and again would elect new leaders for as long as that lasts. So each suspicion
+in a row makes the next one take four times as long, refused or not, until a connection stands; the session finds a real
+crash meanwhile. A row outlives the suspect's broker epoch, which each suspicion changes, and terms of office: a link
+between the controller and another broker is broken for both ends, they depose each other in turn, and would begin to
+count anew each time. (Two brokers that have no third one to lead them had 40 controllers in two minutes that way, and
+as many leader epochs. Now either end suspects the other after 0.5, 2, 8, 32 and 128 s.) A broker that was started anew
+is connected to as soon as it has registered, and a crash of it is found as quickly as the first one.
 
 Times are monotonic seconds.
 """
@@ -31,13 +31,13 @@ REFUSALS_NEEDED = 2
 RETRY_PAUSE_S = 0.02
 
 BACK_OFF = 4
-"""So many times as long each suspicion in a row takes as the one before."""
+"""Each suspicion in a row takes this many times as long as the one before."""
 LONGEST_PATIENCE_S = 128.0
-"""But not longer. (A broker that has died is gone from ZooKeeper sooner, when its session ends.)"""
+"""But no longer than this. (A broker that has died is gone from ZooKeeper sooner, when its session ends.)"""
 MAX_IN_A_ROW = 10
-"""More are not counted: they change nothing any more."""
+"""More are not counted: they would change nothing."""
 FORGOTTEN_S = 600.0
-"""A row ends, too, where nobody was suspected for so long: longer than any suspicion takes, by default."""
+"""A row also ends when the broker was not suspected for this long: longer than any suspicion takes, by default."""
 
 
 class Attempt(Enum):
@@ -51,18 +51,18 @@ class Attempt(Enum):
 
 
 class Trouble(NamedTuple):
-    """A broker that could not be reached when it was looked at last."""
+    """A broker that could not be reached when it was last tried."""
 
     epoch: int
     since_s: float
     seen_s: float
     has_stood: bool
-    """A connection to it stood for a while, before."""
+    """A connection to it had stood for a while before."""
     is_suspected: bool = False
 
 
 class Suspicion(NamedTuple):
-    """The last one of a broker whose connection has not stood since."""
+    """The last suspicion of a broker to which no connection has stood since."""
 
     at_s: float
     in_a_row: int
@@ -74,17 +74,17 @@ class Watched(NamedTuple):
     failing_since_s: float | None = None
     """None: nothing that counts has failed."""
     refusals: int = 0
-    """The last attempts in a row that were refused."""
+    """How many of the last attempts were refused in a row."""
     in_a_row: int = 0
     """Suspicions of this broker since a connection stood."""
     has_stood: bool = False
-    """A connection stood, at some time."""
+    """A connection has stood at some time."""
 
     def since_s(self, now_s: float) -> float:
         return now_s if self.failing_since_s is None else self.failing_since_s
 
     def forgotten(self) -> Watched:
-        """What failed says nothing of the broker: it may have been this end that was cut off."""
+        """What failed says nothing about the broker: it may have been this end that was cut off."""
         return self._replace(failing_since_s=None, refusals=0)
 
 
@@ -92,7 +92,7 @@ class CrashDecision(NamedTuple):
     watched: Watched
     is_suspect: bool
     pause_s: float
-    """Until the next attempt, if it is no suspect."""
+    """Until the next attempt, if the broker is not suspected."""
 
 
 def in_a_row(last: Suspicion | None, now_s: float) -> int:
@@ -104,16 +104,16 @@ def in_a_row(last: Suspicion | None, now_s: float) -> int:
 
 
 def remembered(trouble: Trouble | None, broker_epoch: int, now_s: float, detection_s: float) -> Trouble | None:
-    """What the last watch of this epoch saw, if that was just now: who has removed a crashed controller, and then takes
-    its office, need not find out again that it has crashed."""
+    """What the last watch of this epoch saw, if that was just now: a broker that has removed a crashed controller, and
+    then takes its office, need not find out again that it has crashed."""
     if trouble is None or trouble.epoch != broker_epoch:
         return None
     return trouble if now_s - trouble.seen_s < detection_s else None
 
 
 def begin(trouble: Trouble | None, suspicions_in_a_row: int) -> Watched:
-    """A watch that knows what is remembered. What the broker was suspected for has been judged: another suspicion needs
-    its whole time."""
+    """A watch that starts from what is remembered. What the broker was suspected for has been judged: another suspicion
+    takes its full time."""
     if trouble is None:
         return Watched(in_a_row=suspicions_in_a_row)
     since_s = None if trouble.is_suspected else trouble.since_s
@@ -127,7 +127,7 @@ def connect_timeout_s(watched: Watched, now_s: float, detection_s: float) -> flo
 
 
 def probe_timeout_s(trouble: Trouble | None, now_s: float, detection_s: float) -> float:
-    """How long to wait for the answer of a broker that is looked at once."""
+    """How long to wait for the answer of a broker that is probed, not watched."""
     return detection_s if trouble is None else max(trouble.since_s + detection_s - now_s, RETRY_PAUSE_S)
 
 

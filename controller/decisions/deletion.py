@@ -1,6 +1,6 @@
 """Topics are deleted (Kafka's TopicDeletionManager).
 
-A topic is queued by a znode under `/admin/delete_topics`, and is gone once every replica was deleted by its broker
+A topic is queued by a znode under `/admin/delete_topics`, and is gone once every replica has been deleted by its broker
 and nothing of it is left in ZooKeeper. The state of a deletion is the states of its replicas, so there is nothing
 to remember besides: `resume` looks at them and does what can be done now.
 
@@ -10,8 +10,8 @@ to remember besides: `resume` looks at them and does what can be done now.
                DeletionIneligible (the broker is down, or could not)
 
 A topic with an ineligible replica waits until the broker is back. Nothing is forgotten before every replica is
-gone: else a broker that returns would bring old records into a new topic of the same name. Nor before every live
-broker has answered that it knows of the deletion (Kafka does not wait for that): else one that was slow, under a
+gone: otherwise a broker that returns would bring old records into a new topic of the same name. Nor before every live
+broker has answered that it knows of the deletion (Kafka does not wait for that): otherwise one that was slow, under a
 controller that died, would go on showing the topic to its clients, and no later controller would know what to correct.
 """
 
@@ -39,7 +39,7 @@ from minibroker.protocol.znodes import DELETE_TOPICS, delete_topic_path, topic_c
 
 
 def results(state: ClusterState, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
-    """What an administrator who asks for the deletion is answered. `topics`: as for `request`."""
+    """The answers to an administrator who asks for the deletion. `topics`: as for `request`."""
     return [_result(state, topic, topic_id) for topic, topic_id in topics.items()]
 
 
@@ -63,16 +63,16 @@ def _result(state: ClusterState, topic: str, topic_id: str) -> DeletableTopicRes
 
 
 def is_meant(state: ClusterState, topic: str, topic_id: str) -> bool:
-    """Whether the topic that has the name is the one which is to be deleted: a request may be late, or a repetition."""
+    """Whether the topic that has the name is the one to be deleted: a request may be late, or a repetition."""
     return topic in state.topic_ids and topic_id in ("", state.topic_ids[topic])
 
 
 def request(state: ClusterState, topics: Mapping[str, str]) -> Plan:
     """An administrator asks for the deletion of topics: those that exist are marked in ZooKeeper and queued.
 
-    `topics` are names, with the id of the topic that is meant; empty: whichever has the name. Something is written also
-    where nothing is to be changed: the write fails where this controller was deposed, which must not say of a topic
-    that it is being deleted, or what its id is, when another of the name may have come since.
+    `topics` maps names to the id of the topic that is meant; empty: whichever has the name. Something is written even
+    where nothing changes: the write fails if this controller has been deposed, and a deposed one must not say that a
+    topic is being deleted, or what its id is, when there may be another topic of that name by now.
     """
     builder = PlanBuilder()
     for topic, topic_id in topics.items():
@@ -89,7 +89,7 @@ def request(state: ClusterState, topics: Mapping[str, str]) -> Plan:
 def queue(state: ClusterState, topics: Iterable[str], leave_alone: Iterable[str] = ()) -> Plan:
     """Topics are named under `/admin/delete_topics`: queue those that exist, drop requests for others.
 
-    `leave_alone` are topics that exist and cannot be read: their request stays until somebody mends them.
+    `leave_alone` are topics that exist and cannot be read: their request stays until they are repaired.
     """
     builder = PlanBuilder()
     spared = frozenset(leave_alone)
@@ -166,7 +166,7 @@ def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[Topic
         else:
             builder.move_replica(replica, ReplicaState.DELETION_INELIGIBLE)
             reason = (
-                f"broker {broker_id} could not delete {partition} ({error.name}): it is tried again when it restarts"
+                f"broker {broker_id} could not delete {partition} ({error.name}): that is tried again when it restarts"
             )
             builder.change(DeletionIneligible(partition.topic, reason))
     builder.follow_up(ResumeDeletions(state.controller_epoch))
@@ -174,7 +174,7 @@ def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[Topic
 
 
 def heard(state: ClusterState, broker_id: int, topics: Iterable[str]) -> Plan:
-    """A broker has answered an UpdateMetadata that said of the topics that they are gone."""
+    """A broker has answered an UpdateMetadata that said that the topics are gone."""
     builder = PlanBuilder()
     for topic in topics:
         if broker_id in state.unaware_brokers.get(topic, ()):
@@ -184,7 +184,7 @@ def heard(state: ClusterState, broker_id: int, topics: Iterable[str]) -> Plan:
 
 
 def finished(state: ClusterState) -> tuple[str, ...]:
-    """The topics of which no broker has a replica any more, nor shows them to clients: `forget` them."""
+    """The topics that no broker has a replica of, or shows to clients, any more: `forget` them."""
     return tuple(
         topic for topic in state.topics_to_delete if _is_finished(state, topic) and not state.unaware_brokers.get(topic)
     )

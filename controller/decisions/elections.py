@@ -1,4 +1,4 @@
-"""Who leads a partition (Kafka's Election and PartitionLeaderElectionAlgorithms; KIP-903, KIP-966). Pure.
+"""Which replica leads a partition (Kafka's Election and PartitionLeaderElectionAlgorithms; KIP-903, KIP-966). Pure.
 
 The problem: a replica is in the ISR because it had all that was acknowledged. Whether it *has* it is another question
 once its broker was away: a killed process comes back with everything, a host that lost its power without what it had
@@ -10,13 +10,13 @@ The choice: what was acknowledged is in the log of every *trusted* member of the
   lives and says that it has lost nothing since that epoch (`Broker.trusted_since`). An unknown epoch is believed.
 - Eligible are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then on
   (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). Those that left because they
-  are not trusted are not elected for that, but stay on record for the last resort.
-- Elected is the first of the assignment that is trusted and in the ISR, else that is trusted and eligible. Where
-  neither is left there is no leader, and the ISR and the eligible stay on record as they are: whoever of them comes
-  back and is trusted has everything, and the last member never leaves.
-- The last resort: when all of them are back and not one is trusted, as after a power cut of the whole cluster, nobody
-  better will come. Then the longest log leads, for among what survived it has the most.
-- The topic's unclean.leader.election.enable takes whoever lives, those before the others who are on record.
+  are not trusted stay on record too, but only for the last resort.
+- The first replica in the assignment that is trusted and in the ISR is elected, or else the first that is trusted and
+  eligible. Where there is neither, there is no leader, and the ISR and the eligible stay on record as they are: any of
+  them that comes back and is trusted has everything, and the last member never leaves.
+- The last resort: when all of them are back and not one is trusted, as after a power cut of the whole cluster, no
+  better replica will come. Then the one with the longest log leads, since it has the most of what survived.
+- With the topic's unclean.leader.election.enable any live replica may lead, those on record before the others.
 
 A leader that lives stays, but not one whose broker has registered again since it was elected: that may be another
 process, with another log. It may be elected anew, in an epoch of its own; in that of its predecessor it could give
@@ -42,7 +42,7 @@ from minibroker.protocol.model import (
 )
 
 Live = Mapping[int, Broker]
-"""Who may be elected at all: brokers that are up and whose log directory works."""
+"""The brokers that may be elected at all: those that are up and whose log directory works."""
 
 
 class Basis(Enum):
@@ -93,9 +93,9 @@ def elect(
     unclean: bool = False,
     log_ends: Mapping[int, LogEnd] | None = None,
 ) -> Election | None:
-    """Who is to lead, by the order of the assignment, whose head is the preferred leader. None where nobody can.
+    """The replica to lead, by the order of the assignment, whose head is the preferred leader. None if none can.
 
-    `log_ends`: how the logs end, of replicas that have said so since they were told that nobody leads.
+    `log_ends`: how the logs end of the replicas that have said so since they were told that there is no leader.
     """
     for group, basis in ((state.in_sync_members, Basis.IN_SYNC), (state.eligible_members, Basis.ELIGIBLE)):
         trusted = [member.broker_id for member in group if is_trusted(member, live)]
@@ -115,8 +115,8 @@ def elect(
 def longest_log(
     assignment: Sequence[int], state: LeaderAndIsr, live: Live, log_ends: Mapping[int, LogEnd]
 ) -> int | None:
-    """Of all who are on record the one with the longest log, by its last epoch first. None where one of them is away,
-    or has not told how its log ends."""
+    """Of all replicas on record the one with the longest log, compared by the last epoch first. None where one of them
+    is away, or has not told how its log ends."""
     on_record = (*state.isr, *state.eligible)
     if not all(broker_id in live and broker_id in log_ends for broker_id in on_record):
         return None
@@ -142,9 +142,9 @@ def first_state(assignment: Sequence[int], live: Live, controller_epoch: int) ->
 
 class Decision(NamedTuple):
     state: LeaderAndIsr
-    """The very state that there was where it is right as it is."""
+    """The current state itself where it is right as it is."""
     election: Election | None = None
-    """None where the leader stays, or nobody can be elected."""
+    """None where the leader stays, or no replica can be elected."""
 
 
 def decide(
@@ -157,10 +157,11 @@ def decide(
     unclean: bool = False,
     log_ends: Mapping[int, LogEnd] | None = None,
 ) -> Decision:
-    """What the state must become now that exactly `live` live. `to_commit`: `model.replicas_to_commit`.
+    """What the state must become now that the brokers in `live`, and no others, are alive. `to_commit`:
+    `model.replicas_to_commit`.
 
-    Who has died or is not trusted leaves the ISR, and becomes eligible if it falls too low. Where nobody can be elected
-    there is no leader, and nobody leaves. Every change raises the leader epoch, also when only the ISR
+    A replica that has died or is not trusted leaves the ISR, and becomes eligible if the ISR falls too low. Where none
+    can be elected there is no leader, and none leaves. Every change raises the leader epoch, even if only the ISR
     shrinks (Kafka's removeReplicasFromIsr), which fences what the removed replica still has under way.
 
     `partition_epoch` stays that of `current`: the version that the write expects.

@@ -15,7 +15,7 @@ def assign_replicas(
 ) -> dict[int, tuple[int, ...]]:
     """Replicas per partition, the preferred leader first.
 
-    Leaders go round the brokers from a random one on. The followers of a partition stand at a distance from its
+    Leaders go round the brokers, beginning at a random one. The followers of a partition are at a distance from its
     leader that grows by one each time the leaders have gone round. `replication_factor` is 1 to the number of brokers.
     """
     brokers = sorted(broker_ids)

@@ -29,7 +29,7 @@ DEFAULT = -1
 """In a request: as the broker is configured."""
 
 ConfigCheck = Callable[[str, str], str | None]
-"""Name and value of a topic setting to what is wrong with it, as a sentence, or None."""
+"""From the name and value of a topic setting to what is wrong with it, as a sentence, or None."""
 
 
 class TopicDefaults(NamedTuple):
@@ -77,11 +77,11 @@ def validate(
     """For each request, in order, the topic as it is to be created, or the result that says why it is refused.
 
     A topic that an earlier attempt of the same request created, whose answer was lost, is no reason to refuse: its
-    result says what is there. One that was created so and deleted since is not created again: the request may be one
-    that was on its way for long, whose caller has had an answer to another attempt.
+    result says what is there. One that was created in this way and deleted since is not created again: the request may
+    have been on its way for a long time, and its caller have had the answer to another attempt.
 
-    `existing` are topics that are in ZooKeeper, whether or not in the picture already. `numbers` are for the ids of new
-    topics (see `topic_ids`); `spent` are the nonces of those that this process has created before.
+    `existing` are topics that are in ZooKeeper, whether or not they are in the picture. `numbers` are for the ids of
+    new topics (see `topic_ids`); `spent` are the nonces of those that this process has created before.
     """
     times: dict[str, int] = {}
     for request in requests:
@@ -93,7 +93,7 @@ def validate(
             if times[request.name] > 1:
                 raise _Refused(
                     ErrorCode.INVALID_REQUEST,
-                    f"topic {request.name!r} stands {times[request.name]} times in one request: name it once",
+                    f"topic {request.name!r} is named {times[request.name]} times in one request: name it once",
                 )
             if is_created_by(state, request):
                 answers.append(_created_already(state, request.name))
@@ -119,7 +119,7 @@ def validate(
 
 
 def refusal(topic: str, code: ErrorCode, message: str) -> CreatableTopicResult:
-    # An illegal name may be as long as any string, and so would the message be that quotes it: too long to be read.
+    # An illegal name may be as long as any string, and a message that quotes it would be too long to read.
     return CreatableTopicResult(topic, "", code, message[:MAX_MESSAGE_LENGTH])
 
 
@@ -322,8 +322,8 @@ def added(state: ClusterState, topics: Mapping[str, TopicZnode]) -> Plan:
 
 
 def identified(paths: Iterable[str]) -> Plan:
-    """Make the nodes that stand for topics' ids, of topics that somebody else created: by hand, or without such nodes.
-    Leaders cannot change their ISRs before."""
+    """Make the nodes that stand for topics' ids, for topics that were created by hand, or by tools that make none.
+    Until then, leaders cannot change their ISRs."""
     builder = PlanBuilder()
     for path in paths:
         builder.write(EnsureNode(path))

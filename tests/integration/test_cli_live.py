@@ -356,7 +356,7 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
         (["start", "zookeeper"], "ZooKeeper is running already"),
         (["resume", "3"], "broker 3 is not paused"),
         (["logs", "4"], "its ids are 1, 2, 3"),
-        (["up", "--brokers", "5"], "runs already, and not as it is asked for now (brokers: 3, base port "),
+        (["up", "--brokers", "5"], "is running already, but not as asked for now (brokers: 3, base port "),
         (["down", "--delete-data"], "repeat with --yes"),
     ],
 )
@@ -483,7 +483,7 @@ def test_a_stopped_broker_ends_cleanly_and_comes_back(minibroker: Shell) -> None
     (gone,) = [each["id"] for each in unhealthy(minibroker)["brokers"] if not each["alive"]]
     assert f"broker {gone} is not running: `minibroker start {gone}`" in minibroker.refused(1, "kill", str(gone))
     assert minibroker("start", "all", "--format", "json").json() == {"action": "start", "ids": [gone]}
-    assert minibroker.ok("start", "all") == "start: nothing was to be done\n"
+    assert minibroker.ok("start", "all") == "start: there was nothing to do\n"
 
 
 def test_zookeeper_may_die_and_come_back(minibroker: Shell, numbers: str) -> None:
@@ -621,7 +621,7 @@ def test_settings_of_brokers_are_kept_from_one_up_to_the_next_and_a_wrong_one_is
     assert "broker 1 did not start: broker setting 'num.partitons' is not known" in refused
     shell.ok(*arguments)
     assert partitions_of_a_new_topic("default") == 1
-    assert "not as it is asked for now" in shell.refused(1, "up", "--override", "num.partitions=7")
+    assert "not as asked for now" in shell.refused(1, "up", "--override", "num.partitions=7")
     shell.ok("down")
     shell.ok("up", "--detach", "--override", "num.partitions=7", "--override", "default.replication.factor=1")
     assert partitions_of_a_new_topic("seven") == 7

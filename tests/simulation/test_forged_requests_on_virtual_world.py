@@ -97,7 +97,7 @@ def test_an_order_of_nobody_is_refused_and_counted_and_changes_nothing(order: in
             if secret is not None:
                 handshake = await shake_hands(connection, world.random, 1, broker_id)
                 await refusal_of(authenticate(connection, handshake.connecting_proof(secret)))
-            assert "in the name of broker 1, by a connection that is anonymous" in await refusal_of(
+            assert "in the name of broker 1, over a connection that is anonymous" in await refusal_of(
                 connection.request(api, request)
             )
             page = (await cluster.broker(broker_id)._render_metrics()).decode()
@@ -154,7 +154,7 @@ def test_a_broker_speaks_for_itself_alone() -> None:
         await prove(connection, world, 1, 0)
         for api, request in forged_orders(cluster, 0, ORDERS, controller_id=2):
             detail = await refusal_of(connection.request(api, request))
-            assert "in the name of broker 2, by a connection that is broker 1" in detail
+            assert "in the name of broker 2, over a connection that is broker 1" in detail
 
     with_cluster(program)
 
@@ -168,7 +168,7 @@ def test_a_proof_is_worth_something_once_and_on_its_own_connection() -> None:
         for replayed_to in (0, 2):
             other = await connect(world, replayed_to)
             await shake_hands(other, world.random, 1, replayed_to)
-            assert "no proof of broker 1" in await refusal_of(authenticate(other, proof))
+            assert "not a proof of broker 1" in await refusal_of(authenticate(other, proof))
             assert await is_refused(other, *forged_orders(cluster, replayed_to, ORDERS, 1)[0])
 
     with_cluster(program)
@@ -179,7 +179,7 @@ def test_what_a_broker_proves_itself_by_is_no_proof_of_who_asked_it() -> None:
         connection = await connect(world, 0)
         nonce = world.random.randbytes(m.PROOF_BYTES)
         answer = await connection.request(BROKER_HANDSHAKE, m.BrokerHandshakeRequest(0, 0, nonce))
-        assert "no proof of broker 0" in await refusal_of(authenticate(connection, answer.proof))
+        assert "not a proof of broker 0" in await refusal_of(authenticate(connection, answer.proof))
 
     with_cluster(program)
 
@@ -224,7 +224,7 @@ def test_a_broker_says_nothing_to_another_that_has_another_secret_or_another_id(
 
         with pytest.raises(NotTrusted, match=r"broker 0 at broker-0:9092 has another secret.*broker\.secret\.file"):
             await open_as(WRONG, 0)
-        with pytest.raises(NotTrusted, match="this is broker 0, broker 2 was meant"):
+        with pytest.raises(NotTrusted, match="this is broker 0, but broker 2 was meant"):
             await open_as(KEY, 2)
         assert not (await open_as(KEY, 0)).closed
 

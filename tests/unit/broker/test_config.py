@@ -104,6 +104,6 @@ def test_a_secret_that_is_missing_or_too_short_is_named_and_never_shown(tmp_path
         broker_secret(config, RealDisk())
     path.write_text("short\n")
     for too_short in (config, broker_config({**REQUIRED, "broker.secret": "short"})):
-        with pytest.raises(InvalidConfig, match="has 5 bytes, at least 16 are needed") as raised:
+        with pytest.raises(InvalidConfig, match="has 5 bytes, but at least 16 are needed") as raised:
             broker_secret(too_short, RealDisk())
         assert "short" not in str(raised.value)

@@ -42,7 +42,7 @@ def test_a_broker_may_do_in_its_own_name_what_nobody_else_may() -> None:
         assert why_refused(FETCH, fetch(broker_id), Principal(broker_id)) is None
         assert why_refused(LEADER_AND_ISR, order(broker_id), Principal(broker_id)) is None
         for other in (ANONYMOUS, Principal(1)):
-            said = f"in the name of broker {broker_id}, by a connection that is {other}"
+            said = f"in the name of broker {broker_id}, over a connection that is {other}"
             assert why_refused(FETCH, fetch(broker_id), other) == f"Fetch {said}"
             assert why_refused(LEADER_AND_ISR, order(broker_id), other) == f"LeaderAndIsr {said}"
 

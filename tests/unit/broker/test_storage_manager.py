@@ -167,7 +167,9 @@ def test_a_damaged_meta_properties_and_an_unusable_path_say_what_to_do(data: Pat
     async def run() -> None:
         with pytest.raises(DataDirectoryUnusable, match=r"meta\.properties is damaged.*remove that file"):
             await Broker(data).logs.open("cluster")
-        with pytest.raises(DataDirectoryUnusable, match=r"file/data cannot be used: .*choose another with --data"):
+        with pytest.raises(
+            DataDirectoryUnusable, match=r"file/data cannot be used: .*choose another with log.dirs or --data"
+        ):
             await Broker(tmp_path / "file" / "data").logs.open("cluster")
 
     asyncio.run(run())

@@ -218,7 +218,7 @@ def test_a_log_that_lost_what_had_been_on_disk_says_so(path: Path) -> None:
     report = report_of(path, recovery_point=2 * BATCHES, clean=False, before_loss=announced.append)
     assert announced == [report.problem]
     assert report.lost_more_than_an_incomplete_batch
-    assert f"ends at offset {int(last.stem)}, {2 * BATCHES} had been on disk" in report.problem
+    assert f"ends at offset {int(last.stem)}, but {2 * BATCHES} had been on disk" in report.problem
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
@@ -295,7 +295,7 @@ def test_damage_below_the_recovery_point_is_left_alone_and_reported(path: Path) 
     flip(files[1], 100)
     (path / f"{files[1].stem}.index").unlink()
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    with pytest.raises(DamagedLog, match=rf"{files[1]}, position 0: .*to open it would delete what follows"):
+    with pytest.raises(DamagedLog, match=rf"{files[1]}, position 0: .*opening it would delete what follows"):
         report_of(path, recovery_point=2 * BATCHES, clean=False)
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
 

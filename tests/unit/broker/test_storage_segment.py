@@ -441,7 +441,7 @@ def test_a_header_that_makes_no_sense_is_named_by_file_and_position(directory: P
 def test_a_file_that_became_shorter_is_not_read_as_if_it_ended_there(directory: Path) -> None:
     segment = filled(directory)
     os.truncate(segment.path, segment.size - 1)
-    with pytest.raises(CorruptRecord, match=f"ends at position {segment.size - 1}, it had {segment.size} bytes"):
+    with pytest.raises(CorruptRecord, match=f"ends at position {segment.size - 1}, but had {segment.size} bytes"):
         segment.read(BASE, 10**6, segment.size, min_one=True)
 
 

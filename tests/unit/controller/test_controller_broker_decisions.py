@@ -57,7 +57,7 @@ def test_who_is_not_in_the_isr_is_not_elected_even_if_it_is_the_only_one_left() 
     carry_out(state, brokers.lost(state, [1]))
     plan = brokers.settle(state, [partition("orders-0")])
     assert lines(plan) == text("""
-        note: orders-0 has no leader: none of its ISR [1] lives
+        note: orders-0 has no leader: none of its ISR [1] is alive
         write orders-0: leader -1, epoch 5, isr [1] (over version 5)
         LeaderAndIsr to 2: orders-0
         UpdateMetadata to 2: orders-0
@@ -136,7 +136,7 @@ def test_a_new_partition_gets_its_live_replicas_as_isr() -> None:
     state = picture([2, 3], {"orders-0": (1, 2, 3), "orders-1": (1,)})
     plan = brokers.settle(state, state.partitions_without_leader())
     assert lines(plan) == text("""
-        note: orders-1 stays new: none of its replicas [1] lives
+        note: orders-1 stays new: none of its replicas [1] is alive
         partition orders-0 -> OnlinePartition
         make sure of /brokers/topics/orders/partitions
         write orders-0: leader 2, epoch 0, isr [2 3] (over no znode yet)

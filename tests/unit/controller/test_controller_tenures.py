@@ -60,8 +60,8 @@ def test_a_registered_broker_that_refuses_connections_is_not_elected_but_removed
         assert cluster.zookeeper.names("/brokers/ids") == ["3"]
         await cluster.until(lambda: second.entries)
         assert second.entries[0]["notes"] == [
-            "broker 1 is registered and refuses connections: it is removed",
-            "broker 2 is registered and refuses connections: it is removed",
+            "broker 1 is registered and cannot be reached: it is removed",
+            "broker 2 is registered and cannot be reached: it is removed",
         ]
 
     simulate(scenario)

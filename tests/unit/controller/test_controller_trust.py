@@ -253,7 +253,7 @@ def test_a_leader_that_may_lack_records_is_an_alarm() -> None:
         carry_out(state, brokers.replicas_answered(state, reported.replica.broker_id, {}, [reported]))
     plan = brokers.settle(state, [ORDERS_0])
     [note] = plan.notes
-    assert "2 leads orders-0 for its log is the longest" in note
+    assert "2 leads orders-0 because its log is the longest" in note
     assert "write orders-0: leader 2, epoch 5, isr [2] (over version 5)" in lines(plan)
     carry_out(state, plan)
     assert state.partition_state(ORDERS_0) is PartitionState.ONLINE
@@ -304,7 +304,7 @@ def test_settings_are_read_where_an_isr_shrinks_and_nonsense_in_them_is_named() 
         assert (cluster.state(strict).eligible, cluster.state(broken).eligible) == ((3,), ())
         assert cluster.state(strict).eligible_epochs == (cluster.brokers[3].epoch,)
         notes = [note for entry in office.entries for note in entry.get("notes", [])]
-        assert "topic broken has min.insync.replicas='many', which is no number of replicas: mend it" in notes
+        assert "topic broken has min.insync.replicas='many', not a number of replicas: correct it" in notes
         await cluster.until(lambda: cluster.brokers[1].roles[strict].eligible == [3])
 
     simulate(scenario)
