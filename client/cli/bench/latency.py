@@ -65,7 +65,7 @@ def latency(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Send at a steady rate and read along: milliseconds from a record's due time to its acknowledgement and reading."""
+    """Send at a steady rate and read along: milliseconds from a record's due time until it is acknowledged and read."""
     checked_topic(topic)
     servers = bootstrap_servers(bootstrap, data)
     measurement = Measurement(rate, math.ceil(rate * seconds), size)
