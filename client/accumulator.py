@@ -1,17 +1,17 @@
 """Where records wait until they are sent, and the order in which they may be: Kafka's RecordAccumulator. Pure.
 
-The problem: a record must cost the caller of `send` some hundred nanoseconds, and yet be grouped with others of
-its partition, be given a place in a bounded buffer, be sent exactly once and in order though requests fail,
-arrive late, or are answered by somebody who is no longer the leader.
+The problem: a record must cost the caller of `send` only a few hundred nanoseconds, and yet be grouped with others
+of its partition, be given a place in a bounded buffer, and be sent exactly once and in order although requests fail,
+arrive late, or are answered by a broker that is no longer the leader.
 
 **Adding.** A batch is a set of columns (lists), so that adding is three appends. Memory is granted to a batch in
 pieces of 16 KiB: `room` counts down, and only where it would fall below zero is anything decided (grant more,
 close the batch, choose another partition, refuse). Records of a topic whose partitions are not known yet are held,
 in order, and added anew once they are (`topic_is_known`); a held batch then *forwards* each of its records.
 
-**Readiness.** A partition's first batch may go if it is full, if the buffer is exhausted, if a flush (or the
-closing, which is a flush) waits for it, or if it has lingered; and, this is Nagle's rule, a batch that is not full
-waits while the partition has another on its way. Without that rule, `linger_ms=0` sends crumbs: each pass of the
+**Readiness.** A partition's first batch may go if it is full, if the buffer is exhausted, if a flush (or `close`,
+which flushes) waits for it, or if it has lingered; and, this is Nagle's rule, a batch that is not full waits while
+the partition has another on its way. Without that rule, `linger_ms=0` sends crumbs: each pass of the
 event loop would find one or two records and make a request of them. With it an idle partition still sends at once,
 and a busy one fills batches for as long as a request takes, which is when it matters. Rejected: a linger of 5 ms by
 default (Kafka 4), which every awaited `send` would pay.
@@ -21,27 +21,28 @@ time and keeps producer id, epoch and sequence through all retries, so a broker 
 batch waits for its retry, nothing of the partition overtakes it: a retry is sent only when nothing of the
 partition is in flight. What an answer means is decided by `judge_batch`. Only where the broker said that it did *not*
 append, in every attempt, may a batch be numbered anew; an attempt without a clear answer (a lost connection, a
-timeout, "not leader" from one who led when the batch arrived) makes it `maybe_appended`, and then such a batch
+timeout, "not leader" from a broker that led when the batch arrived) makes it `maybe_appended`, and such a batch
 fails rather than risk a duplicate. A failed batch leaves a gap in the numbers, so what follows is numbered from 0
 again, in the next epoch of the same producer id. Another id would do for the numbers, but not for the order: a request
 that a slow network has held is appended whenever it arrives, unless a newer epoch of its producer has fenced it.
 
 **Topics that come back.** A topic that was deleted and created again under its name is another one, with other
 partitions, whose logs know no producer. Each batch is sent under the id of the topic that is meant, and no other topic
-takes it (KIP-516). So an attempt under an older id says nothing of the present topic: it is void (`is_void`), with its
-number and with the doubt whether it was appended; what is still in flight then is voided when its answer comes. An
-attempt under the present id keeps both. Order holds within one topic. Rejected: to conclude from UNKNOWN_PRODUCER_ID
-that the topic is another one; by the time that metadata says so, too, a batch may have been sent to the new one
-already.
+takes it (KIP-516). So an attempt under an older id says nothing about the present topic: it is void (`is_void`), and so
+are its number and the doubt whether it was appended; a batch that is still in flight then is voided when its answer
+comes. An attempt under the present id keeps both. Order holds within one topic. Rejected: concluding from
+UNKNOWN_PRODUCER_ID that the topic is another one; by the time metadata says so, too, a batch may already have been sent
+to the new topic.
 
-Records for which the partitioner chose get a place by the new topic's count; so a batch holds either such records
-(`is_placed`), or records whose partition the caller chose. Where the count is another one, the topic is *changing*
-until nothing is in flight to the one before: nothing of it is sent, and what is added is held. Then what waits is
-placed anew, oldest batch first, and after it what was held: a key's records stay in order, and are all where the new
-count says. What the caller chose stays, or fails where that partition is no more. Rejected: to place anew at once; a
-batch whose answer is still to come may have to be sent again, and would then come behind later records of its keys.
+Records whose partition the partitioner chose are placed by the new topic's number of partitions; so a batch holds
+either only such records (`is_placed`), or only records whose partition the caller chose. If the number differs, the
+topic is *changing* until nothing is in flight to its predecessor: nothing is sent to it, and what is added is held.
+Then the waiting batches are placed anew, oldest first, and after them what was held: the records of a key stay in
+order, and are all where the new number puts them. Records whose partition the caller chose stay there, or fail if it no
+longer exists. Rejected: placing anew at once; a batch whose answer is still to come may have to be sent again, and
+would then come behind later records of its keys.
 
-Time is told in seconds of a monotonic clock.
+Times are in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ GRANT = 16 * 1024
 """Bytes of the buffer that a batch is given at a time."""
 
 LAST_PRODUCER_EPOCH = 0x7FFF
-"""After it comes another producer id."""
+"""After this one a new producer id is needed."""
 
 
 class PartitionQueue:
-    """The batches of one partition that have no ending yet."""
+    """The batches of one partition that have not ended yet."""
 
     __slots__ = (
         "identity",
@@ -97,26 +98,26 @@ class PartitionQueue:
         self.topic = topic
         self.partition = partition
         self.waiting: deque[Batch] = deque()
-        """In order. The last may be open; those with `attempts` wait for a retry and stand in front."""
+        """In order. The last may be open; those with `attempts` wait for a retry and are in front."""
         self.open: Batch | None = None
         self.in_flight: list[Batch] = []
         self.next_order = 0
         self.identity: Identity | None = None
-        """Under which new batches are numbered; None: none yet, or the numbers were lost."""
+        """New batches are numbered under it; None: none yet, or the numbers were lost."""
         self.next_sequence = 0
         self.retry_at = 0.0
-        """Nothing is sent before."""
+        """Nothing is sent before this time."""
         self.tried: tuple[int, int] | None = None
-        """Node and epoch of the leader to which the last attempt went: `retry_at` is about it alone."""
+        """Node and epoch of the leader to which the last attempt went: `retry_at` applies to that leader alone."""
 
     def is_first(self, batch: Batch) -> bool:
-        """Whether every batch before `batch`, which is in neither list, has had its ending."""
+        """Whether every batch before `batch` has ended. `batch` itself must be in neither list."""
         return all(other.order > batch.order for other in self.in_flight) and (
             not self.waiting or self.waiting[0].order > batch.order
         )
 
     def put_back(self, batches: Sequence[Batch]) -> None:
-        """Into `waiting`, each at the place that its order says."""
+        """Insert into `waiting`, each where its order puts it."""
         for batch in batches:
             index = 0
             for other in self.waiting:
@@ -127,7 +128,7 @@ class PartitionQueue:
 
 
 class TopicState:
-    """What the accumulator knows of a topic."""
+    """What the accumulator knows about a topic."""
 
     __slots__ = (
         "available",
@@ -145,7 +146,7 @@ class TopicState:
     def __init__(self, name: str, batch_size: int) -> None:
         self.name = name
         self.batch_size = batch_size
-        """At most the producer's; less once brokers found its batches too large."""
+        """The producer's, or less once a broker has found a batch too large."""
         self.topic_id = ""
         self.partition_count: int | None = None
         """None: not known yet, or the topic is changing."""
@@ -162,13 +163,13 @@ class TopicState:
 
 class Ready(NamedTuple):
     queues: list[PartitionQueue]
-    """Whose first batch may be sent now."""
+    """Those whose first batch may be sent now."""
     next_check_at: float | None
     """When another may become ready by time alone."""
 
 
 class Accumulator:
-    """See the module. Not thread-safe; every method tells it the time where it matters."""
+    """See the module. Not thread-safe; callers pass the time where it matters."""
 
     def __init__(
         self,
@@ -197,21 +198,21 @@ class Accumulator:
         self._held: dict[str, None] = {}
         """Topics with held records."""
         self._changing: dict[str, None] = {}
-        """Topics that were created again with another number of partitions, while something is in flight to the one
-        before. None of their queues is active."""
+        """Topics that were created again with another number of partitions, while something is still in flight to
+        their predecessors. None of their queues is active."""
         self._active: dict[PartitionQueue, None] = {}
         """Queues with batches waiting. Those served move to the end, so that all get their turn."""
         self._unfinished: dict[int, int] = {}
-        """Batches without an ending, by generation."""
+        """How many batches have not ended, by generation."""
         self._generation = 0
         self._flushing_up_to = -1
         self._failed: list[Batch] = []
         self._is_closed = False
         self.used = 0
-        """Bytes granted, and not given back yet: by waiting and travelling records, and by failed ones that were
-        not reported."""
+        """Bytes granted and not given back yet: to records that wait or are on their way, and to failed ones that
+        were not reported."""
         self.identity: Identity | None = None
-        """The producer id that partitions are given next; None: the sender is to obtain one."""
+        """The producer id that partitions are given next; None: the sender must obtain one."""
         self.open_batches: dict[str, Batch] = {}
         """Topic -> the batch that takes a record without key, partition or headers, if it has room: the fast path
         of `Producer.send` appends to its columns itself."""
@@ -413,7 +414,7 @@ class Accumulator:
         return index
 
     def _close(self, state: TopicState, batch: Batch) -> None:
-        """No record is added any more; what was granted and not used is given back."""
+        """No more records are added; what was granted and not used is given back."""
         batch.is_closed = True
         batch.count = len(batch.values)
         self.used -= batch.room
@@ -436,23 +437,23 @@ class Accumulator:
     # -- topics --
 
     def held_topics(self) -> list[tuple[str, float]]:
-        """Topics whose partitions somebody must find out, and since when a record has been waiting for that."""
+        """Topics whose partitions must be found out, and since when a record has been waiting for that."""
         return [(name, self._topics[name].held.waiting[0].created_at) for name in self._held]
 
     def topics(self) -> list[str]:
         return list(self._topics)
 
     def changing_topics(self) -> list[str]:
-        """For which `topic_is_known` must be called again as soon as an answer has come."""
+        """Those for which `topic_is_known` must be called again as soon as an answer has come."""
         return list(self._changing)
 
     def topic_is_known(self, topic: str, topic_id: str, partition_count: int, available: Sequence[int]) -> None:
         """The topic has that id, and partitions 0 to `partition_count` - 1, of which `available` have a leader.
 
-        Places the records that were held. To be called at every change. The count never shrinks under one id; under
-        another (the topic was created again) it is what it is. If it is another count, all records get the place that
-        they have by it, as soon as nothing is in flight to the topic before; those for whose partition the caller
-        asked, and which is no more, fail.
+        Places the records that were held. Must be called at every change. Under one id the count never shrinks; under
+        a new one (the topic was created again) it may. If the new topic has another count, all records are placed by
+        it as soon as nothing is in flight to the previous topic; those whose partition the caller chose fail if that
+        no longer exists.
         """
         state = self._topics.get(topic)
         if state is None:
@@ -475,8 +476,8 @@ class Accumulator:
             self._place(state, state.held.waiting.popleft())
 
     def _place(self, state: TopicState, held: Batch) -> None:
-        """Add every record of a held batch, or of one that was placed, anew, in order, within the memory that it has
-        already."""
+        """Add every record of a batch that was held or placed again, in order, within the memory that the batch
+        has already."""
         if not held.is_closed:
             self._close(state, held)
         partitions = held.partitions or [None] * held.count
@@ -516,7 +517,7 @@ class Accumulator:
         self._count(held, -1)
 
     def fail_held(self, topic: str, error: MinibrokerError) -> None:
-        """Nobody could say what partitions the topic has: its held records fail."""
+        """The topic's partitions could not be found out: its held records fail."""
         state = self._topics[topic]
         self._held.pop(topic, None)
         while state.held.waiting:
@@ -531,7 +532,7 @@ class Accumulator:
             del self._topics[topic]
 
     def _begin_anew(self, state: TopicState, partition_count: int) -> None:
-        """The topic was created again, with that many partitions: what is known, and what was numbered, is of another.
+        """The topic was created again, with that many partitions: what is known and numbered belongs to the old one.
 
         What is in flight keeps its number until its answer comes (`judge`), and nothing overtakes it meanwhile.
         """
@@ -554,15 +555,15 @@ class Accumulator:
     def _place_anew(self, state: TopicState, partition_count: int) -> None:
         """The topic has that many partitions now, and nothing is in flight: give every record its place.
 
-        An attempt that may be in the log of this very topic binds its batch to partition and number.
+        A batch that may be in the log of this very topic keeps its partition and number.
         """
         waiting: list[Batch] = []
         for queue in state.queues.values():
             waiting += queue.waiting
             queue.waiting.clear()
             queue.retry_at = 0.0
-        # Oldest first (within a queue that is their order), so that no record joins a batch that is younger: it would
-        # expire later, and a flush would not wait for it.
+        # Oldest first (within a queue that is their order), so that no record joins a younger batch: it would expire
+        # later, and a flush would not wait for it.
         waiting.sort(key=lambda batch: (not batch.maybe_appended, batch.generation, batch.created_at))
         for batch in waiting:
             queue = self.queue_of(batch)
@@ -585,7 +586,7 @@ class Accumulator:
         return self.used > self.buffer_memory
 
     def ready(self, now: float) -> Ready:
-        """The partitions whose first batch may be sent now, leaders and connections aside."""
+        """The partitions whose first batch may be sent now, as far as the accumulator can tell."""
         queues: list[PartitionQueue] = []
         next_check_at: float | None = None
         is_exhausted = self.is_over_limit
@@ -627,7 +628,7 @@ class Accumulator:
         )
 
     def take(self, queue: PartitionQueue) -> Batch:
-        """The first batch of a ready queue, numbered, to be sent now. It must be given an ending, or put back."""
+        """The first batch of a ready queue, numbered, to be sent now. It must be ended, or put back."""
         batch = queue.waiting.popleft()
         if not batch.is_closed:
             self._close(self._topics[batch.topic], batch)
@@ -653,7 +654,7 @@ class Accumulator:
         return self._topics[batch.topic].queues[batch.partition]
 
     def judge(self, batch: Batch, code: ErrorCode) -> BatchVerdict:
-        """`judge_batch` for a batch that is in flight, taking note of whether it may be in the log."""
+        """`judge_batch` for a batch that is in flight; notes whether it may be in the log."""
         if is_void(batch.topic_id, self._topics[batch.topic].topic_id):
             batch.forget_attempts()
         elif code not in NOT_APPENDED:
@@ -671,7 +672,7 @@ class Accumulator:
     def delivered(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
         """After `judge`: it is in the log."""
         if batch.is_done:
-            return  # it came too late for whoever waited, but in time for the numbers of those that follow
+            return  # the answer came too late for the batch, but in time for the numbers of those that follow
         batch.base_offset = base_offset
         batch.log_append_time_ms = log_append_time_ms
         self._end(batch, None)
@@ -732,12 +733,12 @@ class Accumulator:
     def _lose_numbers(self, queue: PartitionQueue, identity: Identity | None) -> None:
         """The next number under `identity` is not the one that the log expects: go on in the next epoch (KIP-360).
 
-        Epochs are this partition's own, as logs know producers one by one. What waits under an old number and is
-        certainly not in the log is numbered anew. What may be in the log keeps its number: if it is there, the broker
-        will say so.
+        Each partition has epochs of its own, as each log has its own producer state. What waits under an old number
+        and is certainly not in the log is numbered anew. What may be in the log keeps its number: if it is there, the
+        broker will say so.
         """
         if identity is None or queue.identity != identity:
-            return  # never numbered, or the partition goes on in another epoch already
+            return  # never numbered, or the partition is in another epoch already
         if identity.epoch < LAST_PRODUCER_EPOCH:
             queue.identity = identity._replace(epoch=identity.epoch + 1)
             queue.next_sequence = 0
@@ -758,10 +759,10 @@ class Accumulator:
         self._count(batch, -1)
         batch.finish(error)
 
-    # -- time and endings by force --
+    # -- expiring and failing --
 
     def next_expiry(self, now: float) -> float:
-        """No batch, present or future, expires before. To be asked again at that time."""
+        """No batch, present or future, expires before this time. Ask again then."""
         oldest = min((batch.created_at for batch in self._without_ending()), default=now)
         return oldest + self._delivery_timeout_s
 
@@ -774,11 +775,11 @@ class Accumulator:
 
     @property
     def is_waiting(self) -> bool:
-        """There are batches without an ending."""
+        """Whether any batch has not ended."""
         return bool(self._unfinished)
 
     def oldest(self, now: float) -> dict[tuple[str, int], Batch]:
-        """For each partition (UNASSIGNED for held records) the first batch without an ending, if it does not linger."""
+        """For each partition (UNASSIGNED for held records) the first batch that has not ended, unless it lingers."""
         oldest: dict[tuple[str, int], Batch] = {}
         for batch in self._without_ending():
             key = batch.topic, batch.partition
@@ -789,12 +790,12 @@ class Accumulator:
         }
 
     def expired(self, now: float) -> list[Batch]:
-        """Batches that were not delivered in time. To be given to `expire` one by one."""
+        """Batches that were not delivered in time. Pass each of them to `expire`."""
         limit = now - self._delivery_timeout_s
         return [batch for batch in self._without_ending() if batch.created_at <= limit]
 
     def expire(self, batch: Batch, error: MinibrokerError) -> None:
-        """Fail a batch of `expired`. One in flight stays there until its answer says what became of its number."""
+        """Fail a batch of `expired`. One in flight stays so until its answer says what became of its number."""
         state = self._topics[batch.topic]
         queue = state.held if batch.partition == UNASSIGNED else self.queue_of(batch)
         if batch not in queue.in_flight:
@@ -809,7 +810,7 @@ class Accumulator:
         self._end(batch, error)
 
     def fail_all(self, error: MinibrokerError) -> None:
-        """Every record without an ending fails: the producer is closed or broken."""
+        """Fail every record that has not ended: the producer is closed or broken."""
         self.open_batches.clear()
         for name, state in self._topics.items():
             self.fail_held(name, error)
@@ -827,7 +828,7 @@ class Accumulator:
     # -- flushing and closing --
 
     def close(self) -> None:
-        """Nobody may use the fast path any more. What is held is still placed, and everything is still sent."""
+        """The fast path is over. What is held is still placed, and everything is still sent."""
         self._is_closed = True
         self.open_batches.clear()
 
@@ -838,11 +839,11 @@ class Accumulator:
         return self._flushing_up_to
 
     def is_flushed(self, flush: int) -> bool:
-        """Whether every record that was added before `begin_flush` has had its ending."""
+        """Whether every record that was added before `begin_flush` has ended."""
         return all(generation > flush for generation in self._unfinished)
 
     def unacknowledged(self) -> int:
-        """Records without an ending, and those that failed and that nobody was told of."""
+        """How many records have not ended, or have failed without anybody being told."""
         waiting = sum(batch.count or len(batch.values) for batch in self._without_ending())
         return waiting + sum(batch.count - len(batch.awaited or ()) for batch in self._failed)
 
@@ -858,7 +859,7 @@ class Accumulator:
 
 
 def _no_such_partition(batch: Batch, partition_count: int) -> BrokerError:
-    where = "it may be in the topic that was deleted" if batch.attempts else "it was not sent to the one before either"
+    where = "it may be in the topic that was deleted" if batch.attempts else "it was not sent to the deleted one either"
     return BrokerError(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         f"{batch.topic}-{batch.partition}: the topic was deleted and created again while the record waited, and has "

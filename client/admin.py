@@ -29,19 +29,19 @@ Response = TypeVar("Response", bound=m.Message)
 logger = logging.getLogger("minibroker.client")
 
 KNOWN_WITHIN_S = 3.0
-"""How long brokers may take to hear of a topic that was created, before its creator goes on without them."""
+"""How long brokers may take to hear of a new topic before its creator goes on without them."""
 _FIRST_LOOK_S = 0.005
 
 
 class NewTopic(NamedTuple):
-    """A topic to be created. None, for partitions and replication factor: the brokers' default."""
+    """A topic to create. None, for partitions and replication factor, is the brokers' default."""
 
     name: str
     partitions: int | None = None
     replication_factor: int | None = None
     configs: Mapping[str, str] = {}
     assignments: Sequence[Sequence[int]] | None = None
-    """Broker ids for each partition, the preferred leader first; instead of the two numbers."""
+    """Broker ids for each partition, the preferred leader first. Replaces the two numbers."""
 
 
 class PartitionDescription(NamedTuple):
@@ -71,7 +71,7 @@ class BrokerDescription(NamedTuple):
 class ClusterDescription(NamedTuple):
     cluster_id: str | None
     controller_id: int | None
-    """None where there is no controller now."""
+    """None if there is no controller now."""
     brokers: tuple[BrokerDescription, ...]
     """Those alive, ascending."""
 
@@ -80,13 +80,13 @@ class Admin(Client):
     """Administration. Use it as `async with Admin("host:9092") as admin`, or call `start` and `close`.
 
     Every call retries what may succeed by itself (a moved controller, a lost connection) until
-    `default_api_timeout_ms`, and then raises BrokerError or NetworkError. Where a connection broke before the answer,
+    `default_api_timeout_ms`, and then raises BrokerError or NetworkError. If a connection broke before the answer,
     the next attempt finds out what the one before has done: a topic that somebody else created is an error, and one
     that was created in the meantime is never deleted. What this call created and somebody else has deleted since is not
-    created again by the broker that created it. (A creation may be carried out after its call has given up.)
+    created again by the broker that created it. (A topic may still be created after the call has given up.)
 
-    For one event loop, the one in which it is started, and not thread-safe: what is called from another, `close`
-    included, raises WrongEventLoop. One that is dropped without `close` warns (ResourceWarning).
+    Not thread-safe, and for one event loop, the one in which it is started: a call from another, to `close` as well,
+    raises WrongEventLoop. An admin client that is dropped without `close` warns (ResourceWarning).
     """
 
     _noun = "admin client"
@@ -126,11 +126,11 @@ class Admin(Client):
         configs: Mapping[str, str] | None = None,
         assignments: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Create a topic; on return its partitions have leaders, and the brokers know it. (One that does not hear of it
-        within 3 s, being cut off or hanging, is not waited for.)
+        """Create a topic; on return its partitions have leaders, and the brokers know it. (A broker that has not heard
+        of it after 3 s, because it is cut off or hangs, is not waited for.)
 
-        Raises BrokerError (TOPIC_ALREADY_EXISTS, INVALID_REPLICATION_FACTOR, REQUEST_TIMED_OUT where the leaders are
-        not there in time, ...), NetworkError. Where these say so, the topic may yet be created.
+        Raises BrokerError (TOPIC_ALREADY_EXISTS, INVALID_REPLICATION_FACTOR, REQUEST_TIMED_OUT if the leaders are not
+        there in time, ...), NetworkError. If these say so, the topic may yet be created.
         """
         topic = NewTopic(name, partitions, replication_factor, configs or {}, assignments)
         await _single(name, self.create_topics([topic]))
@@ -159,7 +159,7 @@ class Admin(Client):
             raise TopicErrors(errors)
 
     async def list_topics(self, *, internal: bool = False) -> list[str]:
-        """The names of all topics, sorted; with `internal`, also those of the brokers' own."""
+        """The names of all topics, sorted; with `internal`, also those of the brokers' own topics."""
         response = await self._metadata(None)
         return sorted(topic.name for topic in response.topics if internal or not topic.is_internal)
 
@@ -190,8 +190,8 @@ class Admin(Client):
         return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)))
 
     async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
-        """What a broker says. One that was not told yet of all topics, or all partitions of one, is asked again, or
-        another."""
+        """What a broker says. If it has not been told of all topics yet, or of all partitions of one, it or another
+        broker is asked again."""
         deadline = self._runtime.clock.monotonic() + self._api_timeout_s
         while True:
             self._check_running()
@@ -209,7 +209,7 @@ class Admin(Client):
     # -- at the controller --
 
     async def _change_topics(self, change: _Change[Request, Response]) -> dict[str, MinibrokerError]:
-        """Ask the controller until each topic has its ending. Returns what went wrong, by topic."""
+        """Ask the controller until each topic has succeeded or failed. Returns what went wrong, by topic."""
         self._check_running()
         api = change.api
         deadline = self._runtime.clock.monotonic() + self._api_timeout_s
@@ -224,7 +224,7 @@ class Admin(Client):
             timeout_s = min(self._runtime.request_timeout_s, remaining_s)
             try:
                 connection = await self._controller(api)
-                # The broker may take until then, and has a second more to say that it did not succeed.
+                # The broker may take that long, and then has a second more to say that it did not succeed.
                 controller_id = self._runtime.metadata.cluster.controller_id
                 body = change.request(
                     pending, round(timeout_s * 1_000), self._runtime.metadata.cluster.controller_epoch
@@ -276,7 +276,7 @@ class Admin(Client):
         return errors
 
     async def _until_known(self, topics: list[str]) -> None:
-        """Wait until every broker that answers knows the topics: whoever asks next may ask any of them."""
+        """Wait until every broker that answers knows the topics: the next client may ask any of them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_WITHIN_S), asyncio.TaskGroup() as group:
                 for address in self._runtime.metadata.cluster.brokers.values():
@@ -324,39 +324,39 @@ class Admin(Client):
 
 
 class _Change(Protocol[Request, Response]):
-    """What an administrator asks the controller for, for several topics at once, until it is done."""
+    """A change of several topics that is asked of the controller until it is done."""
 
     @property
     def api(self) -> Api[Request, Response]: ...
 
     @property
     def final(self) -> Collection[ErrorCode]:
-        """Errors for a topic that are retriable elsewhere, and not here."""
+        """Errors for a topic that are retriable elsewhere, but not here."""
 
     @property
     def is_prepared(self) -> bool:
-        """The first answer was a look-up alone: now it can be done, and there is nothing to wait for."""
+        """Whether the first answer was only a look-up: the change can be requested now, without a pause."""
 
     @property
     def may_yet(self) -> str:
-        """What may happen to a topic although its caller was told of an error, as a sentence."""
+        """A sentence about what may happen to a topic although the caller was told of an error."""
 
     def names(self) -> list[str]: ...
 
     def request(self, names: Sequence[str], timeout_ms: int, controller_epoch: int) -> Request: ...
 
     def results(self, response: Response) -> dict[str, tuple[int, str]]:
-        """Error code and message for each topic; NONE: it is done, by whichever attempt."""
+        """Error code and message for each topic; NONE: some attempt has done it."""
 
 
 class _Creation:
-    """Each topic carries a nonce, the same in all attempts. It becomes part of the topic's id, so the controller knows
-    a topic that an earlier attempt created, and what it says need not be interpreted. And each attempt is for one
-    controller: no later one, which does not know what its predecessor has created, carries it out."""
+    """Each topic carries a nonce, the same in all attempts. It becomes part of the topic's id, so the controller
+    recognises a topic that an earlier attempt created, and its answer needs no interpretation. And each attempt is for
+    one controller: a later one, which does not know what its predecessor has created, does not carry it out."""
 
     api = CREATE_TOPICS
     final = (ErrorCode.REQUEST_TIMED_OUT,)
-    """Then the topic is there, without leaders for all its partitions: its user is to hear of it."""
+    """The topic exists then, but not all of its partitions have leaders: the user must hear of that."""
     is_prepared = False
     may_yet = "It may yet be created: see `minibroker topics list` before you try again"
 
@@ -377,13 +377,12 @@ class _Creation:
 
 
 class _Deletion:
-    """Each request says by its id which topic it means, so that a repetition, or a request that was on its way for
-    long, deletes no topic that was created in the meantime.
+    """Each request names its topic by id, so that a retry, or a request that was on its way for long, deletes no topic
+    that was created in the meantime.
 
-    The ids are the controller's word, given during this call: the first request names the id of no topic, and is
-    refused with the ids that there are. So a topic that is gone later on, or has another id, counts as deleted, whoever
-    did it. (Nobody could say so of an id out of some broker's metadata: that may be of a topic which was deleted long
-    before.)
+    The ids come from the controller, during this call: the first request has an id that no topic has, and is refused
+    with the current ids. So a topic that is gone later on, or has another id, counts as deleted, whoever did it. (An id
+    from some broker's metadata would not do: it may be that of a topic which was deleted long before.)
     """
 
     api = DELETE_TOPICS
@@ -415,7 +414,7 @@ class _Deletion:
 
 
 def _or_yet(error: MinibrokerError, may_yet: str) -> MinibrokerError:
-    """The error of the last attempt, where it, or one before, may be carried out later on."""
+    """The error of the last attempt, with the warning that this or an earlier attempt may yet be carried out."""
     if isinstance(error, BrokerError):
         said = error.detail.rstrip(".") + ". " if error.detail else ""
         return BrokerError(error.code, said + may_yet, is_complete=True)
@@ -423,7 +422,7 @@ def _or_yet(error: MinibrokerError, may_yet: str) -> MinibrokerError:
 
 
 async def _single(name: str, change: Coroutine[object, object, None]) -> None:
-    """A change of one topic, whose error is its own."""
+    """A change of one topic: raises that topic's own error."""
     try:
         await change
     except TopicErrors as error:
@@ -440,7 +439,7 @@ def _creatable(topic: NewTopic) -> m.CreatableTopic:
             raise InvalidSetting(
                 "assignments",
                 topic.assignments,
-                "they say how many partitions and replicas there are: give these alone",
+                "they determine the partitions and the replication factor: leave those out",
             )
         assignments = [m.CreatableAssignment(index, list(ids)) for index, ids in enumerate(topic.assignments)]
     if topic.partitions is not None:

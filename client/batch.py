@@ -1,6 +1,6 @@
 """A batch: records of one partition that travel together, and what a broker's answer means for it. Pure.
 
-How batches are filled, numbered, sent in order and ended is the accumulator's part.
+The accumulator fills, numbers, orders and ends batches.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BatchVerdict(Enum):
     DELIVERED = "delivered"
     RETRY = "retry"
     RENUMBER = "renumber"
-    """It is certainly not in the log, and its number has lost its meaning: retry under a new producer id."""
+    """It is certainly not in the log, and its number has lost its meaning: retry under a new one, in a new epoch."""
     SPLIT = "split"
     """It is too large as a whole: retry in two halves."""
     FAIL = "fail"
@@ -70,7 +70,7 @@ NOT_APPENDED = frozenset(
     }
 )
 """Answers given before anything is appended. All others (even NOT_LEADER_OR_FOLLOWER: the leadership may have moved
-after the append) leave it open."""
+after the append) leave open whether the batch was."""
 
 
 def judge_batch(
@@ -78,8 +78,8 @@ def judge_batch(
 ) -> BatchVerdict:
     """What to do with a batch that was answered with `code`.
 
-    `is_first`: every batch of the partition before it has had its ending. `maybe_appended`: some attempt, this
-    one included, may have appended it.
+    `is_first`: every earlier batch of the partition has ended. `maybe_appended`: some attempt, this one included, may
+    have appended it.
     """
     if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
         return BatchVerdict.DELIVERED
@@ -149,7 +149,7 @@ class Batch:
         self.topic = topic
         self.partition = partition
         self.order = order
-        """Place in the partition. Halves of a split batch extend the order of the whole."""
+        """Place in the partition. The halves of a split batch extend the order of the whole."""
         self.created_at = created_at
         self.generation = generation
         """How many flushes had begun when the first record was added."""
@@ -157,14 +157,14 @@ class Batch:
         """The partitioner chose the partition, for each record; otherwise the caller did."""
 
         self.check_caller = check_caller
-        """To be called by who would wait for the ending: raises where it could not hear of it."""
+        """To be called before waiting for the end: raises where the caller could never hear of it."""
 
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int] = []
         self.headers: list[Sequence[Header] | None] | None = None
         self.partitions: list[int | None] | None = [] if partition == UNASSIGNED else None
-        """Of a held batch: the partition that `send` was told, for each record."""
+        """Of a held batch: for each record the partition that `send` was given."""
 
         self.granted = 0
         self.room = 0
@@ -179,7 +179,7 @@ class Batch:
         self.encoded: bytearray | None = None
         self.maybe_appended = False
         self.topic_id = ""
-        """Under which it was sent last; empty: never, or the topic has none."""
+        """The id under which it was sent last; empty: never sent, or the topic has none."""
 
         self.is_done = False
         self.base_offset = -1
@@ -187,7 +187,7 @@ class Batch:
         self.error: MinibrokerError | None = None
         self.forwarded: list[tuple[Batch, int]] | None = None
         self.awaited: set[int] | None = None
-        """Records whose Delivery is or was awaited: their failure is told there, and not by flush."""
+        """Records whose Delivery is or was awaited: their failure is raised there, and not by flush."""
         self.listeners: list[Callable[[], None]] | None = None
         """Called once, when the batch has ended or is forwarded."""
 
@@ -263,13 +263,13 @@ class Batch:
         return part
 
     def number_anew(self) -> None:
-        """Forget the number; it is given another when it is taken again."""
+        """Forget the number; the batch gets another when it is taken again."""
         self.identity = None
         self.sequence = NO_SEQUENCE
         self.encoded = None
 
     def forget_attempts(self) -> None:
-        """All were made to another topic."""
+        """All of them went to another topic."""
         self.maybe_appended = False
         self.topic_id = ""
         self.number_anew()
@@ -285,7 +285,7 @@ class Batch:
         self.error = error
         self.encoded = None
         if error is None:
-            # Whoever holds a Delivery keeps the batch: of its columns only the timestamps are part of a result.
+            # A Delivery keeps the batch alive: of its columns only the timestamps are part of a result.
             self.values = []
             self.keys = self.headers = None
         self._tell()

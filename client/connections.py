@@ -1,8 +1,8 @@
 """The connections of one client: one for each broker and purpose, opened in the background.
 
-Brokers handle the requests of a connection in order, so a fetch that waits for records must not stand in front of
-a produce request: each purpose has a connection of its own. An attempt that failed is not repeated before a
-back-off has passed (exponential from `backoff_s` to 1 s, with jitter).
+Brokers handle the requests of a connection in order, so a fetch that waits for records must not be in front of a
+produce request: each purpose has a connection of its own. After a failed attempt the next one waits for a back-off
+(exponential from `backoff_s` to 1 s, with jitter).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CONNECT_TIMEOUT_S = 10.0
 MAX_BACKOFF_S = 1.0
 
 OVERDUE_S = 1.0
-"""After that long without an outcome it is worth to ask others whether another broker has taken over: a stopped or
-disconnected one refuses nothing."""
+"""After that long without an outcome it is worth asking others whether another broker has taken over: one that is
+stopped or disconnected does not refuse connections."""
 
 
 CLOSING = "the client is closing"
@@ -57,7 +57,7 @@ class _Slot:
 
 
 class Connections:
-    """See the module. `listeners` are called when a connection opened, failed to open or was lost."""
+    """See the module. `listeners` are called when a connection has opened, failed to open, or was lost."""
 
     def __init__(self, world: World, tasks: BackgroundTasks, *, client_id: str, backoff_s: float) -> None:
         self._world = world
@@ -70,8 +70,8 @@ class Connections:
         self.listeners: list[Callable[[], None]] = []
 
     def get(self, address: Address, purpose: Purpose) -> Connection | None:
-        """The open connection; or None, and then one is being opened as soon as its back-off allows: a listener
-        will hear of it, or the caller asks again at `retry_at`."""
+        """The open connection; or None, and then one is opened as soon as the back-off allows: a listener will hear of
+        it, or the caller asks again at `retry_at`."""
         slot = self._slot(address, purpose)
         if slot.connection is not None:
             return None if slot.connection.closed else slot.connection
@@ -80,17 +80,17 @@ class Connections:
         return None
 
     def retry_at(self, address: Address, purpose: Purpose) -> float | None:
-        """When the next attempt to connect may begin; None: there is one, or a connection."""
+        """When the next attempt to connect may begin; None: one is under way, or there is a connection."""
         slot = self._slot(address, purpose)
         return slot.retry_at if slot.connection is None and slot.attempt is None else None
 
     def attempt_began(self, address: Address, purpose: Purpose) -> float | None:
-        """Since when the attempt to connect that is under way has had no outcome; None: there is none."""
+        """When the attempt to connect that is under way began; None: none is."""
         slot = self._slot(address, purpose)
         return slot.attempt_began if slot.connection is None and slot.attempt is not None else None
 
     async def open(self, address: Address, purpose: Purpose) -> Connection:
-        """The open connection, waiting for an attempt. Raises NetworkError; during a back-off, the last one."""
+        """The open connection; waits for an attempt. Raises NetworkError; during a back-off, the last one again."""
         slot = self._slot(address, purpose)
         if slot.connection is not None and slot.connection.closed:
             slot.connection = None
@@ -106,9 +106,9 @@ class Connections:
         return slot.connection
 
     def advertised(self, brokers: Mapping[int, Address]) -> None:
-        """These addresses were not given by the user but learned from a broker, which may name what only its network
-        can reach: until it has been reached once, an error about such an address says so. What is no broker's address
-        any more, and not in use, is forgotten."""
+        """These addresses were not given by the user but learned from a broker, and perhaps only its network can reach
+        them: until an address has been reached once, an error about it says so. Addresses that no broker has any more,
+        and that are not in use, are forgotten."""
         before, self._advertised = self._advertised, {address: node_id for node_id, address in brokers.items()}
         for address in before.keys() - self._advertised.keys():
             for purpose in Purpose:
@@ -159,7 +159,7 @@ class Connections:
                 timeout_s=CONNECT_TIMEOUT_S,
             )
         except (NetworkError, ValueError, OverflowError) as error:
-            # ValueError, OverflowError: a host or port out of metadata that can be no address
+            # ValueError, OverflowError: a host or port from metadata that cannot be an address
             slot.failures += 1
             if not isinstance(error, NetworkError):
                 error = NetworkError(f"connecting to {address}: {error}")
@@ -196,7 +196,7 @@ class Connections:
             return error
         return NetworkError(
             f"{error}. That is the address which broker {node_id} advertises, and it was never reached from here: "
-            "if the broker runs, connect by the listener that is meant for this network, or mend advertised.listeners"
+            "if the broker runs, use the listener that is meant for this network, or correct advertised.listeners"
         )
 
     def _notify(self) -> None:

@@ -25,8 +25,8 @@ from minibroker.protocol.world import World
 class Consumer(Client):
     """Reads records. Use it as `async with Consumer("host:9092", topics=["orders"]) as consumer`, or call `start`
     and `close`; then `async for record in consumer`, or, several times as fast, `async for batch in
-    consumer.batches()`. Both end never: leave the loop, or bound it with `asyncio.timeout`. An iteration that was
-    cancelled or left goes on where it was, with the same iterator or with another.
+    consumer.batches()`. Neither ever ends: leave the loop, or bound it with `asyncio.timeout`. After an iteration that
+    was cancelled or left, the next one goes on where it was, with the same iterator or with another.
 
     Guarantees: each record of a partition once and in order, from its first position on. Nothing above the high
     watermark is read. Every batch's checksum is checked.
@@ -36,18 +36,18 @@ class Consumer(Client):
     - `topics`: all of their partitions, those that are added later included; or `partitions`: just those. A topic that
       is deleted and created again is read from its beginning. Partitions that it then lacks leave the assignment;
       those that were named in `partitions` raise UNKNOWN_TOPIC_OR_PARTITION.
-    - `auto_offset_reset`: where to begin, and to go on where the position is not in the log any more: "earliest" (the
-      default here, so that nothing is missed; Kafka's is "latest"), "latest", or "none", which raises. A leader alone
-      is not believed that the log ends before the position: it may have been deposed, and not know it. Another
-      broker must know it as the leader, and is waited for.
-    - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so much, or so long. `fetch_max_bytes`,
-      `max_partition_fetch_bytes`: of one answer (but always at least one batch).
+    - `auto_offset_reset`: where to begin, and where to go on if the position is no longer in the log: "earliest" (the
+      default here, so that nothing is missed; Kafka's is "latest"), "latest", or "none", which raises. If a leader says
+      that the log ends before the position, that alone is not believed, as it may have been deposed without knowing.
+      The consumer waits until another broker knows it as the leader, too.
+    - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so many bytes, or for so long.
+      `fetch_max_bytes`, `max_partition_fetch_bytes`: limits of one answer (which has at least one batch all the same).
     - `default_api_timeout_ms`: for `start`, `position` and the offset look-ups.
 
-    One that is dropped without `close` warns (ResourceWarning).
+    A consumer that is dropped without `close` warns (ResourceWarning).
 
-    Constructor: raises InvalidSetting. For one event loop, the one in which it is started, and not thread-safe: what
-    is called from another, `close` included, raises WrongEventLoop. (An iteration looks once for each batch.)
+    The constructor raises InvalidSetting. Not thread-safe, and for one event loop, the one in which it is started: a
+    call from another, to `close` as well, raises WrongEventLoop. (An iteration checks that once for each batch.)
     """
 
     _noun = "consumer"
@@ -100,14 +100,14 @@ class Consumer(Client):
         self._records: Iterator[Record] = iter(())
         self._current: PartitionState | None = None
         self._generation = 0
-        """That of `_current` when the batch was taken. Once it has another, the fetcher has moved the partition
-        (another topic of that name, a truncation): what the batch says of positions counts no more. The rest of
-        its records is gone by then (`PartitionState.handed_out`), so that nobody asks for each record."""
+        """That of `_current` when the batch was taken. Once `_current` has another, the fetcher has moved the partition
+        (another topic of that name, a truncation): the positions of the batch no longer count. The move has exhausted
+        the rest of its records (`PartitionState.handed_out`), so there is no check for each record."""
 
     async def start(self) -> None:
         """Reach a broker and find the topics' partitions.
 
-        Raises NetworkError where no broker answers within 2 s, and BrokerError for a topic or partition that does not
+        Raises NetworkError if no broker answers within 2 s, and BrokerError for a topic or partition that does not
         exist, after 10 s (it might be about to be created) or `default_api_timeout_ms`, whichever is less.
         """
         await super().start()
@@ -168,9 +168,9 @@ class Consumer(Client):
     async def __anext__(self) -> Record:
         """The next record.
 
-        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION where
-        the topic is gone, OFFSET_OUT_OF_RANGE with auto_offset_reset="none", or what no retry mends. Iterating on
-        after an error tries again.
+        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the
+        topic is gone, OFFSET_OUT_OF_RANGE with auto_offset_reset="none", or any error that is not retriable. Iterating
+        on after an error tries again.
         """
         while True:
             for record in self._records:
@@ -198,13 +198,13 @@ class Consumer(Client):
         return batch
 
     def _end_batch(self) -> None:
-        """The records handed out last are consumed, and with them what the batch holds beside records."""
+        """The records handed out last are consumed, and with them the rest of the batch, which holds no records."""
         if self._current is not None and self._batch is not None and self._is_handing_out(self._current):
             self._current.position = self._batch.next_offset
         self._drop_batch()
 
     def _is_handing_out(self, state: PartitionState | None) -> bool:
-        """Records of a batch of that partition, which the partition has not been moved away from since."""
+        """Whether a batch of that partition is being handed out, and the partition was not moved since."""
         return state is not None and state is self._current and state.generation == self._generation
 
     def _drop_batch(self) -> None:
@@ -213,7 +213,7 @@ class Consumer(Client):
             pass
 
     async def _next_batch(self) -> tuple[PartitionState, ConsumerBatch]:
-        """The next batch with records. The position of its partition is left to the caller."""
+        """The next batch with records. The caller sets the position of its partition."""
         self._check_running()
         while True:
             if self._state != "running":
@@ -265,8 +265,8 @@ class Consumer(Client):
         return sorted(self._fetcher.states)
 
     async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record of a partition. Raises ApiTimedOut where it is not found in time, and
-        BrokerError where there is none."""
+        """The offset of the next record of a partition. Raises ApiTimedOut if it is not found in time, and BrokerError
+        if there is none."""
         state = self._state_of(partition)
         try:
             async with asyncio.timeout(self._api_timeout_s):
@@ -278,21 +278,21 @@ class Consumer(Client):
         except TimeoutError as error:
             raise ApiTimedOut(
                 f"the position in {partition} was not found within {self._api_timeout_s:g} s: "
-                "see in `minibroker status` whether it has a leader"
+                "see `minibroker status` for whether it has a leader"
             ) from error
         return state.position
 
     def position_epoch(self, partition: TopicPartition) -> int | None:
-        """The leader epoch of the last record before the position (Kafka's `OffsetAndMetadata.leaderEpoch`); None where
-        none was consumed. Keep it with the position, and give both to `seek`."""
+        """The leader epoch of the last record before the position (Kafka's `OffsetAndMetadata.leaderEpoch`); None if
+        none was consumed. Keep it with the position, and pass both to `seek`."""
         epoch = self._state_of(partition).position_epoch
         return None if epoch == NO_EPOCH else epoch
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
-        """Go on at `offset`. Where it is not in the log, `auto_offset_reset` decides once it is read.
+        """Go on at `offset`. If it is not in the log, `auto_offset_reset` decides when it is read.
 
         `leader_epoch`: see `position_epoch`. With it no leader is asked that was deposed before the record in front of
-        `offset` was written, and it is noticed if that record was lost in an unclean election (KIP-320).
+        `offset` was written, and the loss of that record in an unclean election is noticed (KIP-320).
         """
         epoch = NO_EPOCH if leader_epoch is None else check_integer("leader_epoch", leader_epoch, 0, (1 << 31) - 1)
         self._move([partition], check_integer("offset", offset, 0, (1 << 62)), epoch=epoch)
@@ -302,8 +302,8 @@ class Consumer(Client):
         self._move(partitions, None, m.EARLIEST_TIMESTAMP)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on at the first record that comes after those readable when this is carried out, which is soon: await
-        `position` to know. Without arguments, in all partitions."""
+        """Go on after the last record that is readable when the end is looked up, soon after this returns: await
+        `position` to know it. Without arguments, in all partitions."""
         self._move(partitions, None, m.LATEST_TIMESTAMP)
 
     def _move(
@@ -356,7 +356,7 @@ class Consumer(Client):
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a time, for each partition; None where there is none. Raises BrokerError,
+        """For each partition the first record at or after the given time; None if there is none. Raises BrokerError,
         NetworkError."""
         self._check_running()
         for timestamp_ms in timestamps_ms.values():
@@ -374,7 +374,7 @@ class Consumer(Client):
 
 
 class _Batches:
-    """A class, and not an async generator: that would be over once an `anext` of it was cancelled."""
+    """A class, not an async generator, which would be over once an `anext` of it was cancelled."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

@@ -1,4 +1,4 @@
-"""What `Producer.send` returns. One exists for each record, so it is two words: a batch, and an index in it."""
+"""What `Producer.send` returns. There is one for each record, so it is two words: a batch, and an index in it."""
 
 import asyncio
 from collections.abc import Coroutine, Generator
@@ -16,9 +16,9 @@ class RecordMetadata(NamedTuple):
     topic: str
     partition: int
     offset: int
-    """-1 where the broker did not say: with acks=0, and for a retry that it recognised from long ago."""
+    """-1 if the broker did not say: with acks=0, and for a retry of a batch that it appended long ago."""
     timestamp_ms: int
-    """The record's, or the broker's where the topic has `message.timestamp.type=LogAppendTime`."""
+    """The record's, or the broker's if the topic has `message.timestamp.type=LogAppendTime`."""
 
 
 if TYPE_CHECKING:
@@ -37,18 +37,18 @@ else:
 class Delivery(_Coroutine, gc=False, eq=False):
     """An awaitable that ends when the record is acknowledged, or has failed for good.
 
-    `await` returns RecordMetadata and raises BrokerError, DeliveryTimedOut or Closed; and WrongEventLoop, before the
-    end, where the producer was started in another event loop. It may be awaited any number of times, by several tasks,
-    before and after the end; cancelling one that waits cancels nothing else. A record that fails and whose Delivery
-    nobody has awaited is reported by `flush`, `drain` or `close`.
+    `await` returns RecordMetadata, or raises BrokerError, DeliveryTimedOut or Closed; and WrongEventLoop, before the
+    end, if the producer was started in another event loop. It may be awaited any number of times, by several tasks,
+    before and after the end; cancelling one of them does not affect the others. A record that fails while nobody has
+    awaited its Delivery is reported by `flush`, `drain` or `close`.
 
     `asyncio.create_task`, `TaskGroup.create_task`, `gather`, `wait_for` and `shield` take it as they take a coroutine.
     Not awaiting it is no error.
     """
 
-    # Rejected: a future for each record (three times as slow), and one for each batch that all share: cancelling
-    # one task that waits for it would cancel it for all. The garbage collector need not look at these (gc=False):
-    # a batch never refers to its deliveries. As a coroutine (`send`, `throw`, `close`) it has no state of its own: each
+    # Rejected: a future for each record (three times as slow), and a shared one for each batch: cancelling one task
+    # that waits for it would cancel it for all. The garbage collector need not look at deliveries (gc=False), since a
+    # batch never refers to them. As a coroutine (`send`, `throw`, `close`) a Delivery has no state of its own: each
     # step looks at the batch anew.
 
     _batch: Batch
@@ -76,7 +76,7 @@ class Delivery(_Coroutine, gc=False, eq=False):
         return RecordMetadata(batch.topic, batch.partition, offset, timestamp_ms)
 
     def send(self, value: None) -> asyncio.Future[None]:
-        """For tasks: a step. It waits until the batch has ended or was forwarded, or it ends."""
+        """For tasks: a step. It returns a future to wait for, or raises StopIteration with the result, or an error."""
         step: asyncio.Future[None] = next(self.__await__())
         return step
 
@@ -92,7 +92,7 @@ class Delivery(_Coroutine, gc=False, eq=False):
         raise value if isinstance(value, BaseException) else kind()
 
     def close(self) -> None:
-        """For tasks: nothing is to be undone."""
+        """For tasks: there is nothing to undo."""
 
     def __repr__(self) -> str:
         batch, index = self._place()
@@ -105,7 +105,7 @@ class Delivery(_Coroutine, gc=False, eq=False):
         return f"<Delivery {where} acknowledged{offset}>"
 
     def _place(self) -> tuple[Batch, int]:
-        """Where the record is by now."""
+        """Where the record is now."""
         batch, index = self._batch, self._index
         while batch.forwarded is not None:
             batch, index = batch.forwarded[index]

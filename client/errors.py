@@ -1,8 +1,8 @@
-"""What the client library raises beside a broker's own answers (`minibroker.protocol.errors.BrokerError`,
-`NetworkError`).
+"""The client library's own errors; those of `minibroker.protocol.errors` (BrokerError, NetworkError) come from brokers
+and the network.
 
-All of it derives from MinibrokerError, so `except MinibrokerError` is complete. Every text names the value, the
-rule and what to do.
+All derive from MinibrokerError, so `except MinibrokerError` catches everything. Every message names the value, the rule
+and the remedy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Closed(MinibrokerError, RuntimeError):
 
 
 class WrongEventLoop(MinibrokerError, RuntimeError):
-    """A producer, consumer or admin was used from another event loop than the one in which it was started, or from a
+    """A producer, consumer or admin was used from an event loop other than the one in which it was started, or from a
     thread in which none runs. Nothing was done."""
 
 
@@ -53,7 +53,7 @@ class FailedRecord(NamedTuple):
 
     topic: str
     partition: int | None
-    """None where no partition had been chosen yet."""
+    """None if no partition had been chosen yet."""
     key: bytes | None
     value: bytes | None
     timestamp_ms: int
@@ -96,5 +96,5 @@ class CorruptBatch(MinibrokerError):
 
 
 class LogTruncated(MinibrokerError):
-    """Records that this consumer had read are no longer in the log (after an unclean election), and
-    `auto_offset_reset="none"` leaves it to the caller where to go on: `seek`."""
+    """Records that this consumer had read are no longer in the log (after an unclean election), and with
+    `auto_offset_reset="none"` the caller must say where to go on: `seek`."""

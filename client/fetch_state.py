@@ -1,4 +1,4 @@
-"""Where a consumer is in each of its partitions, and which of them are due to be fetched from which leader. Pure."""
+"""Where a consumer is in each of its partitions, and which of them are to be fetched now from which leader. Pure."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ class PartitionState:
         self.position_epoch = NO_EPOCH
         """The leader epoch of the record before `position`, where it is known."""
         self.reset = reset
-        """The timestamp by which a position of None is looked up; None: it is the user who must say."""
+        """The timestamp by which a position of None is looked up; None: the user must call `seek`."""
         self.fetch_offset = 0
         """The offset after what was fetched; `position` once that is consumed."""
         self.last_epoch = NO_EPOCH
         """The leader epoch of the batch before `fetch_offset`."""
         self.generation = 0
-        """Grows when the position is moved: what is left of older batches is dropped, and answers to older requests."""
+        """Grows when the position is moved: the rest of older batches, and answers to older requests, are dropped."""
         self.absent_since: float | None = None
-        """Since when metadata has had no such partition, or no leader as young as the position's epoch."""
+        """Since when metadata has had no such partition, or no leader as recent as the position's epoch."""
         self.is_paused = False
         self.is_busy = True
         """The last answer brought records, or there was none yet."""
         self.fetched: deque[FetchedBatch] = deque()
         self.fetched_bytes = 0
         self.handed_out: Iterator[Record] = iter(())
-        """The rest of the batch that the user takes record by record; a move exhausts it."""
+        """The rest of the batch that the user is taking record by record; a move exhausts it."""
         self.outstanding_generation = -1
-        """That of the request that is out for this partition; -1: none is."""
+        """That of the outstanding request for this partition; -1: there is none."""
         self.retry_at = 0.0
         self.tried: Leader | None = None
         self.trouble: ErrorCode | str | None = None
         """Why the last attempt brought nothing, where it failed."""
         self.error: MinibrokerError | None = None
-        """To be raised to the user once what was fetched before is consumed; nothing is fetched before that."""
+        """Raised to the user once what was fetched before is consumed; until then nothing is fetched."""
 
     def move(self, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH) -> None:
-        """Go on at `position`, before which is a record of that leader epoch; None: at what `reset` finds."""
+        """Go on at `position`, behind a record of that leader epoch; None: at what `reset` finds."""
         self.position = position
         if position is None:
             self.reset = reset
@@ -80,11 +80,11 @@ class Due(NamedTuple):
     """What can be done now for the partitions of a consumer."""
 
     by_leader: dict[int, list[tuple[PartitionState, Leader]]]
-    """To be asked for, by the node that leads them."""
+    """Partitions to fetch, by the node that leads them."""
     deposed: list[tuple[PartitionState, Leader]]
-    """Of these a record was read that a later leader wrote than the one which metadata names."""
+    """Partitions of which a record was read that is of a later epoch than the leader that metadata names."""
     is_leader_missing: bool
-    """Some have none that can be reached."""
+    """Some partitions have no leader that can be reached."""
     next_at: float
     """When others become due by time alone; infinity: none do."""
 
@@ -97,17 +97,17 @@ def due_fetches(
     max_bytes: int,
     max_partition_bytes: int,
 ) -> Due:
-    """Which partitions are to be asked for, connections aside.
+    """Which partitions are to be fetched, whether or not there are connections.
 
-    Of a leader all that are in no request, as soon as none of its partitions has more than half of
-    `max_partition_bytes` left, and all together no more than half of `max_bytes`.
+    Of each leader all that are in no request, as soon as none of its partitions has more than half of
+    `max_partition_bytes` left, and all together have no more than half of `max_bytes`.
     """
     by_leader: dict[int, list[tuple[PartitionState, Leader]]] = {}
     deposed: list[tuple[PartitionState, Leader]] = []
     is_leader_missing = False
     next_at = inf
     bytes_ahead: dict[int, int] = {}
-    """By node; more than any limit where a single partition has enough."""
+    """By node; over the limit where a single partition has enough."""
     for state in states:
         if state.position is None or state.is_paused or state.error is not None:
             continue

@@ -1,14 +1,14 @@
 """The task that fetches ahead of the consumer: Kafka's Fetcher. It works in steps (`LeaderRequests`).
 
-Each leader has a few fetches outstanding, as `minibroker.protocol.fetch_schedule` says. Whatever stands in none is
-asked for as soon as every partition of that leader has no more than half of `max_partition_fetch_bytes` left: while
-what was brought is being consumed, the next is on its way. Partitions for which the last answer brought records are
-asked for in one request, however many they are, so that one answer shares `fetch_max_bytes` among them. (With
-`fetch_min_bytes` over 1 there is one request for all that is asked at a time: a broker is to wait until they have so
-much together.)
+Each leader has a few fetches outstanding, as `minibroker.protocol.fetch_schedule` says. Partitions that are in none are
+fetched as soon as every partition of that leader has no more than half of `max_partition_fetch_bytes` left: while the
+records of one answer are being consumed, the next are on their way. Partitions for which the last answer brought
+records go into one request, however many they are, so that they share the `fetch_max_bytes` of one answer. (With
+`fetch_min_bytes` over 1 there is one request for all that are due at a time: the broker has to wait until they have
+that much together.)
 
 Batches are cut by their headers when they arrive, which tells where to fetch next, and decoded when they are
-consumed: what is dropped by a seek costs nothing.
+consumed: what is dropped by a seek was never decoded.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ logger = logging.getLogger("minibroker.client")
 
 LOOK_UP_TIMEOUT_S = 1.0
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
-"""How long a consumer waits for a topic that brokers say does not exist, before it says so."""
+"""How long a consumer waits for a topic that brokers say does not exist before it raises."""
 
 DOUBTS_OF_BROKERS = (ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.UNKNOWN_LEADER_EPOCH)
-"""What brokers answer that have heard of a later leader, or may not have heard of one."""
+"""Answers of a broker that may have been deposed, or has not heard of a leader epoch that the client knows."""
 
 RESETS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP}
 
 
 class _Doubt(NamedTuple):
-    """An answer that would take a position away, until it is known whether the leader is one (KIP-320)."""
+    """An answer that would invalidate a position, kept until it is confirmed that the leader leads (KIP-320)."""
 
     generation: int
     fetch_offset: int
@@ -67,7 +67,7 @@ class _Doubt(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What a fetch asks of one partition."""
+    """What a fetch asks for of one partition."""
 
     state: PartitionState
     generation: int
@@ -107,13 +107,13 @@ class Fetcher:
         self._look_up: asyncio.Task[None] | None = None
         self._confirmation: asyncio.Task[None] | None = None
         self._doubts: dict[PartitionState, _Doubt] = {}
-        """To be confirmed."""
+        """Those to be confirmed next."""
         self._with_data: dict[PartitionState, None] = {}
         """Partitions with batches to take, in the order of their turns."""
         self._stopped: dict[PartitionState, None] = {}
         """Partitions with an error to raise."""
         self._topics: dict[str, str] = {}
-        """Topics of which all partitions are fetched, and those of single partitions: their ids as last seen."""
+        """The ids, as last seen, of all topics of which something is fetched."""
         self._whole_topics: dict[str, None] = {}
         self._stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
         self._next_look = 0.0
@@ -142,7 +142,7 @@ class Fetcher:
     def _no_position(partition: TopicPartition) -> MinibrokerError:
         return BrokerError(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f'{partition} has no position, and auto_offset_reset="none" forbids to choose one: call seek()',
+            f'{partition} has no position, and auto_offset_reset="none" forbids choosing one: call seek()',
         )
 
     def adopt_topics(self) -> None:
@@ -163,21 +163,21 @@ class Fetcher:
                     self._topic_was_recreated(state, state.partition.partition in info.partitions)
 
     def _topic_was_recreated(self, state: PartitionState, is_there: bool) -> None:
-        """Another topic of that name: all in it is new, and what was fetched or is being handed out is not of it."""
+        """There is another topic of that name: what was fetched or is being handed out is not from it."""
         self.move(state, None, None if self._reset is None else m.EARLIEST_TIMESTAMP)
         if not is_there and state.partition.topic in self._whole_topics:
             del self.states[state.partition]
         elif self._reset is None:
             error_text = (
                 f"{state.partition.topic} was deleted and created again, so the position in {state.partition} means "
-                'nothing there, and auto_offset_reset="none" forbids to choose one: call seek()'
+                'nothing there, and auto_offset_reset="none" forbids choosing one: call seek()'
             )
             self._stop(state, BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, error_text))
 
     def move(
         self, state: PartitionState, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH
     ) -> None:
-        """Go on elsewhere; what was fetched is dropped, and what the consumer has not handed out yet."""
+        """Go on elsewhere; what was fetched but not handed out yet is dropped."""
         state.move(position, reset, epoch)
         self._with_data.pop(state, None)
         self._stopped.pop(state, None)
@@ -194,7 +194,8 @@ class Fetcher:
     # -- what was fetched --
 
     def take(self) -> FetchedBatch | None:
-        """The next batch, from each partition in turn; None: there is none. Raises what stopped a partition."""
+        """The next batch, from each partition in turn; None: there is none. Raises the error that stopped a
+        partition."""
         for state in self._stopped:
             if not state.is_paused and not state.fetched:
                 error, state.error = state.error, None
@@ -282,7 +283,7 @@ class Fetcher:
         return None
 
     def _look_for_unknown(self, now: float) -> None:
-        """A topic or partition that is gone for long is told to the user."""
+        """Tell the user about a topic or partition that has been gone for long."""
         for state in self.states.values():
             since = self._metadata.wrong_since.get(state.partition.topic)
             problem = self._problem(state)
@@ -294,10 +295,10 @@ class Fetcher:
             if now >= since + UNKNOWN_TOPIC_PATIENCE_S:
                 code, what = problem
                 self._stop(state, BrokerError(code, f"for {now - since:.0f} s: {what}"))
-                state.absent_since = None  # whoever goes on after that has patience again
+                state.absent_since = None  # after that the patience begins anew
 
     def _problem(self, state: PartitionState) -> tuple[ErrorCode, str] | None:
-        """What of a partition's metadata time alone does not mend."""
+        """What is wrong with a partition's metadata that time alone will not cure."""
         topic, index = state.partition
         code = self._metadata.cluster.errors.get(topic)
         if code is not None:
@@ -310,13 +311,13 @@ class Fetcher:
         epoch = info.partitions[index].leader.epoch
         if epoch < state.last_epoch:
             return ErrorCode.UNKNOWN_LEADER_EPOCH, (
-                f"{state.partition}: the position is of leader epoch {state.last_epoch}, and brokers know of {epoch} "
-                "alone. They are cut off from the others; or the topic was created again: seek() without an epoch"
+                f"{state.partition}: the position has leader epoch {state.last_epoch}, but brokers know only {epoch}. "
+                "They are cut off from the others, or the topic was created again: then seek() without an epoch"
             )
         return None
 
     def _send(self, now: float) -> float:
-        """Send the fetches that are due; when to look again by time alone."""
+        """Send the fetches that are due. Returns when to look again if nothing happens before."""
         due = due_fetches(
             self.states.values(),
             self._metadata.cluster.leader,
@@ -345,7 +346,7 @@ class Fetcher:
     def _scheduled(
         self, asked: Sequence[tuple[PartitionState, Leader]], outstanding: int, now: float
     ) -> list[tuple[Sequence[tuple[PartitionState, Leader]], int]]:
-        """What goes into one request each, and for how long that may wait at the broker."""
+        """What goes into each request, and for how many milliseconds it may wait at the broker."""
         longest_wait_ms = ceil(self._max_wait_s * 1_000)
         if self._min_bytes > 1:
             return [(asked, longest_wait_ms)]
@@ -452,7 +453,7 @@ class Fetcher:
         for header, start, end in batches:
             if header.next_offset <= state.fetch_offset:
                 continue
-            # Control batches are no records of the user, but his position passes them.
+            # Control batches hold no records for the user, but the position passes them.
             state.fetched.append(FetchedBatch(state, header, records, start, end))
             state.fetched_bytes += end - start
             state.fetch_offset = header.next_offset
@@ -474,7 +475,7 @@ class Fetcher:
         logger.debug("%s: fetching %s from broker %d: %s", who, state.partition, leader.node_id, code.name)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.position != state.fetch_offset:
-                return  # first things first: it is asked again once what was fetched is consumed
+                return  # it is asked for again once what was fetched is consumed
             if answer is not None and state.fetch_offset < answer.log_start_offset:
                 self._out_of_range(state, answer)  # a deposed leader's log begins no later than its successor's
             else:
@@ -490,9 +491,10 @@ class Fetcher:
             self._requests.leader_moved(state.partition, answer, self._topics[state.partition.topic])
 
     def _doubt(self, state: PartitionState, leader: Leader, consequence: Callable[[], None]) -> None:
-        """What the leader says would take the position away: perhaps it was deposed, cut off from the others, and does
-        not know. So it is asked again and again, until there is another leader or `consequence` is confirmed."""
-        state.trouble = f"no other broker says that broker {leader.node_id} leads it, as that one does"
+        """The leader's answer would invalidate the position, but perhaps it is cut off from the others and has been
+        deposed without knowing. So it is asked again until there is another leader, or it is confirmed and
+        `consequence` is carried out."""
+        state.trouble = f"broker {leader.node_id} says that it leads, but no other broker confirms it"
         self._doubts[state] = _Doubt(state.generation, state.fetch_offset, leader, consequence)
 
     async def _confirm(self, doubts: dict[PartitionState, _Doubt]) -> None:
@@ -512,7 +514,7 @@ class Fetcher:
             self.move(state, None, self._reset)
 
     def _diverged(self, state: PartitionState, diverging: m.EpochEndOffset) -> None:
-        """The log no longer has what was read (KIP-320): go on where the two histories part."""
+        """The log no longer has what was read (KIP-320): go on where the two histories diverge."""
         if self._reset is None:
             error_text = (
                 f"{state.partition}: records from offset {diverging.end_offset} on, up to {state.fetch_offset}, were "

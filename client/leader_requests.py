@@ -1,12 +1,13 @@
-"""Requests to leaders, under the sender and the fetcher alike: who can be asked now, what came back, who is overdue.
+"""Requests to leaders, for the sender and the fetcher alike: which leaders can be asked now, what came back, which
+answers are overdue.
 
 Both work in steps. Everything that happens (an answer, a connection, new metadata, or what their users do) only wakes
 the task, so all decisions are taken in one place, in one order, and an error in any of them ends the task and with it,
 loudly, the client.
 
-A broker is not asked during a pause that it has asked for (throttle_time_ms), nor before there is a connection to it.
-One that is stopped rather than dead keeps its connection open: when an answer is overdue, metadata is asked for,
-elsewhere, and if the leadership has moved the connection is given up, and with it all that waits on it.
+A broker gets no request during a pause that it has asked for (throttle_time_ms), nor before there is a connection to
+it. One that is stopped rather than dead keeps its connection open: when an answer is overdue, other brokers are asked
+for metadata, and if the leadership has moved, the connection is given up, and with it all that waits on it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.rpc import Connection, RequestTimedOut
 
 P = TypeVar("P")
-"""What is asked of one partition."""
+"""What a request has for one partition."""
 Response = TypeVar("Response", bound=m.Message)
 
 
@@ -88,7 +89,7 @@ class LeaderRequests(Generic[P, Response]):
         self._waker.wake()
 
     def take_news(self) -> bool:
-        """Whether metadata may have changed since this was asked last."""
+        """Whether metadata may have changed since the last call."""
         is_new, self._metadata_is_new = self._metadata_is_new, False
         return is_new
 
@@ -115,14 +116,14 @@ class LeaderRequests(Generic[P, Response]):
     def send(
         self, node_id: int, connection: Connection, message: m.Message, parts: list[P], timeout_s: float, now: float
     ) -> None:
-        """On `connection`, which is that of `node_id`. Its end will be among those that `ended` returns."""
+        """On `connection`, which is that of `node_id`. `ended` will return the request once it has ended."""
         request = LeaderRequest(node_id, connection, parts, now)
         answer = connection.send(self._api, message, timeout_s=timeout_s)
         self._under_way.setdefault(node_id, []).append(request)
         answer.add_done_callback(partial(self._note_end, request))
 
     def count(self, node_id: int) -> int:
-        """How many are under way to a broker."""
+        """How many requests to a broker are under way."""
         return len(self._under_way.get(node_id, ()))
 
     # -- answers --
@@ -132,14 +133,14 @@ class LeaderRequests(Generic[P, Response]):
         self._waker.wake()
 
     def ended(self) -> list[tuple[LeaderRequest[P], asyncio.Future[Response]]]:
-        """The requests that have ended since this was asked last, in that order. They are no longer under way."""
+        """The requests that have ended since the last call, in that order. They are no longer under way."""
         ended, self._ended = self._ended, []
         for request, _ in ended:
             self._under_way[request.node_id].remove(request)
         return ended
 
     def failure(self, request: LeaderRequest[P], answer: asyncio.Future[Response]) -> tuple[ErrorCode, str] | None:
-        """Why a request that has ended got no answer; None: it got one. Raises what is a bug."""
+        """Why a request that has ended got no answer; None: it got one. Raises any other error, which is a bug."""
         error = answer.exception()
         if error is None:
             return None
@@ -151,7 +152,7 @@ class LeaderRequests(Generic[P, Response]):
         raise error
 
     def mute(self, node_id: int, pause_ms: int, now: float) -> None:
-        """An answer says for how long its broker wants to be left alone (`throttle_time_ms`)."""
+        """The broker has asked for a pause in its answer (`throttle_time_ms`)."""
         if pause_ms > 0:
             self._muted_until[node_id] = now + pause_ms / 1_000
 
@@ -161,7 +162,7 @@ class LeaderRequests(Generic[P, Response]):
         answer: m.ProducePartitionResponse | m.FetchPartitionResponse | None,
         topic_id: str,
     ) -> None:
-        """A broker does not lead in the topic of that id, and has perhaps said who does (KIP-951)."""
+        """A broker does not lead the partition, in the topic of that id, and may have named the leader (KIP-951)."""
         if answer is not None and answer.current_leader_id >= 0:
             leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
             self._metadata.learn_leader(partition, leader, topic_id)
@@ -177,8 +178,8 @@ class LeaderRequests(Generic[P, Response]):
                     yield request
 
     def look_for_overdue(self, now: float) -> float:
-        """Ask for metadata where an answer is overdue, and give up a connection if another broker leads by now. When to
-        look again."""
+        """Ask for metadata where an answer is overdue, and give up a connection if another broker leads by now. Returns
+        when to look again."""
         due = inf
         for node_id, requests in self._under_way.items():
             if not requests:

@@ -15,8 +15,8 @@ from minibroker.protocol.world import World
 
 
 class Client:
-    """What Producer, Consumer and Admin derive from. They say what is theirs in `_reach`, `_go`, `_tell` and
-    `_was_dropped`; the producer, which has records to send first, also ends in ways of its own.
+    """What Producer, Consumer and Admin derive from. They override `_reach`, `_go`, `_tell` and `_was_dropped` where
+    they differ; the producer, which has records to send first, also closes in ways of its own.
 
     The state is an attribute of the client itself, as `send` looks at it for each record.
     """
@@ -45,11 +45,11 @@ class Client:
             world=world,
             on_crash=weakly(self._crashed),
         )
-        # Not a method: batches keep it, and must not keep alive a producer that somebody has dropped.
+        # Not a method: batches refer to it, and must not keep alive a producer that was dropped.
         self._check_loop = partial(self._runtime.check_loop, self._noun)
 
     async def start(self) -> None:
-        """Reach a broker. Raises NetworkError naming every address and the reason where none answers within 2 s."""
+        """Reach a broker. Raises NetworkError naming every address and the reason if none answers within 2 s."""
         if self._state != "not started":
             raise Closed(f"the {self._noun} was started before and is {self._state}; make a new one")
         self._state = "starting"
@@ -65,14 +65,14 @@ class Client:
         self._go()
 
     async def _reach(self) -> None:
-        """Find out what must be known before anything is done."""
+        """Find out what must be known before the client is used."""
         await self._runtime.start()
 
     def _go(self) -> None:
         """Start the tasks that work in the background."""
 
     def _tell(self) -> None:
-        """Wake whoever waits for this client: it has crashed, or is closed."""
+        """Wake the coroutines that wait for this client: it has crashed, or is closed."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -85,7 +85,7 @@ class Client:
             await self.close()
 
     async def close(self) -> None:
-        """End all tasks and connections. Whoever waits for this client gets Closed. Again: does nothing."""
+        """End all tasks and connections. Calls that wait raise Closed. A second `close` does nothing."""
         if self._state != "closed":
             self._check_loop()
             self._state = "closed"
@@ -97,7 +97,7 @@ class Client:
             self._was_dropped()
 
     def _was_dropped(self) -> None:
-        """Nobody refers to it any more, and nobody has closed it."""
+        """Nothing refers to the client any more, and it was not closed."""
         self._runtime.dropped(self, self._runtime.close)
 
     def _check_running(self) -> None:

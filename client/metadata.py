@@ -2,15 +2,14 @@
 
 Merging an answer into what is known, a `Cluster`, is pure (`merged`). Answers come from brokers that hear of a change
 at different times, so a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id
-says that it is another topic of the same name; nor a topic by an older one of its name, which a broker that is cut off
-from the controller goes on describing (see `minibroker.protocol.topic_ids`).
+says that it is another topic of the same name; nor is a topic replaced by an older one of its name, which a broker that
+is cut off from the controller goes on describing (see `minibroker.protocol.topic_ids`).
 
-Whoever is stuck calls `request_refresh` and is told when something may have changed. The first refresh goes out at
-once: after a leader's death everything waits for it. As long as somebody is stuck still, the pauses between
-refreshes are a tenth of the time that this has lasted, at least 25 ms: a failover that takes 700 ms is seen 70 ms
-late, and a partition without leader costs a request per second. A refresh that brings news begins that time anew: one
-failover after another is not one long trouble. Rejected: doubling, which had grown to half a second by the time that
-most elections end.
+Code that is stuck calls `request_refresh` and is told when something may have changed. The first refresh goes out at
+once: after a leader's death everything waits for it. As long as anything is still stuck, the pauses between refreshes
+are a tenth of the time that this has lasted, at least 25 ms: a failover that takes 700 ms is seen 70 ms late, and a
+partition without a leader costs a request per second. A refresh that brings news restarts that time: one failover after
+another is not one long trouble. Rejected: doubling, which had grown to half a second by the time most elections end.
 
 Refreshes go to the broker with the fewest requests in flight among those that answered last time, and to the
 bootstrap addresses when no broker answers.
@@ -47,8 +46,8 @@ and never answers, so the others must be asked long before the request timeout."
 MIN_REFRESH_PAUSE_S = 0.025
 MAX_REFRESH_PAUSE_S = 1.0
 FORGIVEN_S = 10.0
-"""A broker that did not answer is asked last for so long, and then like any other: the one that answers instead may be
-cut off from the rest, and know of nothing that has happened since."""
+"""A broker that did not answer comes last for so long, and is then asked like any other: the one that answers instead
+may be cut off from the rest, and not know what has happened since."""
 CALM_S = 1.0
 """A refresh that was not asked for again within this time has helped."""
 
@@ -67,7 +66,7 @@ class PartitionInfo(NamedTuple):
 
 class TopicInfo(NamedTuple):
     topic_id: str
-    """Empty where brokers gave none."""
+    """Empty if brokers gave none."""
     is_internal: bool
     partitions: dict[int, PartitionInfo]
 
@@ -83,11 +82,11 @@ class Cluster(NamedTuple):
     errors: dict[str, ErrorCode] = {}  # noqa: RUF012
     """What was wrong with a topic when it was asked for last. An older description of it stays in `topics`."""
     most_brokers: int = 1
-    """How many there have been at most, or addresses that the user has given: of several, one that lists itself alone
-    may be cut off from the others."""
+    """The most brokers that there have been, or the number of addresses that the user has given: if it is more than
+    one, a broker that lists itself alone may be cut off from the others."""
 
     def leader(self, topic: str, partition: int) -> Leader | None:
-        """Who leads and can be reached, as far as is known."""
+        """The leader, if one is known and so is its address."""
         info = self.topics.get(topic)
         found = None if info is None else info.partitions.get(partition)
         if found is None or found.leader.node_id not in self.brokers:
@@ -96,9 +95,9 @@ class Cluster(NamedTuple):
 
 
 def merged(cluster: Cluster, response: m.MetadataResponse) -> Cluster:
-    """`cluster` with what `response` says. Topics that it does not speak of stay as they are.
+    """`cluster` with what `response` says. Topics that it does not mention stay as they are.
 
-    Of another cluster (one that was set up anew at the same addresses, say) nothing is known before.
+    If it is from another cluster (one that was set up anew at the same addresses, say), what was known is dropped.
     """
     if cluster.cluster_id and response.cluster_id and cluster.cluster_id != response.cluster_id:
         cluster = Cluster(most_brokers=cluster.most_brokers)
@@ -143,8 +142,8 @@ def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:
 
 
 def with_leader(cluster: Cluster, partition: TopicPartition, leader: Leader, topic_id: str = "") -> Cluster:
-    """`cluster` after a broker's hint at who leads (KIP-951); unchanged where that is no news, or where the hint is
-    about another topic of that name: leader epochs of two topics cannot be compared. Empty id: not checked."""
+    """`cluster` after a broker's hint about the leader (KIP-951); unchanged if that is no news, or if the hint is about
+    another topic of that name: leader epochs of two topics cannot be compared. An empty id is not checked."""
     topic = cluster.topics.get(partition.topic)
     info = None if topic is None else topic.partitions.get(partition.partition)
     if topic is None or info is None or leader.epoch <= info.leader.epoch or leader.node_id == NO_LEADER:
@@ -158,12 +157,13 @@ def with_leader(cluster: Cluster, partition: TopicPartition, leader: Leader, top
 def is_confirmed(
     cluster: Cluster, partition: TopicPartition, leader: Leader, answers: Mapping[int, m.MetadataResponse]
 ) -> bool:
-    """Whether `leader` can be believed where it denies what was known before: nobody knows of a later leader, and some
-    other broker knows it as the leader, too. One that was deposed while it was cut off from the others does not know
-    that it was, and who can reach it alone would believe it (KIP-320). The only broker that there is has no witness;
-    that it is the only one is believed unless there have been others, or the user has named several.
+    """Whether `leader` can be believed if it denies what was known before: no broker knows of a later leader, and at
+    least one other broker knows it as the leader, too. A leader that was deposed while it was cut off from the others
+    does not know that it was, and a client that can reach only this leader would believe it (KIP-320). If there is only
+    one broker, there is no other to confirm it; that there is only one is believed unless there have been others, or
+    the user has named several.
 
-    `answers`: what brokers say, by who says so. `cluster` has been merged with them.
+    `answers`: what each broker says, by its id. `cluster` has been merged with them.
     """
     if cluster.leader(*partition) != leader:
         return False
@@ -182,8 +182,8 @@ def is_confirmed(
 
 
 def is_denied(cluster: Cluster, topic: str, topic_id: str | None, answers: Mapping[int, m.MetadataResponse]) -> bool:
-    """Whether it can be believed that there is no such topic (with that id): two brokers say so, or the only one that
-    there is, and none says otherwise."""
+    """Whether it can be believed that there is no such topic (with that id): two brokers say so, or the only one does,
+    and none says otherwise."""
     said = [
         _denies(entry, topic_id)
         for answer in answers.values()
@@ -195,7 +195,7 @@ def is_denied(cluster: Cluster, topic: str, topic_id: str | None, answers: Mappi
 
 
 def _denies(entry: m.MetadataTopic, topic_id: str | None) -> bool | None:
-    """None: this broker says nothing yet. It has just started, and was not told of all topics or partitions; or it is
+    """None: this broker cannot tell. It has just started, and was not told of all topics or partitions yet; or it is
     behind, and knows an earlier topic of that name."""
     if entry.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
         return True
@@ -229,19 +229,19 @@ class Metadata:
         self._max_age_s = max_age_s
         self._wanted: dict[str, None] = {}
         self._lookers: dict[str, int] = {}
-        """How many look at a topic just now that need not be wanted for ever."""
+        """How many `wanted` blocks ask for a topic just now."""
         self._waker = Waker()
         self._is_requested = False
         self._is_urgent = False
-        """A topic was added that no refresh has asked for: that is no repetition, so there is no pause."""
+        """A topic was added that no refresh has asked for yet: asking for it is no repetition, so there is no pause."""
         self._refreshed = Pulse()
         self._failed_rounds = 0
-        """How often in a row nobody answered."""
+        """How many rounds in a row no broker answered."""
         self._failed_at: dict[Address, float] = {}
         """Brokers that did not answer last time, and when that was."""
         self.cluster = Cluster(most_brokers=len(self._bootstrap))
         self.last_error: NetworkError | None = None
-        """Why the last refresh failed; None where it succeeded."""
+        """Why the last refresh failed; None if it succeeded."""
         self.listeners: list[Callable[[], None]] = []
         self.wrong_since: dict[str, float] = {}
         """Topics that are in `cluster.errors`, and since when they have been there."""
@@ -260,8 +260,8 @@ class Metadata:
 
     @contextmanager
     def wanted(self, topics: Iterable[str]) -> Iterator[None]:
-        """Ask for these topics in every refresh as long as this lasts. Those that nobody else wants are forgotten then:
-        a client that looks at one topic after the other would ask for all of them for ever."""
+        """Ask for these topics in every refresh within this block. After it, those that nothing else wants are
+        forgotten: otherwise a client that looks at one topic after another would ask for all of them for ever."""
         names = dict.fromkeys(topics)
         for topic in names:
             self._lookers[topic] = self._lookers.get(topic, 0) + 1
@@ -301,8 +301,8 @@ class Metadata:
         await self._refreshed.wait()
 
     async def ask_everyone(self, topics: Collection[str]) -> dict[int, m.MetadataResponse]:
-        """What each broker that can be reached says of the topics itself, by broker: all are asked at the same time,
-        with little patience, and what they say is merged into `cluster`."""
+        """What each broker that can be reached says about the topics, by broker id: all are asked at the same time,
+        with little patience, and their answers are merged into `cluster`."""
 
         async def ask(address: Address) -> m.MetadataResponse | None:
             try:
@@ -333,7 +333,7 @@ class Metadata:
         self._failed_at[address] = self._clock.monotonic()
 
     def learn_leader(self, partition: TopicPartition, leader: Leader, topic_id: str = "") -> None:
-        """A broker said in passing who leads in the topic of that id."""
+        """A broker has named the leader of a partition, in the topic of that id, in an answer to another request."""
         cluster = with_leader(self.cluster, partition, leader, topic_id)
         if cluster is not self.cluster:
             self.cluster = cluster
@@ -395,8 +395,8 @@ class Metadata:
             listener()
 
     async def request_any(self, api: Api[Request, Response], body: Request, *, timeout_s: float) -> Response:
-        """The answer of whichever broker gives one. All are asked at least once, and again until `timeout_s` has
-        passed. Raises NetworkError naming every address and what was wrong, and BrokerError where one refused."""
+        """The answer of the first broker that gives one. All are asked at least once, and again until `timeout_s` has
+        passed. Raises NetworkError naming every address and what was wrong, and BrokerError if a broker refused."""
         deadline = self._clock.monotonic() + timeout_s
         stalls: Stalls[str] = Stalls(self._connections.client_id)
         while True:
@@ -422,14 +422,15 @@ class Metadata:
             if self._clock.monotonic() >= deadline:
                 raise NetworkError(
                     f"no broker answered {api.name}: {reasons}. "
-                    "Start the cluster (`minibroker up`), or give the address of one that runs as bootstrap"
+                    "Start the cluster (`minibroker up`), or give the address of a running broker as bootstrap"
                 )
             waiting = {api.name: f"no broker answers: {reasons}"}
             stalls.look(self._clock.monotonic(), waiting, waiting.__getitem__)
             await asyncio.sleep(exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random))
 
     def _candidates(self) -> list[Address]:
-        """Whom to ask, in this order: brokers that answered last time and have little to do; bootstrap last."""
+        """The brokers to ask, in this order: first those that answered last time and have few requests in flight; the
+        bootstrap addresses last."""
 
         forgiven_s = self._clock.monotonic() - FORGIVEN_S
 

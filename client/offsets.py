@@ -1,4 +1,4 @@
-"""Finding offsets: ListOffsets at whoever leads, until every partition is answered."""
+"""Finding offsets: ListOffsets requests to the leaders, until there is an answer for every partition."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ READ_UNCOMMITTED = 0
 class OffsetAndTimestamp(NamedTuple):
     offset: int
     timestamp_ms: int
-    """Of the record there; -1 where offsets were asked for by EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
+    """That of the record; -1 if the offset was asked for by EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
 
 
 class Found(NamedTuple):
     result: OffsetAndTimestamp | None
     """None: there is no such record."""
     leader_epoch: int
-    """In which that was so."""
+    """The epoch of the leader that said so."""
 
 
 class Known(NamedTuple):
-    """What is known of a partition from elsewhere: an older leader, or one of another topic of that name, is not asked,
-    but waited for until metadata names the right one."""
+    """What is known about a partition from elsewhere: a leader of an older epoch, or of another topic of that name, is
+    not asked; the look-up waits until metadata names the right one."""
 
     topic_id: str
     leader_epoch: int = NO_EPOCH
@@ -51,7 +51,7 @@ class Known(NamedTuple):
 async def list_offsets(
     runtime: ClientRuntime, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first offset at or after each time (or EARLIEST_TIMESTAMP, LATEST_TIMESTAMP); None: there is none.
+    """The first offset at or after each time (or of EARLIEST_TIMESTAMP, LATEST_TIMESTAMP); None: there is none.
 
     Raises as `find_offsets`.
     """
@@ -68,10 +68,10 @@ async def find_offsets(
     found: dict[TopicPartition, Found],
     known: Mapping[TopicPartition, Known] | None = None,
 ) -> None:
-    """As `list_offsets`, into `found`, which has what was found by then where this raises. The topics must be wanted.
+    """As `list_offsets`, into `found`, which keeps what was found even if this raises. The topics must be wanted.
 
-    Retries until `timeout_s` has passed; then raises the last error: BrokerError, or NetworkError. Errors that no
-    retry mends are raised at once.
+    Retries until `timeout_s` has passed; then raises the last error: BrokerError, or NetworkError. Errors that are not
+    retriable are raised at once.
     """
     deadline = runtime.clock.monotonic() + timeout_s
     pending = dict(timestamps)
@@ -89,7 +89,7 @@ async def find_offsets(
             else:
                 error = BrokerError(code or ErrorCode.LEADER_NOT_AVAILABLE, f"finding offsets of {partition}")
                 is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
-        # Several leaders are asked at the same time; what one answers counts whatever becomes of the others.
+        # The leaders are asked at the same time; the answer of one counts whatever becomes of the others.
         answers = await asyncio.gather(
             *(_ask(runtime, leader, part) for leader, part in by_leader.items()), return_exceptions=True
         )
@@ -111,20 +111,20 @@ async def find_offsets(
             if is_final or runtime.clock.monotonic() >= deadline:
                 raise error
             stalls.look(runtime.clock.monotonic(), pending, dict.fromkeys(pending, str(error)).__getitem__)
-            if is_outdated:  # who answers may be cut off from the others, and would be asked again
+            if is_outdated:  # the broker that gave us metadata may be cut off, and a refresh would ask it again
                 await runtime.metadata.ask_everyone({partition.topic for partition in pending})
             try:
                 async with asyncio.timeout(runtime.retry_backoff_s):
                     await runtime.metadata.refreshed()
             except TimeoutError:
-                continue  # nobody answers yet; the leaders may, by now
+                continue  # no broker has sent metadata yet; the leaders may answer by now
             if isinstance(error, BrokerError) and not ERRORS[error.code].refresh_metadata:
                 await asyncio.sleep(runtime.retry_backoff_s)
     stalls.look(runtime.clock.monotonic(), (), str)
 
 
 def _problem(cluster: Cluster, partition: TopicPartition, known: Known | None) -> ErrorCode | None:
-    """Why nobody can be asked for offsets of the partition; None: its leader can."""
+    """Why no broker can be asked for offsets of the partition; None: its leader can."""
     topic = cluster.topics.get(partition.topic)
     info = None if topic is None else topic.partitions.get(partition.partition)
     if topic is None or info is None:
@@ -178,7 +178,7 @@ async def _ask(
     for partition in timestamps:
         answer = answered.get(partition)
         if answer is None:
-            raise InvalidMessage(f"the answer of {address} to ListOffsets does not speak of {partition}")
+            raise InvalidMessage(f"the answer of {address} to ListOffsets does not mention {partition}")
         if answer.error_code != ErrorCode.NONE:
             results[partition] = BrokerError(error_of(answer.error_code), f"finding offsets of {partition}")
         else:

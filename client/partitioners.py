@@ -6,8 +6,8 @@ Java producers do. They disagree, so one topic must be written with one of them.
 
 A record without a key may go anywhere, and what matters is that batches get large: all such records go to one
 partition until a batch is full ("sticky", KIP-480). That alone feeds slow brokers more than fast ones, since a
-batch that waits for a slow broker stays open and attracts records. So the default switches after as many *bytes*
-whoever acknowledges when, and prefers partitions with short queues (KIP-794, "uniform" and adaptive).
+batch that waits for a slow broker stays open and attracts records. So the default switches after a fixed number of
+*bytes*, however fast brokers acknowledge, and prefers partitions with short queues (KIP-794, "uniform" and adaptive).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from random import Random
 from typing import NamedTuple
 
 KeyHash = Callable[[bytes, int], int]
-"""(key, number of partitions) -> partition, from 0 on."""
+"""(key, number of partitions) -> partition, counted from 0."""
 
 
 def crc32(key: bytes, partition_count: int) -> int:
-    """The partition of a key, as librdkafka's `consistent` and `consistent_random` partitioners."""
+    """The partition of a key, as chosen by librdkafka's `consistent` and `consistent_random` partitioners."""
     return zlib.crc32(key) % partition_count
 
 
 def murmur2(key: bytes, partition_count: int) -> int:
-    """The partition of a key, as Kafka's Java producer (BuiltInPartitioner.partitionForKey)."""
+    """The partition of a key, as chosen by Kafka's Java producer (BuiltInPartitioner.partitionForKey)."""
     return (murmur2_hash(key) & 0x7FFFFFFF) % partition_count
 
 
@@ -51,10 +51,10 @@ def murmur2_hash(data: bytes) -> int:
 
 
 class WithoutKey(Enum):
-    """What decides for a record that has neither partition nor key."""
+    """How the partition of a record without partition and key is chosen."""
 
     ADAPTIVE = "adaptive"
-    """One partition for `batch_size` bytes, the next with preference for short queues (KIP-794)."""
+    """One partition for `batch_size` bytes, then another, preferably with a short queue (KIP-794)."""
     STICKY = "sticky"
     """One partition for each batch (KIP-480)."""
     ROUND_ROBIN = "round_robin"
@@ -69,7 +69,7 @@ class Partitioner(NamedTuple):
 
 
 def frequency_table(queue_lengths: Sequence[int]) -> list[int]:
-    """Cumulative frequencies, so that a partition is chosen the more often the shorter its queue is.
+    """Cumulative frequencies: the shorter a partition's queue, the more often it is chosen.
 
     Lengths 0, 3, 1 have frequencies 4, 1, 3 (the longest plus one, minus each) and the table 4, 5, 8: a random
     number below 8 chooses the first entry that is greater (Kafka's PartitionLoadStats).
@@ -85,7 +85,7 @@ def choose_adaptive(partitions: Sequence[int], queue_lengths: Sequence[int], ran
 
 
 def choose_sticky(partitions: Sequence[int], previous: int | None, random: Random) -> int:
-    """One of `partitions` at random, another than `previous` where there is one."""
+    """One of `partitions` at random, not `previous` if there is another."""
     others = [partition for partition in partitions if partition != previous]
     return random.choice(others or partitions)
 

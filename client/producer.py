@@ -1,4 +1,4 @@
-"""The producer: `send` puts a record into a batch and returns at once, a task does the rest.
+"""The producer: `send` puts a record into a batch and returns at once; a task does the rest.
 
 `send` is the only code of the client that runs for every record, so its common case (a record without key for a
 topic whose partitions are known, while its batch has room) is written out in it: one look-up, two appends, no
@@ -34,10 +34,10 @@ from minibroker.protocol.world import World
 logger = logging.getLogger("minibroker.client")
 
 CANCELLED_FLUSH_S = 2.0
-"""What is cancelled goes on for so long to send what it has: a failover takes less."""
+"""For so long a cancelled producer still sends what it has: a failover takes less."""
 
 PAUSE_EVERY_MS = 2
-"""`drain` lets the event loop run that often, so that a loop around `send` does not hold up its own sending."""
+"""How often `drain` lets the event loop run, so that a loop around `send` does not hold up its own sending."""
 
 DEFAULT_PARTITIONER = Partitioner()
 
@@ -56,28 +56,29 @@ class Producer(Client):
 
     Settings have Kafka's names and meaning; times are in milliseconds, sizes in bytes:
 
-    - `acks`: "all" (every in-sync replica), 1 (the leader), 0 (nobody: a record counts as delivered once written to
-      the socket).
+    - `acks`: "all" (every in-sync replica), 1 (the leader), 0 (none: a record counts as delivered once written to the
+      socket).
     - `enable_idempotence`: no duplicates, no reordering by retries; on with acks="all", and impossible without.
     - `linger_ms`: how long a batch that is not full waits for more records. Whatever it is, such a batch also waits
       while another of its partition is on its way.
-    - `batch_size`: of a batch before compression, at most. `max_request_size`: of a record, and of all batches in a
-      request. Not more than the brokers' `max.message.bytes`.
-    - `buffer_memory`: records that wait or travel. Above it `drain` waits; above twice as much `send` raises.
+    - `batch_size`: the most bytes of a batch before compression. `max_request_size`: the most bytes of a record, and of
+      all batches in a request. Brokers refuse a batch above the topic's `max.message.bytes`.
+    - `buffer_memory`: bytes of records that wait or are on their way. Above it `drain` waits; at twice as much `send`
+      raises.
     - `delivery_timeout_ms`: from `send` to the acknowledgement, all retries included.
-    - `max_block_ms`: how long records wait for a topic that brokers say does not exist. (Kafka's 60 s are 10 s here:
-      our brokers hear of a new topic within milliseconds.) If the producer knew it before, the topic may come back:
-      then they wait for `delivery_timeout_ms`.
+    - `max_block_ms`: how long records wait for a topic that brokers say does not exist. (10 s, not Kafka's 60 s: our
+      brokers hear of a new topic within milliseconds.) If the producer has known the topic, it may come back: then
+      records wait for `delivery_timeout_ms`.
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
     - `partitioner`: see `minibroker.client.partitioners`.
 
-    Where the body of `async with` is cancelled or interrupted, what can be sent within 2 s still is. The rest fails
-    with Closed, and a ResourceWarning and the log say how many records that were. The same becomes of a producer that
-    is dropped without `close`, if its event loop is still there. (`close` does not wait 2 s when it is cancelled.)
+    If the body of `async with` is cancelled or interrupted, what can be sent within 2 s still is. The rest fails with
+    Closed, and a ResourceWarning and the log say how many records that is. The same happens to a producer that is
+    dropped without `close`, if its event loop still exists. (`close` does not wait 2 s when it is cancelled.)
 
-    Constructor: raises InvalidSetting. For one event loop, the one in which it is started, and not thread-safe: what
-    is called from another, `close` included, raises WrongEventLoop. (`send` looks at most once a millisecond; who then
-    waits for its Delivery, `drain` or `flush` hears of it in any case.)
+    The constructor raises InvalidSetting. Not thread-safe, and for one event loop, the one in which it is started: a
+    call from another, to `close` as well, raises WrongEventLoop. (`send` checks that at most once a millisecond;
+    awaiting its Delivery, `drain` or `flush` raises it in any case.)
     """
 
     _noun = "producer"
@@ -109,7 +110,7 @@ class Producer(Client):
         is_idempotent = acks_number == -1 if enable_idempotence is None else enable_idempotence
         if is_idempotent and acks_number != -1:
             raise InvalidSetting(
-                "enable_idempotence", enable_idempotence, f'it needs acks="all", not {acks!r}: drop one of both'
+                "enable_idempotence", enable_idempotence, f'it needs acks="all", not {acks!r}: drop one of the two'
             )
         most_in_flight = 5 if is_idempotent else 1_000  # brokers remember five batches of a producer
         check_integer("max_in_flight_requests_per_connection", max_in_flight_requests_per_connection, 1, most_in_flight)
@@ -118,7 +119,7 @@ class Producer(Client):
         check_integer("buffer_memory", buffer_memory, max_request_size, 1 << 40)
         check_choice("compression", compression, [codec.name.lower() for codec in Compression])
         if not isinstance(partitioner, Partitioner) or not isinstance(partitioner.without_key, WithoutKey):
-            raise InvalidSetting("partitioner", partitioner, "give a client.partitioners.Partitioner")
+            raise InvalidSetting("partitioner", partitioner, "give a minibroker.Partitioner")
         super().__init__(
             bootstrap,
             client_id=client_id,
@@ -153,9 +154,9 @@ class Producer(Client):
         self._open_batches = self._accumulator.open_batches
         self._add_with_key = self._accumulator.add_with_key
         self._now_ms = 0
-        """What the clock said when `send` looked last whose code it is that runs."""
+        """What the clock said when `send` last checked the event loop."""
         self._paused_ms = -PAUSE_EVERY_MS
-        """When `drain` let the loop run last."""
+        """When `drain` last let the loop run."""
 
     def _go(self) -> None:
         self._sending = self._runtime.tasks.start(self._sender.run(), "sender")
@@ -192,7 +193,7 @@ class Producer(Client):
 
         Records of a partition are delivered in the order of their `send`. Follow it with `await producer.drain()`,
         or await the Delivery: otherwise nothing holds the caller back, and at twice `buffer_memory` BufferFull is
-        raised. Raises also TypeError for what is not bytes, BrokerError for an illegal topic name
+        raised. Also raises TypeError for what is not bytes, BrokerError for an illegal topic name
         (INVALID_TOPIC_EXCEPTION), too large a record (MESSAGE_TOO_LARGE), a partition that the topic does not have
         (UNKNOWN_TOPIC_OR_PARTITION) or an impossible timestamp (INVALID_TIMESTAMP), Closed, WrongEventLoop, and
         ClientCrashed.
@@ -222,7 +223,7 @@ class Producer(Client):
         return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
 
     def _tick(self, now_ms: int) -> None:
-        """Another millisecond: to ask for the running loop at every `send` would cost it a quarter more."""
+        """Another millisecond has begun: asking for the running loop at every `send` would cost it a quarter more."""
         self._check_loop()
         self._now_ms = now_ms
 
@@ -267,10 +268,11 @@ class Producer(Client):
         return Delivery(batch, index)
 
     async def drain(self) -> None:
-        """Wait while more than `buffer_memory` bytes of records wait or travel; otherwise return, nearly for free.
+        """Wait while more than `buffer_memory` bytes of records wait or are on their way; otherwise return, nearly for
+        free.
 
-        Also lets the event loop run every 2 ms. Raises DeliveryFailed where failed records that nobody has awaited
-        take part of the full buffer, Closed, and ClientCrashed.
+        Also lets the event loop run every 2 ms. Raises DeliveryFailed if the buffer is full and holds failed records
+        that nobody has awaited, Closed, WrongEventLoop, and ClientCrashed.
         """
         if 0 <= self._now_ms - self._paused_ms < PAUSE_EVERY_MS:
             return
@@ -285,10 +287,10 @@ class Producer(Client):
         self._paused_ms = self._now_ms
 
     async def flush(self) -> None:
-        """Send everything that was given to `send` before, now, and wait until all of it has had its ending.
+        """Send at once everything that was given to `send` before, and wait until all of it is acknowledged or failed.
 
-        Raises DeliveryFailed with every record that failed, was not awaited and not reported before; Closed, and
-        ClientCrashed. Cancelling it stops the waiting, not the sending.
+        Raises DeliveryFailed with every record that failed and was neither awaited nor reported before; Closed,
+        WrongEventLoop, and ClientCrashed. Cancelling it stops the waiting, not the sending.
         """
         self._check_running()
         await _flush(self._accumulator, self._sender, self._progress)
@@ -297,7 +299,8 @@ class Producer(Client):
             raise self._not_running()
 
     async def close(self) -> None:
-        """`flush`, then end all tasks and connections, whatever happens. Raises as `flush`. Again: does nothing."""
+        """`flush`, then end all tasks and connections, whatever happens. Raises as `flush`. A second `close` does
+        nothing."""
         state = self._state
         if state in ("closing", "closed"):
             return
@@ -316,13 +319,13 @@ class Producer(Client):
             raise self._not_running()
 
     async def _close_soon(self) -> None:
-        """`close` for who has been cancelled: after CANCELLED_FLUSH_S at the latest."""
+        """`close` for a body that was cancelled: takes CANCELLED_FLUSH_S at most."""
         if self._state in ("closing", "closed"):
             return
         try:
             if self._state == "running":
                 self._state = "closing"
-                if self._sending.cancelling():  # asyncio.run comes to its end, and has cancelled every task
+                if self._sending.cancelling():  # asyncio.run is ending, and has cancelled every task
                     self._runtime.go_on()
                     self._go()
                 await _flush_briefly(self._accumulator, self._sender, self._progress)
@@ -330,7 +333,7 @@ class Producer(Client):
             await self._give_up()
 
     async def _give_up(self) -> None:
-        """End everything, and say how many records were left: nobody waits who could be raised at."""
+        """End everything, and log how many records were left: no caller is waiting to whom an error could go."""
         unacknowledged, was = self._accumulator.unacknowledged(), repr(self)
         await self._shut_down()
         if unacknowledged:
@@ -347,7 +350,7 @@ class Producer(Client):
         return f"<Producer {self._state}, bootstrap={self._runtime.bootstrap}, unacknowledged={records}>"
 
     async def _shut_down(self) -> None:
-        """End everything; what has had no ending fails with Closed."""
+        """End everything; records that are not acknowledged yet fail with Closed."""
         self._state = "closed"
         try:
             await self._runtime.close()
@@ -361,7 +364,7 @@ class Producer(Client):
             raise DeliveryFailed(failures) from self._crash
 
     def _crashed(self, error: BaseException) -> None:
-        """Nothing more will be sent, so every record that waits hears of it."""
+        """Nothing more will be sent, so every record that waits fails."""
         super()._crashed(error)
         self._accumulator.fail_all(self._not_running())
 
@@ -381,7 +384,7 @@ async def _flush_briefly(accumulator: Accumulator, sender: Sender, progress: Pul
 
 
 async def _see_off(runtime: ClientRuntime, accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
-    """What is done of a producer that is no more."""
+    """What is left to do for a producer that was dropped."""
     try:
         await _flush_briefly(accumulator, sender, progress)
     finally:

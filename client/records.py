@@ -11,7 +11,7 @@ from minibroker.protocol.records import Header
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record. The garbage collector need not look at it: it refers to nothing that could refer to it."""
+    """One record. The garbage collector need not track it: it refers to nothing that could refer to it."""
 
     topic: str
     partition: int
@@ -51,8 +51,8 @@ class ConsumerBatch:
         self.values = values
         self._headers = headers
         self.next_offset = next_offset
-        """Where consumption goes on after this batch: more than the last offset plus one, where compaction or
-        control batches left gaps."""
+        """Where consumption goes on after this batch: more than the last offset plus one if compaction or control
+        batches left gaps."""
 
     @property
     def keys(self) -> Sequence[bytes | None]:
@@ -73,7 +73,7 @@ class ConsumerBatch:
         return f"ConsumerBatch({self.topic}-{self.partition}, {len(self)} records, {span})"
 
     def records(self) -> list[Record]:
-        # One call into C: map stops at the shortest, and the endless ones cost nothing.
+        # One call into C: map stops at the shortest iterable, and the endless ones cost nothing.
         return list(
             map(
                 Record,
@@ -103,7 +103,7 @@ class ConsumerBatch:
     def to_arrow(self) -> Any:
         """A pyarrow.RecordBatch with the columns topic, partition, offset, timestamp (ms, UTC), key, value.
 
-        Raises MinibrokerError where pyarrow is not installed.
+        Raises MinibrokerError if pyarrow is not installed.
         """
         try:
             import pyarrow

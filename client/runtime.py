@@ -27,14 +27,14 @@ Response = TypeVar("Response", bound=m.Message)
 logger = logging.getLogger("minibroker.client")
 
 START_PATIENCE_S = 2.0
-"""How long `start` tries to reach any broker: a cluster that is being started answers within that time, and who
-mistyped an address should not wait longer."""
+"""How long `start` tries to reach any broker: a cluster that is being started answers within that time, and after a
+mistyped address nobody should wait longer."""
 
 
 class ClientRuntime:
-    """What one client works with. `on_crash` is told if one of its tasks dies of a bug.
+    """What one client works with. `on_crash` is called if one of its tasks dies of a bug.
 
-    Raises InvalidSetting from the constructor, which starts nothing.
+    The constructor raises InvalidSetting, and starts nothing.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ClientRuntime:
         self.retry_backoff_s = check_ms("retry_backoff_ms", retry_backoff_ms, lowest=1)
         max_age_s = check_ms("metadata_max_age_ms", metadata_max_age_ms, lowest=1)
         self._loop: asyncio.AbstractEventLoop | None = None
-        """In which it was started; None: not yet."""
+        """The loop in which the client was started; None: not yet."""
         self._ending: asyncio.Task[None] | None = None
         self._own_world: RealWorld | None = None
         if world is None:
@@ -75,18 +75,18 @@ class ClientRuntime:
         )
 
     async def start(self) -> None:
-        """Reach a broker and begin to keep metadata. Raises NetworkError naming every address and the reason."""
+        """Reach a broker and begin to keep metadata fresh. Raises NetworkError naming every address and the reason."""
         self._loop = asyncio.get_running_loop()
         await self.metadata.first_refresh(min(START_PATIENCE_S, self.request_timeout_s))
         self.go_on()
 
     def go_on(self) -> None:
-        """Keep metadata: from the start on, and again where somebody has cancelled all tasks of the loop."""
+        """Keep metadata fresh: from the start on, and again after all tasks of the loop were cancelled."""
         self.tasks.start(self.metadata.run(), "metadata")
 
     def check_loop(self, who: str) -> None:
-        """Raises WrongEventLoop where the code that runs is not in the loop of `start`: it would wait for ever, since
-        what it waits for happens in the other one."""
+        """Raises WrongEventLoop if the caller is not in the loop of `start`: it would wait for ever, since what it
+        waits for happens in the other one."""
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -101,19 +101,19 @@ class ClientRuntime:
         )
         raise WrongEventLoop(
             f"the {who} lives in the event loop in which it was started, and {here}. {remedy}. "
-            f"Make one {who} for each event loop (each asyncio.run is one), and close it there"
+            f"Make one {who} for each event loop (each asyncio.run has its own), and close it there"
         )
 
     def is_gone(self, error: BaseException | None) -> bool:
-        """Whether a coroutine that is destroyed leaves `async with`, as its loop is no more: nothing can be awaited in
-        it. `__del__` will say that nobody has closed the client."""
+        """Whether `async with` is being left because the coroutine is destroyed after its loop was closed: nothing can
+        be awaited there. `__del__` will say that the client was not closed."""
         return isinstance(error, GeneratorExit) and self._loop is not None and self._loop.is_closed()
 
     def usable_at(self, address: Address, purpose: Purpose, now: float) -> float | None:
-        """For who got no connection to a leader: when to try again by time alone.
+        """For a caller that got no connection to a leader: when to try again if nothing happens before.
 
-        Where it cannot be connected to, or does not say for long whether it can, perhaps it is dead, and another leads
-        by now: then metadata is asked for, elsewhere.
+        If connecting has failed, or has had no outcome for long, the leader may be dead, and another may lead by now:
+        then other brokers are asked for metadata.
         """
         began = self.connections.attempt_began(address, purpose)
         if began is not None and now < began + OVERDUE_S:
@@ -148,8 +148,8 @@ class ClientRuntime:
         return answer.result()
 
     def dropped(self, client: object, then: Callable[[], Coroutine[object, object, None]], records: int = 0) -> None:
-        """For `__del__` of a client that is open, with so many records not acknowledged: warns, and does `then` in the
-        client's loop, if that is still there, whatever thread the garbage collector is in."""
+        """For `__del__` of an open client with that many unacknowledged records: warns, and runs `then` in the client's
+        loop, if that still exists, whatever thread the garbage collector is in."""
         loop = None if self._loop is None or self._loop.is_closed() else self._loop
 
         def start() -> None:
@@ -160,7 +160,7 @@ class ClientRuntime:
             with suppress(RuntimeError):  # it is closed by now
                 loop.call_soon_threadsafe(start)
         text = f"{client!r} was dropped without `close`"
-        if records:  # it may be for the last time that anything runs here, and nobody sees a ResourceWarning by default
+        if records:  # perhaps nothing runs after this, and a ResourceWarning is not shown by default
             logger.warning("%s: %d records were not acknowledged, and may never be sent", text, records)
         warnings.warn(text, ResourceWarning, source=client, stacklevel=2)
 

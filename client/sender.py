@@ -1,10 +1,10 @@
 """The task that sends what the accumulator holds, and deals with the answers: Kafka's Sender.
 
-It works in steps (`LeaderRequests`): take note of the answers that came, place records whose topic became known, fail
-what is too late, send to every leader that can take a request, and sleep until something happens or is due.
+It works in steps (`LeaderRequests`): handle the answers that came, place records whose topic became known, fail what
+is too late, send to every leader that can take a request, and sleep until something happens or is due.
 
-After a leader's death the order of events is: its connection breaks; every batch in flight is put back; metadata
-is asked for at once, elsewhere; as soon as it names another leader the batches go there, whatever their back-off.
+After a leader's death the order of events is: its connection breaks; every batch in flight is put back; another broker
+is asked for metadata at once; as soon as that names another leader the batches go there, whatever their back-off.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ from minibroker.protocol.rpc import Connection
 logger = logging.getLogger("minibroker.client")
 
 ANSWER_GRACE_S = 1.0
-"""How long after the time that a broker was given for a request its answer may come, before the connection is
-given up."""
+"""How much longer than the timeout in its request a broker may take to answer before the connection is given up."""
 
 FULL_SOCKET_PAUSE_S = 0.005
-"""With acks=0 nothing but the socket says that a broker is busy."""
+"""With acks=0 only the socket tells that a broker is busy."""
 
 
 class Sender:
-    """See the module. `on_progress` is called after batches have had their ending."""
+    """See the module. `on_progress` is called after every step: batches may have ended."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Sender:
         """Why the last attempt for a partition failed: the cause of a DeliveryTimedOut."""
         self._stalls: Stalls[tuple[str, int]] = Stalls(runtime.connections.client_id, _name)
         self._oldest: dict[tuple[str, int], Batch] = {}
-        """The first batches without an ending when stalls were looked for last: still the first where nothing moves."""
+        """The first batches that had not ended when stalls were last looked for: the same now where nothing moves."""
         self._next_look = 0.0
 
     def wake(self) -> None:
@@ -95,7 +94,7 @@ class Sender:
         await self._requests.run(self._step)
 
     def _step(self, now: float) -> float:
-        """Do what can be done now; when to do so again if nothing happens before."""
+        """Do what can be done now. Returns when to do so again if nothing happens before."""
         for request, answer in self._requests.ended():
             self._settle(request, answer, now)
         due = self._place_held(now)
@@ -121,7 +120,7 @@ class Sender:
     # -- before sending --
 
     def _place_held(self, now: float) -> float:
-        """Records of topics that were not known: give them partitions, or up. When to look again."""
+        """Give partitions to the records of topics that were not known, or give them up. Returns when to look again."""
         due = inf
         for topic, held_since in self._accumulator.held_topics():
             self._metadata.want(topic)
@@ -163,7 +162,7 @@ class Sender:
         return error
 
     def _why(self, batch: Batch) -> tuple[MinibrokerError | None, str]:
-        """What keeps a batch from its ending, as far as is known: the error, if there is one, and a text."""
+        """What keeps a batch from being acknowledged, as far as is known: the error, if there is one, and a text."""
         topic, partition = batch.topic, batch.partition
         error = self._metadata.cluster.errors.get(topic) if partition == UNASSIGNED else None
         cause = (
@@ -176,13 +175,13 @@ class Sender:
         if cause is not None:
             return cause, f"the last attempt failed: {cause}"
         if topic in self._accumulator.changing_topics():
-            return None, "the topic was created again, and no broker answered what was sent to the one before"
+            return None, "the topic was created again, and what was sent to the old one has had no answer yet"
         if self._metadata.cluster.leader(topic, partition) is None:
             return None, "it has no leader that can be reached: see `minibroker status`"
         return None, "no broker answered in time: see `minibroker status`, or raise delivery_timeout_ms"
 
     def _look_for_stalls(self, now: float) -> None:
-        """A partition whose first batch is still the same is stuck; so is one that has lost it to a failure."""
+        """A partition whose first batch is still the same is stuck; so is one whose first batch has failed since."""
         before, self._oldest = self._oldest, self._accumulator.oldest(now)
         stuck = [
             key
@@ -199,7 +198,8 @@ class Sender:
     # -- sending --
 
     def _send_ready(self, now: float) -> bool:
-        """One request to each leader for which something is ready and that can take one; whether any was sent."""
+        """Send one request to each leader that can take one and for which something is ready. Returns whether any was
+        sent."""
         ready = self._accumulator.ready(now)
         self._send_due = inf if ready.next_check_at is None else ready.next_check_at
         nodes: dict[int, list[tuple[Leader, PartitionQueue]]] = {}
@@ -212,7 +212,7 @@ class Sender:
                 self._metadata.want(queue.topic)
                 self._metadata.request_refresh()
             elif not queue.in_flight or queue.tried is None or queue.tried[0] == leader.node_id:
-                # What is in flight to the former leader must have its answer before anything goes to the new one.
+                # What is in flight to the former leader must be answered before anything goes to the new one.
                 nodes.setdefault(leader.node_id, []).append((leader, queue))
         sent = False
         for node_id, queues in nodes.items():
@@ -236,7 +236,7 @@ class Sender:
     def _send(
         self, node_id: int, connection: Connection, queues: Sequence[tuple[Leader, PartitionQueue]], now: float
     ) -> None:
-        """A request with the first batch of each queue, as far as they fit."""
+        """Send a request with the first batch of each queue, as far as they fit."""
         topics: dict[str, m.ProduceTopic] = {}
         batches: list[Batch] = []
         size = 0
@@ -292,7 +292,7 @@ class Sender:
         for batch in request.parts:
             partition = answers.get((batch.topic, batch.partition))
             if partition is None:
-                detail = f"the answer of {request.connection.address} does not speak of {batch.topic}-{batch.partition}"
+                detail = f"the answer of {request.connection.address} does not mention {batch.topic}-{batch.partition}"
                 self._settle_batch(batch, ErrorCode.NETWORK_EXCEPTION, detail, None, now)
             else:
                 detail = partition.error_message or f"{batch.topic}-{batch.partition} at {request.connection.address}"
@@ -335,7 +335,7 @@ class Sender:
             self._identity_task = self._runtime.tasks.start(self._ask_for_identity(), "producer id")
 
     async def _ask_for_identity(self) -> None:
-        """Until a broker grants one: what waits for it fails by its delivery timeout, with the reason."""
+        """Ask until a broker grants one: what waits for it fails by its delivery timeout, with the reason."""
         failures = 0
         while True:
             try:

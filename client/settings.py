@@ -1,4 +1,4 @@
-"""Checks of what users pass to constructors: each says the value, the rule and the remedy."""
+"""Checks of what users pass to constructors: each error names the value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         elif ":" in host:
-            raise InvalidSetting("bootstrap", entry, "put an IPv6 address into brackets, as in [::1]:9092")
+            raise InvalidSetting("bootstrap", entry, "put an IPv6 address in brackets, as in [::1]:9092")
         if not separator or not host:
             raise InvalidSetting("bootstrap", entry, rule)
         if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
@@ -52,7 +52,7 @@ def check_integer(name: str, value: int, lowest: int, highest: int) -> int:
 
 
 def check_ms(name: str, value: float, lowest: int = 0) -> float:
-    """Milliseconds as seconds. Fractions are allowed. Raises InvalidSetting."""
+    """The milliseconds as seconds. Fractions are allowed. Raises InvalidSetting."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= MAX_MS:
         raise InvalidSetting(name, value, f"give milliseconds, a number from {lowest} to {MAX_MS}")
     return value / 1_000

@@ -1,7 +1,7 @@
-"""What makes no progress for long, told in the log: once when that is noticed, and once when it is over.
+"""Reports what makes no progress for long in the log: once when that is noticed, and once when it is over.
 
-Whoever works in steps looks about once in LOOK_EVERY_S, and says for what it waits just then. So nothing is written
-down, and no clock is read, for records, batches or requests that go well.
+A task that works in steps calls `look` about once in LOOK_EVERY_S with what it is waiting for just then. So nothing is
+noted, and no clock is read, for records, batches or requests that go well.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ K = TypeVar("K")
 logger = logging.getLogger("minibroker.client.stalls")
 
 STALL_S = 5.0
-"""Waiting is a stall after that: a failover, and a metadata refresh or two, take less."""
+"""After so long, waiting is a stall: a failover, and a metadata refresh or two, take less."""
 
 LOOK_EVERY_S = 1.0
 _NAMES_SHOWN = 5
 
 
 class Stalls(Generic[K]):
-    """Of one client, `who`. `name` makes a text of what waits, as a partition."""
+    """The stalls of one client, `who`. `name` turns what waits, for instance a partition, into text."""
 
     def __init__(self, who: str, name: Callable[[K], str] = str) -> None:
         self._who = who
         self._name = name
         self._since: dict[K, float] = {}
         self._told: dict[K, float] = {}
-        """Of those for which there was a warning, since when they have waited."""
+        """Since when those have waited for which there was a warning."""
 
     def look(self, now: float, waiting: Collection[K], reason: Callable[[K], str]) -> None:
-        """`waiting` is all that makes no progress. Logs a WARNING with a reason and a remedy for what has been in there
-        for STALL_S, and an INFO for what was told and is in there no more: a line each, however many there are."""
+        """`waiting` is all that makes no progress. Logs a WARNING with a reason and a remedy for what has been in it
+        for STALL_S, and an INFO for what was reported and is no longer in it: one line each, however many there are."""
         self._since = {key: self._since.get(key, now) for key in waiting}
         over = {key: since for key, since in self._told.items() if key not in self._since}
         for key in over:
@@ -58,7 +58,7 @@ class Stalls(Generic[K]):
 
     @property
     def is_any(self) -> bool:
-        """Something waited when `look` was called last."""
+        """Whether anything waited when `look` was called last."""
         return bool(self._since)
 
     def _names(self, keys: list[K]) -> str:

@@ -1,4 +1,4 @@
-"""Background tasks that have an owner, and a way to tell waiting coroutines that something has moved."""
+"""Background tasks that have an owner, and ways to wake coroutines that wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import WeakMethod
 
 
 class Pulse:
-    """`wait` returns at the next `notify`. Whoever waits checks his condition again: notifications are not kept."""
+    """`wait` returns at the next `notify`. The caller then checks its condition again: notifications are not kept."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -17,15 +17,15 @@ class Pulse:
         await self._event.wait()
 
     def notify(self) -> None:
-        # Event.set completes the futures of all who wait; clearing at once makes the next `wait` wait again.
+        # Event.set completes the futures of all waiters; clearing at once makes the next `wait` wait again.
         self._event.set()
         self._event.clear()
 
 
 class BackgroundTasks:
-    """The tasks of one client. A task that raises is a bug: `on_crash` hears of it at once, in the loop.
+    """The tasks of one client. A task that raises is a bug: `on_crash` is called at once, in the loop.
 
-    `close` cancels what still runs and waits for its end.
+    `close` cancels the tasks that still run, and waits for them to end.
     """
 
     def __init__(self, on_crash: Callable[[BaseException], None]) -> None:
@@ -52,8 +52,8 @@ class BackgroundTasks:
 
 
 def weakly(listener: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
-    """A method as a listener that does not keep its object alive: as long as a task held its client, the garbage
-    collector could not find that somebody has dropped it without `close`."""
+    """A method as a listener that does not keep its object alive: if a task held its client, the garbage collector
+    could not notice that it was dropped without `close`."""
     reference = WeakMethod(listener)
 
     def call(error: BaseException) -> None:
@@ -74,7 +74,7 @@ class Waker:
         self._event.set()
 
     async def sleep(self, delay_s: float | None) -> None:
-        """Until `wake`, or for `delay_s`; not at all where `wake` was called since the last sleep."""
+        """Until `wake`, or for `delay_s`; not at all if `wake` was called since the last sleep."""
         if not self._event.is_set():
             timer = None
             if delay_s is not None:

@@ -1,4 +1,5 @@
-"""The wire, the record batch and the znodes as data and pure functions; and the World, which is all that lies outside.
+"""The wire protocol, the record batch and the znodes as data and pure functions; and the World, which is everything
+outside the process.
 
-I/O happens in `rpc` and `world.real` alone; every other package may import this one.
+I/O happens only in `rpc`, `broker_connections` and `world.real`; every other package may import this one.
 """

@@ -1,7 +1,7 @@
 """The table of APIs: key, request, response, versions, plane, and who may call it.
 
-Also the envelope: a request or response struct to the bytes of a frame, and back. The body is decoded in two
-steps, so that a correlation id can be answered even where the body is nonsense.
+Also the envelope: a request or response struct to the bytes of a frame, and back. Envelope and body are decoded in two
+steps, so that a request can be answered, by its correlation id, even if its body is nonsense.
 """
 
 import struct
@@ -28,7 +28,7 @@ class Caller(Enum):
     BROKER = "broker"
     """Only brokers of the cluster (Kafka's ClusterAction)."""
     READER = "reader"
-    """Anybody as a consumer; as a replica (`replica_id` of 0 or more) only the broker that has that id."""
+    """Anybody as a consumer; as a replica (`replica_id` of 0 or more) only the broker with that id."""
 
 
 class Api(Generic[Request, Response]):
@@ -96,7 +96,7 @@ OFFSET_FOR_LEADER_EPOCH = Api(
     caller=Caller.READER,
 )
 ENVELOPE = Api(58, "Envelope", m.EnvelopeRequest, m.EnvelopeResponse, caller=Caller.BROKER)
-# Kafka has no such APIs, and numbers its own from 0 up. A key must fit into seven bits (see `framing`).
+# Kafka has no such APIs, and numbers its own upwards from 0. A key must fit into seven bits (see `framing`).
 BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
 BROKER_AUTHENTICATE = Api(
     127, "BrokerAuthenticate", m.BrokerAuthenticateRequest, m.BrokerAuthenticateResponse, plane=None
@@ -154,7 +154,7 @@ def encode_error(correlation_id: int, code: ErrorCode, message: str) -> bytearra
 
 
 def decode_request_envelope(frame: m.Buffer) -> m.RequestEnvelope:
-    """Raises InvalidMessage where the frame is not a request envelope."""
+    """Raises InvalidMessage if the frame is not a request envelope."""
     try:
         return _request_envelope.decode(frame)
     except _UNREADABLE as error:
@@ -170,7 +170,7 @@ def decode_request(api: Api[Request, Any], envelope: m.RequestEnvelope) -> Reque
 
 
 def decode_response_envelope(frame: m.Buffer) -> m.ResponseEnvelope:
-    """Raises InvalidMessage where the frame is not a response envelope."""
+    """Raises InvalidMessage if the frame is not a response envelope."""
     try:
         return _response_envelope.decode(frame)
     except _UNREADABLE as error:
@@ -178,7 +178,7 @@ def decode_response_envelope(frame: m.Buffer) -> m.ResponseEnvelope:
 
 
 def decode_response(api: Api[Any, Response], envelope: m.ResponseEnvelope) -> Response:
-    """The typed body. Raises BrokerError where the broker refused the request, InvalidMessage for nonsense."""
+    """The typed body. Raises BrokerError if the broker refused the request, InvalidMessage for nonsense."""
     if envelope.error_code:
         raise BrokerError(error_of(envelope.error_code), f"{api.name}: {envelope.error_message}")
     try:

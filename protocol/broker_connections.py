@@ -1,6 +1,6 @@
 """Connections of a broker to other brokers: the controller's for its orders, and followers' for their fetches.
 
-Each is one of `rpc`, on which both sides have proved to be who they say before it is used (`broker_proof`).
+Each is a connection of `rpc` on which both sides have proved which broker they are before it is used (`broker_proof`).
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from minibroker.protocol.world import World
 
 
 class NotTrusted(NetworkError):
-    """There is a connection, but one side does not take the other for the broker that it should be. Says what to do."""
+    """There is a connection, but one side does not accept the other as the expected broker. The text has the remedy."""
 
 
 class BrokerConnections:
-    """Those of broker `broker_id`. Without a secret nothing is proved, as in a cluster whose brokers have none."""
+    """Connections of broker `broker_id`. Without a secret (no broker of the cluster has one then) nothing is proved."""
 
     def __init__(self, world: World, broker_id: int, secret: bytes | None) -> None:
         self._network = world.network
@@ -34,10 +34,10 @@ class BrokerConnections:
     async def open(
         self, peer_id: int, host: str, port: int, *, client_id: str, connect_timeout_s: float, request_timeout_s: float
     ) -> Connection:
-        """A connection to broker `peer_id`, ready for what only brokers may ask. Raises NetworkError; NotTrusted where
-        that is not the broker that was meant.
+        """A connection to broker `peer_id`, ready for what only brokers may ask. Raises NetworkError; NotTrusted if the
+        other side is not that broker.
 
-        `request_timeout_s` is for the handshake: it waits for a handler, as every request does."""
+        `request_timeout_s` is for the handshake, which waits for a request handler, as every request does."""
         connection = await open_connection(self._network, host, port, client_id=client_id, timeout_s=connect_timeout_s)
         if self._secret is None:
             return connection
@@ -60,15 +60,15 @@ class BrokerConnections:
         handshake = Handshake(self._broker_id, peer_id, nonce, answer.nonce)
         if not is_same(answer.proof, handshake.accepting_proof(secret)):
             raise NotTrusted(
-                f"{where} has another secret than this broker: give all brokers of the cluster the same "
+                f"{where} does not have this broker's secret: give all brokers of the cluster the same "
                 f"broker.secret.file (or broker.secret), and restart those that had another"
             )
         proof = BrokerAuthenticateRequest(handshake.connecting_proof(secret))
-        # Not waited for: the first request may follow at once, and is not handled before the proof.
+        # The answer is not awaited: the first request may follow at once, and is not handled before the proof.
         connection.send(BROKER_AUTHENTICATE, proof, timeout_s=timeout_s).add_done_callback(_heard)
 
 
 def _heard(answer: "asyncio.Future[BrokerAuthenticateResponse]") -> None:
-    """Where the proof is not believed, so is no request after it, whose error says so."""
+    """If the proof is refused, so is every request after it, and their errors say why."""
     if not answer.cancelled():
         answer.exception()

@@ -1,7 +1,7 @@
 """The codecs of a record batch, each with a hard limit on what comes out.
 
-A few kilobytes can announce, and decompress to, gigabytes. Whoever reads a batch did not write it,
-so `decompress` never hands the codec a buffer that can grow: it allocates one, lets the codec fill
+A few kilobytes can announce, and decompress to, gigabytes, and the reader of a batch did not write it. So
+`decompress` never hands the codec a buffer that can grow: it allocates one, lets the codec fill
 it, and tries again with a larger one only up to the caller's limit. The first size is what the
 compressed data says about itself where the format says anything (exact for gzip, snappy and our own
 zstd), and a guess otherwise; what the data says is a hint, never trusted beyond the limit. Rejected:
@@ -119,8 +119,8 @@ def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: 
         try:
             return memoryview(output)[: decompress_into(view, output)]
         except cramjam.DecompressionError as error:
-            # Any failure below the limit is worth another try: were the codec's words for "does not
-            # fit" to change, taking them for corruption would make good batches unreadable.
+            # Any failure below the limit is worth another try: if the codec's words for "does not fit" changed and we
+            # mistook them for corruption, good batches would be unreadable.
             if size == limit:
                 if "failed to write whole buffer" in str(error):
                     raise DecompressionTooLarge(

@@ -1,7 +1,7 @@
 """Kafka's error codes, one row each: name, code, what a client does about it, and the remedy for a person.
 
-The table is the only place that says whether an error is retriable or means stale metadata. Brokers put the
-code on the wire; clients raise `BrokerError` (or a subclass by category) for the codes they cannot mend.
+The table is the only place that says whether an error is retriable or means stale metadata. Brokers put the code on
+the wire; clients raise `BrokerError` for codes that a retry cannot cure, or has not cured in time.
 """
 
 from enum import IntEnum
@@ -62,7 +62,7 @@ class ErrorCode(IntEnum):
 
 class ErrorInfo(NamedTuple):
     retriable: bool
-    """The same request may succeed later without anybody's help."""
+    """The same request may succeed later without anybody's intervention."""
     refresh_metadata: bool
     """The sender's picture of the cluster is stale: it must ask for metadata before it tries again."""
     remedy: str
@@ -96,13 +96,13 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         False,
         "The replicas did not answer in time: see under-replicated partitions in `minibroker status`.",
     ),
-    _E.BROKER_NOT_AVAILABLE: ErrorInfo(False, False, "Start the broker, or name one that lives."),
+    _E.BROKER_NOT_AVAILABLE: ErrorInfo(False, False, "Start the broker, or name one that is running."),
     _E.REPLICA_NOT_AVAILABLE: ErrorInfo(True, True, "The replica is starting; the client retries."),
     _E.MESSAGE_TOO_LARGE: ErrorInfo(False, False, "Send smaller records or raise the topic's max.message.bytes."),
     _E.STALE_CONTROLLER_EPOCH: ErrorInfo(False, False, "A newer controller was elected; the sender must resign."),
     _E.NETWORK_EXCEPTION: ErrorInfo(True, True, "The connection broke; the client reconnects."),
     _E.INVALID_TOPIC_EXCEPTION: ErrorInfo(
-        False, False, "Use 1 to 249 characters out of a-z A-Z 0-9 . _ - for a topic name."
+        False, False, "Use 1 to 249 of the characters a-z A-Z 0-9 . _ - for a topic name."
     ),
     _E.RECORD_LIST_TOO_LARGE: ErrorInfo(False, False, "Send fewer records in one batch."),
     _E.NOT_ENOUGH_REPLICAS: ErrorInfo(
@@ -142,8 +142,8 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         False,
         "A batch before this one is missing from the log; close the producer and begin with a new one.",
     ),
-    _E.DUPLICATE_SEQUENCE_NUMBER: ErrorInfo(False, False, "The batch is in the log already; nothing is to be done."),
-    _E.INVALID_PRODUCER_EPOCH: ErrorInfo(False, False, "A newer producer with the same id is at work."),
+    _E.DUPLICATE_SEQUENCE_NUMBER: ErrorInfo(False, False, "The batch is in the log already; there is nothing to do."),
+    _E.INVALID_PRODUCER_EPOCH: ErrorInfo(False, False, "A newer producer with the same id is active."),
     _E.KAFKA_STORAGE_ERROR: ErrorInfo(
         True, True, "The broker's disk failed: see its log, and whether the directory is full or unreadable."
     ),
@@ -151,13 +151,13 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.UNKNOWN_PRODUCER_ID: ErrorInfo(
         False, False, "The log no longer knows the producer; close it and begin with a new one."
     ),
-    _E.FENCED_LEADER_EPOCH: ErrorInfo(True, True, "The leader changed since; the client asks for metadata."),
+    _E.FENCED_LEADER_EPOCH: ErrorInfo(True, True, "The leader has changed since; the client asks for metadata."),
     _E.UNKNOWN_LEADER_EPOCH: ErrorInfo(True, False, "The broker has not heard of the new leader yet; retry."),
     _E.UNSUPPORTED_COMPRESSION_TYPE: ErrorInfo(False, False, "Use none, gzip, snappy, lz4 or zstd."),
     _E.STALE_BROKER_EPOCH: ErrorInfo(False, False, "The request was meant for an earlier run of the broker."),
     _E.OFFSET_NOT_AVAILABLE: ErrorInfo(True, False, "The new leader's high watermark is not settled yet; retry."),
     _E.INVALID_RECORD: ErrorInfo(False, False, "A record breaks a rule of its topic; the message says which."),
-    _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is at work."),
+    _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is active."),
     _E.THROTTLING_QUOTA_EXCEEDED: ErrorInfo(True, False, "Slow down; the limit is in the broker's settings."),
     _E.UNKNOWN_TOPIC_ID: ErrorInfo(True, True, "The topic was deleted, or created again under the same name."),
     _E.BROKER_ID_NOT_REGISTERED: ErrorInfo(
@@ -166,7 +166,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.INCONSISTENT_TOPIC_ID: ErrorInfo(
         True,
         True,
-        "The broker holds another incarnation of the topic; it is deleted when the controller says so.",
+        "The broker has another incarnation of the topic, which it deletes when the controller tells it to.",
     ),
 }
 
@@ -180,12 +180,12 @@ def error_of(code: int) -> ErrorCode:
 
 
 class MinibrokerError(Exception):
-    """Everything that this project raises at its users. The text names the value, the rule and the remedy."""
+    """The base of all errors for users. The text names the value, the rule and the remedy."""
 
 
 class BrokerError(MinibrokerError):
     """A broker answered with an error code. `code` is Kafka's; the text ends with the remedy: the table's, unless
-    `detail` says itself what to do (`is_complete`)."""
+    `detail` has its own (`is_complete`)."""
 
     def __init__(self, code: ErrorCode, detail: str = "", is_complete: bool = False) -> None:
         self.code = code
@@ -208,4 +208,4 @@ class NetworkError(MinibrokerError, OSError):
 
 
 class InvalidMessage(MinibrokerError, ValueError):
-    """Bytes from the wire that are no message of the protocol. Names what was expected and what was found."""
+    """Bytes from the wire that are not a message of the protocol. Names what was expected and what was found."""

@@ -1,15 +1,15 @@
 """Bytes in, frames out. Sans-I/O: no socket, no clock, no asyncio.
 
-The problem: a frame announces its length, and whoever believes it pays. A 4-byte header must not make the
-broker take 2 GB, a slow sender must not hold a buffer that was sized by his promise, and a 1 MiB produce
-request must not be copied twice on its way to the log.
+The problem: a frame announces its length, and believing it can be expensive. A 4-byte header must not make the
+broker take 2 GB, a slow sender must not hold a buffer of the size that it announced, and a 1 MiB produce request
+must not be copied twice on its way to the log.
 
 The choice: small frames are gathered in one buffer that is reused, and leave it as `bytes` copies (a
 memoryview into a buffer that is reused would change under its reader). A frame that does not fit there gets a
 buffer of its own, filled directly by the transport (`get_buffer`), which starts at no more than 1 MiB and
-doubles only once it is full: memory follows the bytes that arrived. The limit depends on the API, which
-stands in the frame's first bytes (array of five, then the key), so those are looked at before anything large
-is allocated.
+doubles only once it is full: memory follows the bytes that arrived. The limit depends on the API, which is in
+the frame's first bytes (array of five, then the key), so those are looked at before anything large is
+allocated.
 
 Rejected: asyncio streams (`readexactly` copies twice and wakes a task per frame); decoding incrementally
 with msgpack's Unpacker (it grows by the announced length of nested values).
@@ -23,14 +23,14 @@ _SMALL = 64 * 1024
 _FIRST_PIECE = 1024 * 1024
 
 MAX_SMALL_REQUEST_BYTES = 1024 * 1024
-"""The largest frame of any request but those that carry records."""
+"""The largest frame of any request that does not carry records."""
 
 
 class FrameTooLarge(ValueError):
     """A frame announced a length that is negative or over the limit. The connection cannot be read further.
 
-    `frames` were complete before it. `prefix` holds the first bytes of the frame that is over the limit, from which
-    `correlation_id_of` may tell whom to answer.
+    `frames` were complete before it. `prefix` has the first bytes of the frame that is over the limit, from which
+    `correlation_id_of` may find the request to answer.
     """
 
     def __init__(self, text: str, frames: list[bytes | memoryview], prefix: bytes = b"") -> None:
@@ -58,7 +58,7 @@ class FrameReader:
 
     @property
     def in_frame(self) -> bool:
-        """Some bytes of a frame have arrived, but not all: a deadline for its completion should be running."""
+        """Whether a frame has arrived in part: a deadline for its completion should be running."""
         return self._large is not None or self._end > 0
 
     def get_buffer(self) -> memoryview:
@@ -115,14 +115,14 @@ class FrameReader:
 
 
 def api_key_of(prefix: bytes) -> int | None:
-    """The API key in the first bytes of a request frame, or None where they do not begin a request envelope."""
+    """The API key in the first bytes of a request frame, or None if they do not begin a request envelope."""
     if len(prefix) >= 2 and prefix[0] == 0x95 and prefix[1] < 0x80:
         return prefix[1]
     return None
 
 
 def correlation_id_of(prefix: bytes) -> int | None:
-    """The correlation id in the first bytes of a request frame, whatever follows, or None where there is none."""
+    """The correlation id in the first bytes of a request frame, whatever follows, or None if there is none."""
     if len(prefix) < 4 or api_key_of(prefix) is None or prefix[2] >= 0x80:
         return None
     if prefix[3] < 0x80:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from minibroker.protocol.topic_ids import NONCE_BYTES
 
 PROOF_BYTES = 32
-"""Of a SHA-256, and of what makes it another one each time."""
+"""The size of a SHA-256, and of the nonces that make each proof a different one."""
 
 Int8 = Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]
 Int16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
@@ -31,14 +31,14 @@ Proof = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 
 Replicas = Annotated[list[Int32], Meta(max_length=1_000)]
 BrokerEpochs = Annotated[list[Int64], Meta(max_length=1_000)]
-"""One for each of some replicas, in their order; empty: not known."""
+"""One for each replica of another list, in its order; empty: not known."""
 
 MAX_TOPICS = 20_000
 MAX_PARTITIONS = 100_000
 MAX_BROKERS = 10_000
 
 Buffer = bytes | bytearray | memoryview
-"""What an encoder takes for bytes; what is decoded is always a memoryview."""
+"""What an encoder accepts as bytes; a decoder always returns a memoryview."""
 
 
 class Message(msgspec.Struct, array_like=True):
@@ -54,7 +54,7 @@ class RequestEnvelope(Message):
 
 
 class ResponseEnvelope(Message):
-    """`error_code` is set, and `body` nil, where the request could not be understood at all."""
+    """`error_code` is set, and `body` nil, if the request could not be understood at all."""
 
     correlation_id: Int32
     body: msgspec.Raw
@@ -74,7 +74,7 @@ class ProduceTopic(Message):
     name: Name
     partition_data: Annotated[list[ProducePartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
-    """The topic that is meant: another one of the same name takes nothing (INCONSISTENT_TOPIC_ID; KIP-516)."""
+    """The topic that is meant: another one of the same name appends nothing (INCONSISTENT_TOPIC_ID; KIP-516)."""
 
 
 class ProduceRequest(Message):
@@ -94,7 +94,7 @@ class ProducePartitionResponse(Message):
     log_start_offset: Int64 = -1
     error_message: String = ""
     current_leader_id: Int32 = -1
-    """With NOT_LEADER_OR_FOLLOWER: who leads now, as far as this broker knows (KIP-951)."""
+    """With NOT_LEADER_OR_FOLLOWER: the leader now, as far as this broker knows (KIP-951)."""
     current_leader_epoch: Int32 = -1
 
 
@@ -116,7 +116,8 @@ class FetchPartition(Message):
     current_leader_epoch: Int32
     fetch_offset: Int64
     last_fetched_epoch: Int32
-    """A follower's (or careful consumer's) epoch of the record before `fetch_offset`; -1: not checked (KIP-595)."""
+    """The epoch of the record before `fetch_offset` in the follower's log, or as the consumer has read it; -1: not
+    checked (KIP-595)."""
     log_start_offset: Int64
     partition_max_bytes: Int32
 
@@ -151,7 +152,7 @@ class FetchPartitionResponse(Message):
     last_stable_offset: Int64 = -1
     log_start_offset: Int64 = -1
     diverging_epoch: EpochEndOffset | None = None
-    """Set where the follower's log differs: it truncates to this epoch's end and asks again (KIP-595)."""
+    """Set if the follower's log differs: the follower truncates to this epoch's end and asks again (KIP-595)."""
     current_leader_id: Int32 = -1
     current_leader_epoch: Int32 = -1
     records: memoryview = memoryview(b"")
@@ -185,7 +186,7 @@ class ListOffsetsTopic(Message):
     name: Name
     partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
-    """Offsets of another topic of that name are not asked for; empty: of whichever there is."""
+    """The topic that is meant, not another one of that name; empty: whichever has the name."""
 
 
 class ListOffsetsRequest(Message):
@@ -195,7 +196,7 @@ class ListOffsetsRequest(Message):
 
 
 class ListOffsetsPartitionResponse(Message):
-    """`offset` is that of the first record at or after the time; -1 where there is none."""
+    """`offset` is that of the first record at or after the time; -1 if there is none."""
 
     partition_index: Int32
     error_code: Int16
@@ -218,7 +219,7 @@ class ListOffsetsResponse(Message):
 
 
 class MetadataRequest(Message):
-    """`topics` None asks for all of them, an empty list for none (brokers and controller alone)."""
+    """`topics` None asks for all of them, an empty list for none (only brokers and controller)."""
 
     topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)] | None
 
@@ -255,7 +256,7 @@ class MetadataResponse(Message):
     controller_id: Int32
     topics: Annotated[list[MetadataTopic], Meta(max_length=MAX_TOPICS)]
     controller_epoch: Int32 = -1
-    """Of the last UpdateMetadata the broker took; tells which of two brokers' pictures is the newer one."""
+    """That of the last UpdateMetadata that the broker took; tells which of two brokers' metadata is newer."""
 
 
 # --- LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6): from the controller alone --------------------------
@@ -296,7 +297,7 @@ class LeaderAndIsrRequest(Message):
     topic_states: Annotated[list[LeaderAndIsrTopic], Meta(max_length=MAX_TOPICS)]
     live_leaders: Annotated[list[LiveLeader], Meta(max_length=MAX_BROKERS)]
     number: Int64 = 0
-    """Grows with every order to a broker in a term of office, and stays in a repetition; 0: not numbered."""
+    """Grows with every order to a broker within a controller's term, and stays the same in a retry; 0: not numbered."""
 
 
 class PartitionError(Message):
@@ -304,8 +305,9 @@ class PartitionError(Message):
     partition_index: Int32
     error_code: Int16
     leader_epoch: Int32 = -1
-    """This and what follows only from LeaderAndIsr, of a replica that has no leader: the leader epoch that it was told,
-    in which its log does not change, and how the log ends (the epoch of its last record, and the next offset)."""
+    """This and the next two only in answers to LeaderAndIsr, for a replica that has no leader: the leader epoch that it
+    was told, in which its log does not change, and how the log ends (the epoch of its last record, and the log end
+    offset)."""
     last_epoch: Int32 = -1
     log_end_offset: Int64 = -1
 
@@ -357,7 +359,7 @@ class UpdateMetadataTopic(Message):
     topic_id: TopicId
     partition_states: Annotated[list[UpdateMetadataPartition], Meta(max_length=MAX_PARTITIONS)]
     deleted: bool = False
-    """The topic is gone (Kafka says so by a leader of -2 on each partition: LeaderDuringDelete)."""
+    """The topic is gone (Kafka says so with a leader of -2 for each partition: LeaderDuringDelete)."""
     num_partitions: Int32 = 0
     """How many partitions the topic has, in this request or in others of the same update."""
 
@@ -373,7 +375,7 @@ class UpdateMetadataBroker(Message):
     endpoints: Annotated[list[UpdateMetadataEndpoint], Meta(max_length=100)]
     rack: Name | None = None
     broker_epoch: Int64 = -1
-    """So that a leader can tell which run of a follower is alive (KIP-903)."""
+    """Tells a leader which run of a follower is alive (KIP-903)."""
 
 
 class UpdateMetadataRequest(Message):
@@ -385,7 +387,7 @@ class UpdateMetadataRequest(Message):
     number: Int64 = 0
     """As in LeaderAndIsrRequest."""
     names_the_last: bool = False
-    """With this one the broker has been told of every topic that there is."""
+    """With this request the broker has been told of every topic."""
 
 
 class UpdateMetadataResponse(Message):
@@ -433,8 +435,8 @@ class CreatableTopic(Message):
     assignments: Annotated[list[CreatableAssignment], Meta(max_length=MAX_PARTITIONS)] = []
     configs: Annotated[list[CreatableConfig], Meta(max_length=1_000)] = []
     nonce: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
-    """Drawn by who asks, and the same in every attempt: a topic that exists and whose id ends with it is this
-    request's, and counts as created. Empty: the controller draws one."""
+    """Drawn by the client, and the same in every attempt: a topic that exists and whose id ends with it was created by
+    this request, and counts as created. Empty: the controller draws one."""
 
 
 class CreateTopicsRequest(Message):
@@ -471,7 +473,7 @@ class DeleteTopicsRequest(Message):
 
 
 class DeletableTopicResult(Message):
-    """`topic_id` is that of the topic which has the name, also where another was meant."""
+    """`topic_id` is that of the topic which has the name now, even if another was meant."""
 
     name: String
     topic_id: TopicId
@@ -569,10 +571,10 @@ class BrokerHandshakeResponse(Message):
 
 
 class BrokerAuthenticateRequest(Message):
-    """The proof of who asked, in return."""
+    """The proof of the broker that has connected, in return."""
 
     proof: Proof
 
 
 class BrokerAuthenticateResponse(Message):
-    """Nothing to say: who is not believed gets CLUSTER_AUTHORIZATION_FAILED."""
+    """Empty: a broker whose proof is wrong gets CLUSTER_AUTHORIZATION_FAILED."""

@@ -1,4 +1,4 @@
-"""The values that brokers, the controller and clients speak about. Frozen, comparable, printable."""
+"""The values that brokers, the controller and clients exchange. Frozen, comparable, printable."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ INITIAL_LEADER_EPOCH = 0
 
 DEFAULT_LISTENER = "PLAINTEXT"
 CONTROL_LISTENER = "CONTROLLER"
-"""The listener of its own that carries control traffic (KIP-291)."""
+"""The separate listener for control traffic (KIP-291)."""
 
 LEGAL_TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 MAX_TOPIC_NAME_LENGTH = 249
@@ -35,7 +35,7 @@ class TopicPartition(NamedTuple):
 
 
 class Principal(NamedTuple):
-    """Who asks (Kafka's KafkaPrincipal): a broker that has proved to be one of the cluster, or anybody."""
+    """Who sends a request (Kafka's KafkaPrincipal): a broker that has proved to belong to the cluster, or anybody."""
 
     broker_id: int | None = None
 
@@ -55,7 +55,7 @@ class Endpoint(NamedTuple):
 class Broker(msgspec.Struct, frozen=True):
     """A registered broker. `epoch` is the czxid of its znode (KIP-380): it changes with every registration.
 
-    `trusted_since`: all that the broker wrote since it had that broker epoch is still on its disk (or in the memory of
+    `trusted_since`: all that the broker has written since that broker epoch is still on its disk (or in the memory of
     its host). What it had in an earlier one may be gone. 0, as for a broker of Kafka's: nothing was ever lost.
     """
 
@@ -66,14 +66,14 @@ class Broker(msgspec.Struct, frozen=True):
     trusted_since: int = 0
 
     def endpoint(self, listener: str) -> Endpoint | None:
-        """The endpoint of that listener, or None where the broker has no such listener."""
+        """The endpoint of that listener, or None if the broker has no such listener."""
         return next((e for e in self.endpoints if e.listener == listener), None)
 
 
 class Member(NamedTuple):
     """A replica that had everything that was acknowledged, and the broker epoch in which it was known to have it.
 
-    NO_EPOCH: it is not known in which, as Kafka's state znodes do not say. Such a member is believed, as in Kafka.
+    NO_EPOCH: the epoch is not known, as Kafka's state znodes have none. Such a member is trusted, as in Kafka.
     """
 
     broker_id: int
@@ -86,8 +86,8 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
     `partition_epoch` is the znode's data version; a write is conditional on it. `controller_epoch` is the
     epoch of the controller that wrote it last. `isr` is in the order of the assignment.
 
-    `eligible` are replicas outside of the ISR that have all that was acknowledged nevertheless (KIP-966's eligible
-    leader replicas). The epochs stand in the order of their replicas; none are there where none is known.
+    `eligible` are replicas outside the ISR that have all that was acknowledged nevertheless (KIP-966's eligible leader
+    replicas). The epochs are in the order of their replicas; empty if none is known.
     """
 
     leader: int
@@ -109,7 +109,7 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
 
 
 def members(broker_ids: Sequence[int], epochs: Sequence[int]) -> tuple[Member, ...]:
-    """Replicas with their epochs; with NO_EPOCH where there is not one epoch for each."""
+    """Replicas with their epochs; with NO_EPOCH if there is not one epoch for each."""
     known = epochs if len(epochs) == len(broker_ids) else [NO_EPOCH] * len(broker_ids)
     return tuple(map(Member, broker_ids, known))
 
@@ -140,25 +140,25 @@ def leader_and_isr(
 
 
 def min_insync_replicas(configured: int | None, replication_factor: int) -> int:
-    """How many replicas must be in sync for acks=all. `configured` is the topic's own setting, else the broker's; None:
-    2 for three or more replicas, else 1."""
+    """How many replicas must be in sync for acks=all. `configured` is the topic's own setting, or else the broker's;
+    None: 2 for three or more replicas, otherwise 1."""
     return configured or (2 if replication_factor >= 3 else 1)
 
 
 def replicas_to_commit(configured: int | None, replication_factor: int) -> int:
-    """How many must be in sync for anything to be committed, that is, for the high watermark to move (KIP-966): as
-    above, but never more than there are."""
+    """How many replicas must be in sync for anything to be committed, that is, for the high watermark to advance
+    (KIP-966): as above, but never more than there are."""
     return min(min_insync_replicas(configured, replication_factor), replication_factor)
 
 
 def eligible_after(
     eligible: Iterable[Member], leaving: Iterable[Member], isr: Iterable[int], to_commit: int
 ) -> tuple[Member, ...]:
-    """Who is eligible beside `isr`, the ISR from now on, once `leaving` have left it (KIP-966).
+    """Which replicas are eligible beside `isr`, the ISR from now on, once `leaving` have left it (KIP-966).
 
-    With fewer than `to_commit` in sync nothing is committed, so whoever was in the ISR when it became too small goes on
-    having everything that was, and whoever was eligible already too. As soon as enough are in sync again, they commit
-    what only they are sure to have: then nobody else is eligible.
+    With fewer than `to_commit` in sync nothing is committed, so every replica that was in the ISR when it became too
+    small still has everything that was, and so has every replica that was eligible already. As soon as enough are in
+    sync again, they commit what only they are sure to have: then no other replica is eligible.
     """
     isr = tuple(isr)
     if len(isr) >= to_commit:
@@ -171,13 +171,13 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
 
 def topic_name_problem(name: str) -> str | None:
-    """Why `name` is no legal topic name, as a sentence with the rule; None where it is legal.
+    """Why `name` is not a legal topic name, as a sentence with the rule; None if it is legal.
 
     Kafka's rule (`Topic.validate`): 1 to 249 of `[a-zA-Z0-9._-]`, and neither `.` nor `..`. Names become
     directories, so this is also what keeps a path from leaving the log directory.
     """
     if not name:
-        return "the topic name is empty: give 1 to 249 characters out of a-z A-Z 0-9 . _ -"
+        return "the topic name is empty: give 1 to 249 of the characters a-z A-Z 0-9 . _ -"
     if name in (".", ".."):
         return f"{name!r} cannot be a topic name, since it would name a directory: choose another"
     if len(name) > MAX_TOPIC_NAME_LENGTH:
@@ -185,5 +185,5 @@ def topic_name_problem(name: str) -> str | None:
     illegal = sorted(set(name) - LEGAL_TOPIC_CHARACTERS)
     if illegal:
         shown = " ".join(repr(c) for c in illegal[:5])
-        return f"topic name {name[:80]!r} holds {shown}: only a-z A-Z 0-9 . _ - are legal"
+        return f"topic name {name[:80]!r} contains {shown}: only a-z A-Z 0-9 . _ - are legal"
     return None

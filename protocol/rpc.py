@@ -1,9 +1,9 @@
 """One connection to a broker: correlation ids, pipelining, time limits. For clients, followers and controllers.
 
-Guarantees: requests leave in the order of `send`; every future returned gets exactly one ending (a response, a
-BrokerError, InvalidMessage, or NetworkError); once the connection is lost nothing more is accepted. A request
-that gets no answer in time closes the connection, as Kafka's NetworkClient does: who is that late may answer
-the next one, too, and an answer cannot be told from silence.
+Guarantees: requests leave in the order of `send`; every future returned ends exactly once (with a response, a
+BrokerError, InvalidMessage, or NetworkError); once the connection is lost nothing more is accepted. A request that
+gets no answer in time closes the connection, as in Kafka's NetworkClient: responses come in order, so the next ones
+would be late, too, and a slow broker cannot be told from a dead one.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def closed_because(self) -> str | None:
-        """Why it is closed; None: it is open."""
+        """Why the connection is closed; None: it is open."""
         return self._closed_because
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait for their response."""
+        """How many requests wait for their response."""
         return len(self._pending)
 
     @property
@@ -70,7 +70,7 @@ class Connection(asyncio.BufferedProtocol):
     def send(
         self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None
     ) -> asyncio.Future[Response]:
-        """Write a request now; the future gets its response. Raises NetworkError where the connection is gone."""
+        """Write a request now; the future gets its response. Raises NetworkError if the connection is gone."""
         transport = self._usable(api)
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
@@ -90,11 +90,11 @@ class Connection(asyncio.BufferedProtocol):
         transport.write(encode_request(api, correlation_id, self._client_id, body))
 
     async def request(self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None) -> Response:
-        """`send`, and wait. Raises NetworkError, RequestTimedOut, BrokerError, InvalidMessage."""
+        """`send`, and wait for the response. Raises NetworkError, RequestTimedOut, BrokerError, InvalidMessage."""
         return await self.send(api, body, timeout_s=timeout_s)
 
     def close(self, reason: str = "closed here", ends_with: type[NetworkError] = NetworkError) -> None:
-        """Drop the connection; whatever is pending ends with NetworkError, of this kind."""
+        """Drop the connection; pending requests end with `ends_with`."""
         if self._closed_because is None:
             self._closed_because = reason
             self._ends_with = ends_with
@@ -117,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- the transport's side --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.get_buffer()
@@ -133,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         envelope = decode_response_envelope(frame)
         entry = self._pending.pop(envelope.correlation_id, None)
         if entry is None:
-            raise InvalidMessage(f"a response to request {envelope.correlation_id}, which is not waiting for one")
+            raise InvalidMessage(f"a response to request {envelope.correlation_id}, which does not wait for one")
         api, future, timer = entry
         if timer is not None:
             timer.cancel()
@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
                 timer.cancel()
             if not future.done():
                 future.set_exception(self._ends_with(f"{api.name} to {self.address}: {self._closed_because}"))
-                future.exception()  # whoever dropped the future must not see a warning; whoever awaits it still raises
+                future.exception()  # no warning if nobody awaits the future; awaiting it still raises
         self._pending.clear()
         if not self._lost.done():
             self._lost.set_result(None)
@@ -172,7 +172,7 @@ async def open_connection(
     timeout_s: float,
     max_response_bytes: int = MAX_RESPONSE_BYTES,
 ) -> Connection:
-    """Connect. Raises NetworkError naming the address and why (refused, name unknown, no answer in time)."""
+    """Connect. Raises NetworkError naming the address and the reason (refused, name unknown, no answer in time)."""
     address = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout_s):

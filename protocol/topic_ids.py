@@ -1,17 +1,17 @@
 """Topic ids that tell their age: which of two topics of one name is the newer one, from their ids alone. Pure.
 
 The problem: a topic is deleted and created again under its name, and a broker that is cut off from the controller goes
-on describing the old one. Who hears both must know which to believe, or it goes back to a topic that is gone.
+on describing the old one. A process that hears both must know which to believe, or it goes back to a deleted topic.
 
-The choice: an id is 16 bytes as URL-safe base64, as Kafka's Uuid is, so everything that knows such ids takes these. The
-controller makes them of a marker, its epoch, the number of the topic within its term, and six bytes of chance. Epoch
-and number give the order. The rest is the nonce: it keeps ids apart where ZooKeeper was wiped and epochs began anew,
-and whoever asked for the topic may have drawn it, to know it again.
+The choice: an id is 16 bytes as URL-safe base64, like Kafka's Uuid, so everything that knows such ids takes these. The
+controller composes them of a marker, its epoch, the number of the topic within its term, and six random bytes. Epoch
+and number give the order. The random bytes are the nonce: they keep ids distinct if ZooKeeper was wiped and epochs
+began anew, and the client that creates a topic may draw them, to recognise the topic later.
 
-Rejected: random ids and a generation beside them, a field more in every message, file and position that holds an id;
+Rejected: random ids with a generation beside them, an extra field in every message, file and position that holds an id;
 the czxid of the topic's znode, which is known only once the znode, with the id in it, has been written.
 
-An id that was not made here (by hand, by other tools) has no age, and is neither older nor newer than any other.
+An id that was not made here (but by hand, or by other tools) has no age, and is neither older nor newer than any other.
 """
 
 import base64
@@ -36,19 +36,19 @@ def make(controller_epoch: int, number: int, nonce: bytes) -> str:
 
 
 def age(topic_id: str) -> int | None:
-    """A number that is the greater the later the topic was created; None: the id does not tell."""
+    """A number that is greater for topics created later; None: the id does not tell."""
     parts = _parts(topic_id)
     return None if parts is None else parts[0] << 32 | parts[1]
 
 
 def nonce(topic_id: str) -> bytes | None:
-    """What `make` was given; None: the id was not made so."""
+    """The nonce that `make` was given; None: the id was not made by it."""
     parts = _parts(topic_id)
     return None if parts is None else parts[2]
 
 
 def is_older(topic_id: str, other: str) -> bool:
-    """Whether the first was certainly created before the other."""
+    """Whether the first topic was certainly created before the other."""
     own, others = age(topic_id), age(other)
     return own is not None and others is not None and own < others
 

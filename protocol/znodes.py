@@ -1,7 +1,7 @@
 """Every ZooKeeper path and the JSON under it.
 
-The JSON is Kafka 3.9's, field for field, so that `zkCli get` and people who know Kafka read it at once; fields
-of ours stand at the end. Decoders take what Kafka would write, ignore what they do not know, and raise
+The JSON is Kafka 3.9's, field for field, so that people who know Kafka can read the output of `zkCli get`; our own
+fields come last. Decoders accept what Kafka would write, ignore fields that they do not know, and raise
 `MalformedZnode` naming the path for anything else: a znode can be written by hand.
 """
 
@@ -24,7 +24,8 @@ from minibroker.protocol.model import (
 )
 
 SINCE_THIS_REGISTRATION = -1
-"""A `trusted_since` that cannot be written yet: the broker epoch that the very znode gets by being created."""
+"""A `trusted_since` that cannot be known when it is written: the broker epoch that this very znode gets when it is
+created."""
 
 BROKERS = "/brokers"
 BROKER_IDS = "/brokers/ids"
@@ -70,8 +71,8 @@ PERSISTENT_PATHS = (
     CONFIG_CHANGES,
     PRODUCER_ID_BLOCK,
 )
-"""What every broker makes sure of when it starts, parents first: all that Kafka's brokers make (`persistentZkPaths` and
-`ConfigType`), so that tools made for these find what they look for. Some of it stays empty here."""
+"""The paths that every broker ensures when it starts, parents first: all that Kafka's brokers create
+(`persistentZkPaths` and `ConfigType`), so that tools for Kafka find what they expect. Some stay empty here."""
 
 
 class MalformedZnode(MinibrokerError, ValueError):
@@ -87,11 +88,11 @@ def topic_path(topic: str) -> str:
 
 
 def topic_id_path(topic: str, topic_id: str) -> str:
-    """A node that stands for this very topic, beside Kafka's `partitions`: it comes and goes with the topic.
+    """A node that represents this very topic, beside Kafka's `partitions`: it comes and goes with the topic.
 
     A write is carried out whenever it reaches ZooKeeper, and by then the topic may have been deleted and created again,
     with nodes whose versions begin at 0 again. A `multi` with a Check of this node cannot hit another topic of that
-    name, since ids never come back. (A Check of a node's data there is not.)"""
+    name, since ids never come back. (ZooKeeper cannot check a node's data.)"""
     return f"{TOPICS}/{topic}/id-{topic_id}"
 
 
@@ -119,7 +120,7 @@ def _decode(path: str, data: bytes, schema: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=schema)
     except msgspec.MsgspecError as error:
-        raise MalformedZnode(f"the znode {path} holds {data[:120]!r}: {error}; mend or delete it") from error
+        raise MalformedZnode(f"the znode {path} holds {data[:120]!r}: {error}; correct or delete it") from error
 
 
 # --- /brokers/ids/N ------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class _BrokerJson(msgspec.Struct):
 
 
 def encode_broker(endpoints: Sequence[Endpoint], rack: str | None, timestamp_ms: int, trusted_since: int = 0) -> bytes:
-    """`trusted_since`: as `Broker` has it, or SINCE_THIS_REGISTRATION."""
+    """`trusted_since`: as in `Broker`, or SINCE_THIS_REGISTRATION."""
     plain = next((e for e in endpoints if e.listener == DEFAULT_LISTENER), None)
     return msgspec.json.encode(
         _BrokerJson(
@@ -165,7 +166,7 @@ def decode_broker(broker_id: int, data: bytes, epoch: int) -> Broker:
         if not (separator and colon and port.isdecimal() and int(port) < 65536):
             raise MalformedZnode(f"the znode {path} has an endpoint {text!r}: NAME://HOST:PORT is expected")
         endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), int(port)))
-    # No broker can have written before it was registered: a higher one is of another ZooKeeper, and means this one.
+    # A `trusted_since` above the znode's own epoch comes from another ZooKeeper: it means this registration.
     trusted_since = epoch if node.trusted_since == SINCE_THIS_REGISTRATION else min(node.trusted_since, epoch)
     return Broker(broker_id, epoch, tuple(endpoints), node.rack, trusted_since)
 
@@ -202,16 +203,16 @@ def decode_topic(name: str, data: bytes) -> TopicZnode:
     path = topic_path(name)
     problem = topic_name_problem(name)
     if problem:
-        raise MalformedZnode(f"the znode {path} is no topic: {problem}")
+        raise MalformedZnode(f"the znode {path} is not a topic: {problem}")
     node: _TopicJson = _decode(path, data, _TopicJson)
     if node.topic_id and topic_name_problem(node.topic_id):  # it becomes the name of a znode
         raise MalformedZnode(
-            f"the znode {path} has the topic_id {node.topic_id[:80]!r}: a-z A-Z 0-9 . _ - are legal; mend it"
+            f"the znode {path} has the topic_id {node.topic_id[:80]!r}: a-z A-Z 0-9 . _ - are legal; correct it"
         )
     partitions: dict[int, tuple[int, ...]] = {}
     for key, replicas in node.partitions.items():
         if not (key.isdecimal() and len(key) <= 10) or not replicas or len(set(replicas)) != len(replicas):
-            raise MalformedZnode(f"the znode {path} assigns {replicas} to partition {key!r}; mend it")
+            raise MalformedZnode(f"the znode {path} assigns {replicas} to partition {key!r}; correct it")
         partitions[int(key)] = tuple(replicas)
     return TopicZnode(node.topic_id, dict(sorted(partitions.items())))
 
@@ -261,7 +262,7 @@ def decode_state(partition: TopicPartition, data: bytes, version: int) -> Leader
         if epochs and len(epochs) != len(replicas):
             raise MalformedZnode(
                 f"the znode {path} has {len(epochs)} {name}_epochs for {len(replicas)} replicas in {name}: give one "
-                f"for each, or leave {name}_epochs out to have them all believed"
+                f"for each, or leave {name}_epochs out to have all of them trusted"
             )
     return LeaderAndIsr(
         node.leader,
@@ -305,7 +306,7 @@ def encode_controller_epoch(epoch: int) -> bytes:
 def decode_controller_epoch(data: bytes) -> int:
     text = data.decode("utf-8", "replace")
     if not text.isdecimal():
-        raise MalformedZnode(f"the znode {CONTROLLER_EPOCH} holds {data[:40]!r}: a number is expected; mend it")
+        raise MalformedZnode(f"the znode {CONTROLLER_EPOCH} holds {data[:40]!r}: a number is expected; correct it")
     return int(text)
 
 
@@ -383,10 +384,10 @@ def encode_producer_id_block(block: ProducerIdBlock) -> bytes:
 
 
 def decode_producer_id_block(data: bytes) -> ProducerIdBlock | None:
-    """None: no block was taken yet."""
+    """None: no block has been taken yet."""
     if not data:
         return None
     node: _ProducerIdBlockJson = _decode(PRODUCER_ID_BLOCK, data, _ProducerIdBlockJson)
     if not (node.block_start.isdecimal() and node.block_end.isdecimal()):
-        raise MalformedZnode(f"the znode {PRODUCER_ID_BLOCK} holds {data[:120]!r}: numbers are expected; mend it")
+        raise MalformedZnode(f"the znode {PRODUCER_ID_BLOCK} holds {data[:120]!r}: numbers are expected; correct it")
     return ProducerIdBlock(node.broker, int(node.block_start), int(node.block_end))

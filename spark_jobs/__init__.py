@@ -1,4 +1,4 @@
-"""The logs in Spark: a data source for batch and streaming, and what its jobs have in common.
+"""Topics in Spark: a data source for batches and streams, and jobs that use it.
 
 File map:
 
@@ -7,7 +7,7 @@ File map:
   connecting.py serves both sides. For streams initial_offsets.py (where they begin) and progress.py (lag). session.py
   starts Spark.
 - Tables, filled exactly once: manifests.py (what is in one; needs no Spark), table_reader.py, table_writer.py, and
-  checkpoint.py (what Spark's own says).
+  checkpoint.py (reads Spark's checkpoints).
 - Jobs: cli.py -> ingest.py, kappa.py, lambda_.py -> jobs.py (what they share). For the last two views.py (what is
   computed), view_stream.py (a stream that keeps a version of it) and serving.py (which version is served).
 """

@@ -1,9 +1,9 @@
 """Decoded batches as Arrow batches.
 
 What is read becomes columns in three steps, none of which looks at a single record: a batch is decoded into lists
-(`minibroker.protocol.records`), lists are joined until there are MIN_ROWS rows, each joined list becomes one Arrow
-array. Small batches are joined because an array costs some 20 us however short it is: with ten records each that was 40
-times as much as the rest.
+(`minibroker.protocol.records`), lists are joined until there are MIN_ROWS rows, and each joined list becomes one Arrow
+array. Small batches are joined because an array costs about 20 us however short it is: with ten records each, that was
+40 times as much as everything else.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from minibroker.spark_jobs.offsets import OffsetRange
 
 MIN_ROWS = 10_000
 ENOUGH_BYTES = 32 * 1024 * 1024
-"""Rows are joined up to the first of the two. (Arrow's offsets into a column of bytes have 32 bits.)"""
+"""Rows are joined until the first of the two is reached. (Arrow's offsets into a column of bytes have 32 bits.)"""
 
 _MICROSECONDS = pyarrow.scalar(1_000, pyarrow.int64())
-"""Of a millisecond. (Arrow takes longer to see what kind of number a Python int is than to multiply 10,000 by it.)"""
+"""In a millisecond. (Arrow takes longer to find the type of a Python int than to multiply 10,000 numbers by it.)"""
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 
 class BatchBuilder:
-    """Joins decoded batches, and makes Arrow batches of them."""
+    """Joins decoded batches into Arrow batches."""
 
     def __init__(self, wanted: OffsetRange, schema: pyarrow.Schema, include_headers: bool) -> None:
         self._range = wanted
         self._schema = schema
         self._include_headers = include_headers
         self._constants: list[pyarrow.Array] = []
-        """topic and partition, of as many rows as were ever needed."""
+        """The columns topic and partition, of as many rows as were ever needed."""
         self._clear()
 
     def _clear(self) -> None:
         self.rows = 0
         self._bytes = 0
         self._keys: list[bytes | None] = []
-        """Shorter than the values where the last ones are null."""
+        """Shorter than the values if the last keys are null."""
         self._values: list[bytes | None] = []
         self._offsets: list[pyarrow.Array] = []
         self._base_timestamps: list[tuple[int, int]] = []
@@ -87,7 +87,8 @@ class BatchBuilder:
         self._bytes += batch.header.size if batch.header.compression is Compression.NONE else _size(batch)
 
     def build(self) -> pyarrow.RecordBatch:
-        """What was added, in the order of the schema. Raises MinibrokerError for a timestamp beyond Spark's."""
+        """What was added, as columns in the order of the schema. Raises MinibrokerError for a timestamp out of Spark's
+        range."""
         rows = self.rows
         bases = _repeated(self._base_timestamps, pyarrow.int64())
         try:
@@ -136,7 +137,7 @@ def _joined(arrays: list[pyarrow.Array]) -> pyarrow.Array:
 
 
 def _add_run(runs: list[tuple[int, int]], value: int, rows: int) -> None:
-    """So many more rows have the value."""
+    """Note that so many more rows have the value."""
     if runs and runs[-1][0] == value:
         rows += runs.pop()[1]
     runs.append((value, rows))
@@ -148,7 +149,7 @@ def _repeated(runs: list[tuple[int, int]], kind: pyarrow.DataType) -> pyarrow.Ar
 
 
 def _integers(numbers: list[int]) -> pyarrow.Array:
-    """A column of 64 bits. Where each fits into a byte, as deltas mostly do, that costs a quarter."""
+    """A column of 64 bits. If every number fits into a byte, as deltas mostly do, it costs a quarter."""
     try:
         small = bytes(numbers)
     except ValueError:

@@ -14,16 +14,16 @@ from minibroker.spark_jobs.options import EARLIEST, Bound, ReadOptions
 
 
 def resolve(client: LogClient, topics: Topics, bound: Bound, *, name: str) -> dict[TopicPartition, int]:
-    """What a bound means for each partition now. `name`: "starting" or "ending", for errors.
+    """The offset that a bound means for each partition now. `name`: "starting" or "ending", for errors.
 
-    Raises MinibrokerError: a partition named that is not read, an offset that the log does not hold, a topic that was
-    created again, no record as young as a timestamp.
+    Raises MinibrokerError: a partition is named that is not read, an offset is not in the log, a topic was created
+    again, no record is as recent as a timestamp.
     """
     for topic, topic_id in bound.topic_ids.items():
         if topic in topics.ids and topics.ids[topic] != topic_id:
             raise MinibrokerError(
-                f"{name}Offsets are of topic {topic} with id {topic_id}, and the topic of that name has id "
-                f"{topics.ids[topic]} now: it was deleted and created again. Take new offsets"
+                f"{name}Offsets are of topic {topic} with id {topic_id}, but the topic of that name has id "
+                f"{topics.ids[topic]} now: it was deleted and created again. Use new offsets"
             )
     for partition in bound.named():
         if partition not in topics.partitions:
@@ -83,10 +83,10 @@ def starting_offsets(client: LogClient, options: ReadOptions) -> dict[str, Topic
 def latest_offsets(
     client: LogClient, options: ReadOptions, *, is_lenient: bool = False, since: Offsets | None = None
 ) -> dict[str, TopicOffsets]:
-    """The ends of the logs (the high watermarks) of all that is subscribed to; `is_lenient`: of what there is of it.
+    """The ends of the logs (the high watermarks) of all that is subscribed to; `is_lenient`: of what exists of it.
 
-    `since`: where the caller is. A topic that is there then is left out, or has another id, or ends before it, only
-    where that is certain. As long as it is not, this waits; then it raises NetworkError or BrokerError.
+    `since`: where the caller is. That a topic of it is gone, has another id, or ends before that, is only reported if
+    it is certain. Until it is, this waits, and at last raises NetworkError or BrokerError.
     """
     return client.latest(options.subscription, is_lenient=is_lenient, since=since)
 
@@ -94,7 +94,7 @@ def latest_offsets(
 def earliest_offsets(
     client: LogClient, options: ReadOptions, partitions: Collection[TopicPartition], *, is_lenient: bool
 ) -> dict[TopicPartition, int]:
-    """The beginnings of logs; `is_lenient`: of those that there are."""
+    """The beginnings of logs; `is_lenient`: of those that exist."""
     asked = list(partitions)
     while True:
         try:

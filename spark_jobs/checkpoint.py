@@ -1,8 +1,8 @@
-"""What Spark's checkpoint of a streaming query says: its id, and the offsets of its batches.
+"""Reads Spark's checkpoint of a streaming query: its id, and the offsets of its batches.
 
-Spark writes a batch's offsets before the batch runs and tells nobody: a `foreachBatch` function gets its number alone.
-The files are Spark's own affair; their form (a version, a line of JSON, then a line for each source) is that of every
-version from 2.1 to 4.3.
+Spark writes a batch's offsets before the batch runs and does not pass them on: a `foreachBatch` function gets only the
+batch's number. The files are internal to Spark; their format (a version, a line of JSON, then a line for each source)
+has been the same in every version from 2.1 to 4.3.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from minibroker.spark_jobs.offsets import Offsets, from_json
 
 
 class Checkpoint:
-    """Of a query with one source, on the driver's disk. Raises MinibrokerError for what Spark has not written."""
+    """The checkpoint of a query with one source, on the driver's disk. Raises MinibrokerError for what Spark has not
+    written."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -33,7 +34,7 @@ class Checkpoint:
             raise self._damaged(path, error) from error
 
     def last_batch(self) -> int | None:
-        """The last batch that was begun."""
+        """The last batch that was begun; None: none was."""
         try:
             names = [path.name for path in (self.directory / "offsets").iterdir()]
         except FileNotFoundError:
@@ -62,7 +63,8 @@ class Checkpoint:
             raise self._damaged(path, error) from error
 
     def sync(self, batch: int) -> None:
-        """No power cut takes away that this batch was begun, nor what it goes on from. (Spark itself never fsyncs.)"""
+        """Make sure that no power cut undoes the beginning of this batch, nor what it builds on. (Spark itself never
+        fsyncs.)"""
         for folder, name in (("offsets", str(batch)), ("commits", str(batch - 1)), ("", "metadata"), ("", FILE_NAME)):
             for path in (self.directory / folder / name, self.directory / folder / f".{name}.crc"):
                 if path.exists():
@@ -72,7 +74,7 @@ class Checkpoint:
                 _sync(self.directory / folder)
 
     def _damaged(self, path: Path, error: Exception) -> MinibrokerError:
-        return MinibrokerError(f"{path} is not as Spark writes it ({error}): this checkpoint cannot be gone on with")
+        return MinibrokerError(f"{path} is not as Spark writes it ({error}): this checkpoint can no longer be used")
 
 
 def _sync(path: Path) -> None:

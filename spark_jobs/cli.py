@@ -1,4 +1,4 @@
-"""`minibroker spark ...`: the jobs as commands. Without pyspark they say what to install, and all others work."""
+"""`minibroker spark ...`: the jobs as commands. Without pyspark they say what to install; other commands still work."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ from minibroker.spark_jobs.session import check_packages
 
 app = typer.Typer(help="Spark jobs that read topics (pip install 'minibroker[spark]').", no_args_is_help=True)
 
-TopicsOption = Annotated[str, typer.Option("--topics", metavar="NAME,...", help="What is read.")]
-OutputOption = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where Parquet files go.")]
+TopicsOption = Annotated[str, typer.Option("--topics", metavar="NAME,...", help="The topics to read.")]
+OutputOption = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the Parquet files go.")]
 TriggerOption = Annotated[
     str, typer.Option("--trigger", metavar="TIME", help="How often a batch is made, such as 10s or 500ms.")
 ]
-OnceOption = Annotated[bool, typer.Option("--once", help="Read what is there now, and end.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Read what is there now, and exit.")]
 LimitOption = Annotated[
     int | None,
-    typer.Option("--max-offsets-per-trigger", min=1, metavar="N", help="Most records of a batch. Default: 10 million."),
+    typer.Option("--max-offsets-per-trigger", min=1, metavar="N", help="Most offsets of a batch. Default: 10 million."),
 ]
 MasterOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL", help=f"Spark's master. Default: what spark-submit was given, else {jobs.DEFAULT_MASTER}."
-    ),
+    typer.Option(metavar="URL", help=f"Spark's master. Default: that of spark-submit, or else {jobs.DEFAULT_MASTER}."),
 ]
 ConfOption = Annotated[
     list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's. May be repeated.")
@@ -57,7 +55,7 @@ def mount(root: typer.Typer) -> None:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """For spark-submit, which is given a file: `minibroker spark` with these arguments."""
+    """For spark-submit, which takes a file: `minibroker spark` with these arguments."""
     sys.exit(run_app(app, list(arguments)))
 
 
@@ -78,12 +76,12 @@ def _time(text: str) -> tuple[int, str]:
     """(number, unit). Raises UsageError."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"{text!r} is no time: give one such as 500ms, 10s or 5m")
+        raise UsageError(f"{text!r} is not a time: give one such as 500ms, 10s or 5m")
     return int(found[1]), found[2]
 
 
 def _interval(text: str) -> str:
-    """As Spark wants it."""
+    """In Spark's notation."""
     number, unit = _time(text)
     return f"{number} {_UNITS[unit]}"
 
@@ -94,7 +92,7 @@ def _seconds(text: str) -> float:
 
 
 def _check_finished(once: bool, stop: threading.Event) -> None:
-    """To be stopped is the end of a job that goes on, but not of one that should come to an end by itself."""
+    """A job that runs until it is stopped has succeeded when it is stopped; one that ends by itself was interrupted."""
     if once and stop.is_set():
         raise KeyboardInterrupt
 
@@ -114,18 +112,18 @@ def ingest(
     trigger: TriggerOption = "10s",
     max_offsets_per_trigger: LimitOption = None,
     compact_after: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Make one of every N batches of small files. 0: never.")
+        int, typer.Option(min=0, metavar="N", help="Compact every N batches of small files into one. 0: never.")
     ] = 16,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Copy topics to Parquet files, each record exactly once, and go on from there the next time."""
+    """Copy topics to Parquet files, each record exactly once, and continue where it left off the next time."""
     check_packages()
     interval = _interval(trigger)
     if compact_after == 1:
-        raise UsageError("--compact-after 1 would write every batch again: give 0, or 2 and more")
+        raise UsageError("--compact-after 1 would write every batch again: give 0, or 2 or more")
     source = _source(topics, bootstrap, data, starting, max_offsets_per_trigger)
     from minibroker.spark_jobs.ingest import run_ingest
 
@@ -164,7 +162,7 @@ def kappa(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Keep a view of lines with one stream. Another version, started beside it, replays the topics and replaces it."""
+    """Maintain a view of lines with one stream. A version started beside it replays the topics and replaces it."""
     check_packages()
     interval = _interval(trigger)
     source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger)
@@ -189,7 +187,8 @@ def lambda_(
     output: RootOption,
     view: ViewOption = "v2",
     lateness: Annotated[
-        str, typer.Option(metavar="TIME", help="What the stream may leave out until the next batch job: lines so late.")
+        str,
+        typer.Option(metavar="TIME", help="How late a line may be for the stream; the next batch job adds later ones."),
     ] = "10m",
     batch_every: Annotated[str, typer.Option(metavar="TIME", help="How often everything is computed anew.")] = "1h",
     once: OnceOption = False,
@@ -200,7 +199,7 @@ def lambda_(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Keep a view of lines with two layers, served as one: a batch job for what was, a stream for what comes."""
+    """Maintain a view of lines with two layers, served as one: a batch job for the past, a stream for what is new."""
     check_packages()
     interval, late, every = _interval(trigger), _interval(lateness), _seconds(batch_every)
     source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger)

@@ -1,4 +1,4 @@
-"""The client under Spark's readers: a cluster that is connected to patiently, on the driver and in tasks."""
+"""The client used by Spark's readers, on the driver and in tasks: connects to a cluster patiently."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from minibroker.protocol.world import World
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
-"""How long a leader may be missing: an exception in a task costs an attempt, one on the driver the query."""
+"""How long a leader may be missing: an exception in a task costs an attempt, an exception on the driver the query."""
 FIRST_CONTACT_PATIENCE_S = 15.0
-"""How long the driver tries to reach any broker at the start of a query: a mistyped address takes that long."""
+"""How long the driver tries to reach any broker at the start of a query: a mistyped address is noticed after that."""
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
 """How long brokers may say that a topic does not exist."""
 
@@ -34,7 +34,7 @@ def new_cluster(bootstrap: str, client_id: str, world: World | None) -> ClientRu
 
 
 async def connect(cluster: ClientRuntime, patience_s: float) -> None:
-    """`cluster.start()`, which gives up after 2 s: who is started while brokers change places needs more patience."""
+    """`cluster.start()`, which gives up after 2 s, until `patience_s` has passed: brokers may be failing over now."""
     deadline = cluster.clock.monotonic() + patience_s
     while True:
         try:

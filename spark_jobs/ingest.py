@@ -4,7 +4,7 @@
     read_ingested(spark, "out").where("topic = 'orders'").count()
 
 Each batch of a streaming query becomes a manifest of a table (`minibroker.spark_jobs.table_writer` says how and why),
-divided by topic and by the day of the records' timestamps (UTC). Rows are as the source has them, with headers.
+partitioned by topic and by the day of the records' timestamps (UTC). Rows are those of the source, with headers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONTENT = {"job": "ingest"}
 DAY = "date_from_unix_date(cast(floor(unix_millis(timestamp) / 86400000) as int))"
-"""Of UTC, whatever the session's time zone is."""
+"""The day in UTC, whatever the session's time zone."""
 DEFAULT_FAN_IN = 16
 
 
@@ -51,7 +51,7 @@ def run_ingest(
     fan_in: int = DEFAULT_FAN_IN,
     stop: threading.Event | None = None,
 ) -> Ingested:
-    """Ingest what there is now and return; with `trigger` ("10 seconds"), go on until `stop` is set.
+    """Ingest what there is now and return; with `trigger` ("10 seconds"), continue until `stop` is set.
 
     `fan_in` batches of small files are compacted into one; 0: never. Raises MinibrokerError: another process writes to
     the output, output and checkpoint do not belong together, records are gone, the query fails.
@@ -103,7 +103,7 @@ def _backlog(options: dict[str, str], start: Mapping[TopicPartition, int]) -> in
 
 
 def write_records(batch: DataFrame, directory: Path) -> None:
-    """Rows of the source as Parquet files, in the order of their partitions' logs within each."""
+    """Write rows of the source as Parquet files, each in the order of the partitions' logs."""
     from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
 
     (
@@ -135,8 +135,8 @@ def _records_schema() -> StructType:
 def read_ingested(spark: SparkSession, path: str | Path) -> DataFrame:
     """What has been ingested at this moment: the source's rows with headers, and `date`.
 
-    Every record is there once, whatever runs, dies or is compacted meanwhile. To be evaluated within an hour: then
-    compactions remove the files that they replaced.
+    Every record is there once, whatever runs, dies or is compacted meanwhile. To be evaluated within an hour: after
+    that, compactions remove the files that they have replaced.
     """
     table = Table(path)
     return read_files(spark, table.data, table.files(), _records_schema())

@@ -1,9 +1,9 @@
 """Where a stream began, kept in a file: Spark asks again until its first batch is committed.
 
 Spark writes a batch's end to the checkpoint, but its beginning only as the end of the batch before. So the source is
-asked for its initial offset at the start, and again by a restart that finds batch 0 not committed. An answer that moves
-("latest", and "earliest" where retention deletes) would lose what lies between the two, silently. The first answer is
-therefore written to a file beside the checkpoint, before it is given, and the file is the answer from then on.
+asked for its initial offset at the start, and again by a restart that finds batch 0 not committed. An answer that
+changes ("latest", and "earliest" where retention deletes) would silently lose what lies between the two. The first
+answer is therefore written to a file in the checkpoint before it is given, and the file is the answer from then on.
 
     options |= keep_initial_offsets(options, checkpoint)   # before the query is started
     spark.readStream.format("minibroker").options(**options)
@@ -27,10 +27,10 @@ FILE_NAME = "minibroker-initial.json"
 
 
 def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> dict[str, str]:
-    """The option to add to a stream's, so that it begins where it would have begun at the first call of this.
+    """The option that makes a stream begin where it would have begun at the first call.
 
     Resolves where to begin, unless `<checkpoint>/minibroker-initial.json` says so already. The checkpoint must be a
-    directory of the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.bounds.resolve`.
+    directory on the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.bounds.resolve`.
     """
     path = _local(checkpoint) / FILE_NAME
     parsed = parse_read_options(options, is_streaming=True)
@@ -44,7 +44,7 @@ def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> 
 
 
 def load_or_store(path: Path, resolve: Callable[[], Mapping[str, TopicOffsets]]) -> Mapping[str, TopicOffsets]:
-    """What the file says; where there is none, what `resolve` says, which is then written (fsync, rename)."""
+    """What the file says; if there is none, what `resolve` returns, which is then written (fsync, rename)."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

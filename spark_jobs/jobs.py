@@ -1,4 +1,4 @@
-"""What all jobs share: their Spark session, running queries to their end, and telling how far they are."""
+"""What all jobs share: their Spark session, running queries to the end, and reporting progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from minibroker.spark_jobs.progress import TriggerProgress
 
 DEFAULT_MASTER = "local[*,4]"
-"""All cores, and four attempts at each task: with local[*] alone a Python worker that dies ends the job."""
+"""All cores, and four attempts at each task: with local[*] a Python worker that dies ends the job."""
 
 _LISTENER_PATIENCE_S = 5.0
 _POLL_S = 0.2
@@ -34,7 +34,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Source:
-    """What is read: the same options for batch and stream."""
+    """What to read, with the same options for batch and stream."""
 
     bootstrap: str
     topics: Sequence[str]
@@ -54,7 +54,7 @@ class Source:
 
 @contextmanager
 def job_session(name: str, master: str | None, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session of a job's own, stopped at the end. Raises MinibrokerError where something is missing."""
+    """A session of a job's own, stopped at the end. Raises MinibrokerError if something is missing."""
     check_packages()
     from py4j.protocol import Py4JError, Py4JNetworkError
 
@@ -66,17 +66,17 @@ def job_session(name: str, master: str | None, settings: Mapping[str, str]) -> I
         yield session
     except (Py4JNetworkError, ConnectionError) as error:
         raise MinibrokerError(
-            f"Spark's Java process of this job has died ({error}): start the job again, it goes on where it was"
+            f"Spark's Java process of this job has died ({error}): start the job again, and it continues where it was"
         ) from error
     finally:
-        with suppress(Py4JError, ConnectionError):  # of that process
+        with suppress(Py4JError, ConnectionError):  # that process may be gone
             session.stop()
 
 
 def prepare_session(session: SparkSession) -> None:
-    """Settings of which results depend, whatever the session's own are."""
+    """Override those settings of the session on which results depend."""
     session.sparkContext.setLogLevel("ERROR")
-    # Timestamps as every reader of Parquet understands them, to the microsecond, of any century.
+    # Timestamps that every reader of Parquet understands, in microseconds, of any century.
     session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     session.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED")
     if not session.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
@@ -85,10 +85,10 @@ def prepare_session(session: SparkSession) -> None:
 
 
 def stop_on_signals() -> threading.Event:
-    """What is set by SIGINT, SIGTERM and SIGHUP. To be called once there is a session.
+    """An event that SIGINT, SIGTERM and SIGHUP set. To be called once there is a session.
 
-    Spark's own handler raises in the middle of whatever goes on, which may be the exchange with its Java process, and
-    talks to that at the same time: the connection is of no use then.
+    Spark's own handler raises in the middle of whatever is going on, which may be an exchange with its Java process,
+    and talks to that process itself: the connection is unusable after that.
     """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -102,23 +102,23 @@ def stop_on_signals() -> threading.Event:
 def run_query(
     session: SparkSession, query: StreamingQuery, stop: threading.Event, watch: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait until the query ends, or until `stop` is set or `watch`, called several times a second, is true: then it is
-    stopped.
+    """Wait until the query ends, or until `stop` is set or `watch`, called several times a second, returns True: then
+    the query is stopped.
 
-    Raises MinibrokerError with the reason where it fails.
+    Raises MinibrokerError with the reason if it fails.
     """
     try:
         while is_running(query) and not watch() and not stop.wait(_POLL_S):
             pass
         if stop.is_set():
-            # Of a batch that is cut off, Spark says in a thousand lines that it was.
+            # Spark logs a thousand lines about a batch that is cut off.
             session.sparkContext.setLogLevel("OFF")
     finally:
         stop_query(query)
 
 
 def is_running(query: StreamingQuery) -> bool:
-    """False: it has ended. Raises MinibrokerError with the reason where it failed."""
+    """False: it has ended. Raises MinibrokerError with the reason if it failed."""
     if query.isActive:
         return True
     error = query.exception()
@@ -138,7 +138,7 @@ _PYTHON_ERROR = re.compile(r"^\s*(?:[\w]+\.)*([A-Z]\w+): (\S.*)$", re.MULTILINE)
 
 
 def reason_of(error: BaseException) -> str:
-    """One line: the last Python exception that a text of Spark's quotes, else its first line."""
+    """One line: the last Python exception that Spark's text quotes, or else the first line of the text."""
     text = str(error)
     if "Traceback (most recent call last)" in text:
         quoted = _PYTHON_ERROR.findall(text.rpartition("Traceback (most recent call last)")[2])
@@ -158,7 +158,7 @@ def tell(text: str) -> None:
 
 @contextmanager
 def triggers_told(session: SparkSession) -> Iterator[None]:
-    """A line on stderr for each trigger of every query that reads something: rows, rows a second, lag."""
+    """Prints a line on stderr for each trigger that reads something, of every query: rows, rows a second, lag."""
     from minibroker.spark_jobs.progress import LagListener
 
     def report(trigger: TriggerProgress) -> None:
@@ -175,7 +175,7 @@ def triggers_told(session: SparkSession) -> Iterator[None]:
 
 
 def _settle(listener: object) -> None:
-    """Spark tells listeners later than it ends queries: wait until nothing has come for a moment."""
+    """Spark calls listeners some time after a query has ended: wait until nothing has come for a moment."""
     give_up_at = time.monotonic() + _LISTENER_PATIENCE_S
     latest = getattr(listener, "latest", ())
     seen = -1
@@ -186,7 +186,7 @@ def _settle(listener: object) -> None:
 
 @contextmanager
 def bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, if that is a terminal; what is yielded sets how much is done."""
+    """A progress bar on stderr, if that is a terminal; call what is yielded with how much is done."""
     if not sys.stderr.isatty():
         yield lambda _done: None
         return
@@ -197,9 +197,9 @@ def bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def run_batch(session: SparkSession, description: str, stop: threading.Event, action: Callable[[], None]) -> None:
-    """Run what starts Spark jobs, and show how many of their tasks are done.
+    """Run an action that starts Spark jobs, and show how many of their tasks are done.
 
-    Raises KeyboardInterrupt once `stop` is set and the jobs are cancelled, MinibrokerError where one fails.
+    Raises KeyboardInterrupt once `stop` is set and the jobs are cancelled, MinibrokerError if one fails.
     """
     from pyspark.errors import PySparkException
 

@@ -1,11 +1,11 @@
-"""Lambda: a batch job computes the view up to some offsets, a stream goes on from there: `minibroker spark lambda`.
+"""Lambda: a batch job computes the view up to some offsets, a stream continues from there: `minibroker spark lambda`.
 
-The boundary is a vector of offsets, one for each partition, and not a time: each record is on one side of it. So the
-sums of both layers are those of the whole log, which is what the serving layer's SQL makes of them (`views.merged`).
+The boundary is a vector of offsets, one for each partition, not a time: each record is on one side of it. So the sums
+of both layers add up to those of the whole log, and that is how the serving layer's SQL joins them (`views.merged`).
 
-The stream may leave out what comes too late: its memory is bounded by `lateness`. What that is depends on how records
-fell into its batches. The next batch job has it right: it computes everything anew, up to new offsets; a new stream
-begins there, and when that has everything that the old one had, both layers are replaced together.
+The stream may leave out what comes too late: its memory is bounded by `lateness`. What it leaves out depends on how
+records fell into its batches. The next batch job corrects that: it computes everything anew, up to new offsets; a new
+stream begins there, and when it has everything that the old one had, both layers are replaced together.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _WATCH_EVERY_S = 0.2
 
 
 def compute_batch_layer(spark: SparkSession, source: Source, directory: Path, view: str, end: Offsets) -> None:
-    """The view of everything before `end`, as a table of one manifest. Raises MinibrokerError."""
+    """Compute the view of everything before `end`, as a table of one manifest. Raises MinibrokerError."""
     bounds = {
         "bootstrap.servers": source.bootstrap,
-        # Not by name: a partition that was added since `end` was taken is the stream's.
+        # Not by name: a partition that was added after `end` was taken is left to the stream.
         "assign": json.dumps({topic: sorted(entry.offsets) for topic, entry in end.items()}),
         "includeHeaders": "true",
     }
@@ -81,7 +81,7 @@ class Lambda:
         try:
             self._lock = RealWorld(threads=1).disk.lock(str(root.absolute() / LOCK_FILE))
         except BlockingIOError as error:
-            raise MinibrokerError(f"another process computes the view in {root}: stop it first") from error
+            raise MinibrokerError(f"another process is computing the view in {root}: stop it first") from error
 
     def __enter__(self) -> Lambda:
         return self
@@ -91,7 +91,7 @@ class Lambda:
         self._lock.release()
 
     def watch(self) -> bool:
-        """Some time passes; False: it is time to stop. Raises MinibrokerError where a query has failed."""
+        """Let some time pass; False: it is time to stop. Raises MinibrokerError if a query has failed."""
         for stream in self._streams:
             stream.watch()
         return not self._stop.wait(_WATCH_EVERY_S)
@@ -104,14 +104,15 @@ class Lambda:
         self._streams = [stream for stream in self._streams if stream is kept]
 
     def resume(self, trigger: str) -> None:
-        """The stream that is served goes on, if there is one."""
+        """Continue the stream that is served, if there is one."""
         current = self._serving.current()
         if current is not None:
             stream = self._stream(current.stream, current.view, current.batch)
             stream.start(self._options(self._boundary(current)), trigger)
 
     def next_generation(self, trigger: str | None) -> ViewStream:
-        """Both layers anew: the batch job up to now, then a stream from there, started; it takes over by itself."""
+        """Make both layers anew: run the batch job up to now, then start a stream from there, which takes over by
+        itself."""
         current = self._serving.current()
         number = 1 if current is None else current.generation + 1
         batch, speed = f"batch-{number}", f"speed-{number}"
@@ -163,8 +164,8 @@ def run_lambda(
     batch_every_s: float = 3_600.0,
     stop: threading.Event | None = None,
 ) -> None:
-    """One batch job, and the stream up to now; with `trigger` ("10 seconds"), go on until `stop` is set, with a batch
-    job every so many seconds. Raises MinibrokerError: as `ViewStream`, and where a query fails."""
+    """Run one batch job, and the stream up to now; with `trigger` ("10 seconds"), continue until `stop` is set, with a
+    batch job every `batch_every_s` seconds. Raises MinibrokerError: as `ViewStream`, and if a query fails."""
     stop = stop or threading.Event()
     with Lambda(spark, source, root, view, lateness, stop) as layers, triggers_told(spark):
         if trigger is None:

@@ -1,7 +1,7 @@
-"""What the driver asks of the log, as blocking calls.
+"""What the driver asks the cluster, as blocking calls.
 
-Spark calls a data source from threads that know nothing of asyncio, so a client has an event loop of its own, which
-runs while it is called.
+Spark calls a data source from threads without asyncio, so a client has an event loop of its own, which runs during its
+calls.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LogClient:
     def offsets(
         self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """By time, EARLIEST or LATEST (the high watermark); None: no record is as young."""
+        """By time, EARLIEST or LATEST (the high watermark); None: no record is as recent."""
         found = self._runner.run(self._look_ups.offsets(timestamps, known)) if timestamps else {}
         return {partition: answer.result for partition, answer in found.items()}
 
@@ -86,6 +86,6 @@ class LogClient:
         return self._runner.run(self._look_ups.latest(subscription, is_lenient=is_lenient, since=since))
 
     def leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Of the leaders that are known by now: they lead, or have led."""
+        """The epochs of the leaders that are known by now: they lead, or have led."""
         leaders = {partition: self._cluster.metadata.cluster.leader(*partition) for partition in partitions}
         return {partition: NO_EPOCH if leader is None else leader.epoch for partition, leader in leaders.items()}

@@ -1,4 +1,4 @@
-"""What there is to read, and how far it goes: topics, partitions and offsets, from brokers that can be believed."""
+"""What there is to read, and how far it goes: topics, partitions and offsets, from brokers that can be trusted."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Topics(NamedTuple):
 class LookUps:
     """Waits for brokers and leaders up to `patience_s`, and then raises NetworkError or BrokerError.
 
-    What is known from before (a topic, an offset) is not given up because one broker says so: it may have been cut off
-    from the others for long, and who can reach it alone would lose records that all others have. Another broker must
-    say so too, and is waited for (`minibroker.client.metadata.is_denied`, `is_confirmed`).
+    What is known from before (a topic, an offset) is not given up because one broker denies it: that broker may have
+    been cut off from the others for long, and a driver that reaches no other would lose records that all others have.
+    Another broker must say so, too, and is waited for (`minibroker.client.metadata.is_denied`, `is_confirmed`).
     """
 
     def __init__(self, cluster: ClientRuntime, patience_s: float) -> None:
         self._cluster = cluster
         self._patience_s = patience_s
         self._missing: frozenset[str] = frozenset()
-        """What was waited for in vain."""
+        """Topics and partitions that were waited for in vain."""
         self._wanted: set[str] = set()
 
     def _now(self) -> float:
@@ -49,9 +49,10 @@ class LookUps:
     async def topics(
         self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
     ) -> Topics:
-        """What there is of what is subscribed to, which has all topics of `since` unless they are known to be gone.
+        """The topics and partitions that exist of those subscribed to, with all topics of `since` unless those are
+        known to be gone.
 
-        Raises BrokerError where a topic or partition that is named does not exist, unless `is_lenient`: then it is left
+        Raises BrokerError if a topic or partition that is named does not exist, unless `is_lenient`: then it is left
         out with a warning. A pattern may match nothing.
         """
         names = sorted({*subscription.topics, *(partition.topic for partition in subscription.partitions)}) or None
@@ -91,7 +92,7 @@ class LookUps:
         )
 
     async def _are_denied(self, response: m.MetadataResponse) -> bool:
-        """Other brokers know no more of the topics that `response` does not know."""
+        """Whether other brokers, too, deny the topics that `response` does not know."""
         unknown = [topic.name for topic in response.topics if not topic.partitions]
         metadata = self._cluster.metadata
         answers = await metadata.ask_everyone(unknown)
@@ -100,7 +101,7 @@ class LookUps:
     async def _hidden(
         self, subscription: Subscription, response: m.MetadataResponse, since: Offsets | None
     ) -> BrokerError | None:
-        """A topic of `since` that `response` lacks, or has under another id, and that may be there all the same."""
+        """An error for a topic of `since` that `response` lacks, or has under another id, but that may still exist."""
         there = {topic.name: topic.topic_id for topic in response.topics if topic.partitions}
         lacking = {
             topic: entry.topic_id
@@ -134,7 +135,7 @@ class LookUps:
                 )
                 return found
             except (NetworkError, BrokerError) as error:
-                # The last one of many: a broker that has just started may say so of any topic. Twice is no accident.
+                # The last error of many: a broker that has just started may deny any topic, but not twice in a row.
                 is_unknown = isinstance(error, BrokerError) and says_unknown(error)
                 is_final = isinstance(error, BrokerError) and not error.retriable
                 if is_final or (is_unknown and was_unknown) or self._now() >= deadline:
@@ -144,8 +145,8 @@ class LookUps:
     async def ends(
         self, known: Mapping[TopicPartition, Known], at_least: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, Found]:
-        """The ends of the logs (the high watermarks), from leaders that are not older than `known`. One that is below
-        `at_least`, where that was known before, can be believed."""
+        """The ends of the logs (the high watermarks), from leaders that are not older than `known`. An end below
+        `at_least`, which was known before, is confirmed by another broker."""
         deadline = self._now() + self._patience_s
         while True:
             found = await self.offsets(dict.fromkeys(known, LATEST), known)
@@ -157,14 +158,15 @@ class LookUps:
                 first = doubtful[0]
                 raise NetworkError(
                     f"{first} ends at offset {offset_of(found[first])}, says its leader of epoch "
-                    f"{found[first].leader_epoch}, and was known to reach to {at_least[first]}; no other broker that "
-                    "could tell whether it leads still was reached. See `minibroker status`, and whether this machine "
-                    "reaches all brokers"
+                    f"{found[first].leader_epoch}, but it is known to have reached {at_least[first]}; no other broker "
+                    "could be reached that knows whether that one still leads. See `minibroker status`, and whether "
+                    "this machine reaches all brokers"
                 )
             await asyncio.sleep(self._cluster.retry_backoff_s)
 
     async def _doubtful(self, epochs: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Of partitions whose leaders of these epochs deny what was known: those whose leaders are not believed."""
+        """Those of the partitions, whose leaders of these epochs deny what was known, whose leaders are not
+        confirmed."""
         if not epochs:
             return []
         metadata = self._cluster.metadata
@@ -195,7 +197,7 @@ class LookUps:
                     known, {partition: offsets[partition] for partition in known if partition in offsets}
                 )
             except BrokerError as error:
-                # Deleted between the two questions, or created again.
+                # Deleted between the two requests, or created again.
                 is_gone = is_lenient and says_unknown(error)
                 is_another = error.code is ErrorCode.UNKNOWN_TOPIC_ID and self._now() < deadline
                 if not is_gone and not is_another:
@@ -213,9 +215,9 @@ def offset_of(found: Found) -> int:
 
 
 def _problems(subscription: Subscription, response: m.MetadataResponse) -> dict[str, BrokerError]:
-    """By what was asked for and is not there."""
+    """The errors, by the topic or partition that was asked for and is not there."""
     if not response.brokers:
-        # It has just started, and nobody has told it yet what there is.
+        # It has just started, and the controller has not told it anything yet.
         return {"": BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "a broker that knows of no broker")}
     there = {topic.name: topic for topic in response.topics}
     problems: dict[str, BrokerError] = {}

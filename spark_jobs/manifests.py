@@ -1,20 +1,20 @@
-"""A table of Parquet files of which only those count that a manifest names: what is in it, for any reader.
+"""A table of Parquet files, of which only those count that a manifest names: for any reader.
 
     TABLE/table.json                     what fills the table, and from which checkpoint
     TABLE/manifests/FIRST-LAST.json      the files of batches FIRST to LAST
     TABLE/data/batch=.../...parquet
 
 Parquet files appear one after the other, a manifest by one rename. So a batch is there as a whole or not at all,
-however its writer ended, and files that no manifest names are what an attempt left behind. A compaction is a manifest,
-too: one of batches 0-9 replaces the ten of its parts from the moment that it has its name. What it replaced stays on
-the disk for a while, for readers that chose their files before.
+however its writer ended, and files that no manifest names were left behind by a failed attempt. A compaction is a
+manifest, too: one of batches 0-9 replaces those of the ten batches from the moment it has its name. What it replaced
+stays on the disk for a while, for readers that chose their files before.
 
 Which manifests count is decided by their names alone: the widest that begins at batch 0, the widest that begins where
-that ends, and so on. Batches have no holes. A listing of the directory may miss names that come and go meanwhile; a
-hole tells, and then it is listed again.
+that ends, and so on. Batches have no gaps. A listing of the directory may miss names that come and go meanwhile; that
+shows as a gap, and the directory is listed again.
 
-Rejected: Spark's file sink (its log of files is read by Spark alone), one list of all files (written anew by each
-batch), and table formats such as Delta's (a jar to match with Spark's version).
+Rejected: Spark's file sink (only Spark reads its log of files), one list of all files (written anew by each batch), and
+table formats such as Delta's (a jar to match with Spark's version).
 """
 
 import time
@@ -35,7 +35,7 @@ _LISTING_PATIENCE_S = 10.0
 
 class DataFile(msgspec.Struct, frozen=True):
     path: str
-    """Below the table's directory."""
+    """Relative to the table's directory."""
     rows: int
     bytes: int
 
@@ -44,7 +44,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """Batches `first_batch` to `last_batch`, complete."""
 
     query: str
-    """Id of the streaming query, as in its checkpoint."""
+    """The id of the streaming query, as in its checkpoint."""
     first_batch: int
     last_batch: int
     start: dict[str, dict[str, Any]]
@@ -54,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
     rows: int
     files: list[DataFile]
     level: int = 0
-    """How often these rows were written again by compactions."""
+    """How often these rows have been rewritten by compactions."""
 
     @property
     def bytes(self) -> int:
@@ -67,17 +67,17 @@ class Manifest(msgspec.Struct, frozen=True):
 
 class TableIdentity(msgspec.Struct, frozen=True):
     token: str
-    """The same in the checkpoint that fills the table."""
+    """The same in the checkpoint of the query that fills the table."""
     checkpoint: str
-    """Where that is, for people."""
+    """Where that checkpoint is, for people."""
     content: dict[str, str]
-    """What the rows are, so that no other job goes on with them."""
+    """What the rows are, so that no other job continues the table."""
     start: dict[str, dict[str, Any]]
-    """The offsets that it begins at."""
+    """The offsets at which the table begins."""
 
 
 class Span(NamedTuple):
-    """Batches, both included."""
+    """Batches `first` to `last`, both included."""
 
     first: int
     last: int
@@ -88,12 +88,12 @@ class Span(NamedTuple):
 
     @property
     def directory_name(self) -> str:
-        """Its files', as a value of the column `batch`."""
+        """The directory of its files, which is also a value of the column `batch`."""
         return f"batch={self.first}" if self.first == self.last else f"batch={self.first}-{self.last}"
 
 
 def span_of(file_name: str) -> Span | None:
-    """None for what is no manifest, such as one that is being written."""
+    """None for what is not a manifest, such as one that is being written."""
     first, dash, last = file_name.removesuffix(".json").partition("-")
     if not file_name.endswith(".json") or not dash or not first.isdigit() or not last.isdigit():
         return None
@@ -101,7 +101,7 @@ def span_of(file_name: str) -> Span | None:
 
 
 def effective(spans: Iterable[Span]) -> list[Span] | None:
-    """Those that count, in order; None if there is a hole."""
+    """Those that count, in order; None if there is a gap."""
     found: list[Span] = []
     upto = -1
     for span in sorted(spans, key=lambda one: (one.first, -one.last)):
@@ -115,9 +115,10 @@ def effective(spans: Iterable[Span]) -> list[Span] | None:
 
 
 def next_compaction(manifests: Sequence[Manifest], fan_in: int, enough_bytes: int) -> Sequence[Manifest]:
-    """Which manifests to make one of now: `fan_in` or more neighbours of one level, the newest first; none: empty.
+    """The manifests to compact into one now: `fan_in` or more neighbours of one level, preferring the newest; empty if
+    there are none.
 
-    Each row is written again once for each level, so log(batches) times in all. What has `enough_bytes` is left alone.
+    Each row is rewritten once for each level, so log(batches) times in all. A manifest of `enough_bytes` is left alone.
     """
     stop = len(manifests)
     while stop:
@@ -132,7 +133,7 @@ def next_compaction(manifests: Sequence[Manifest], fan_in: int, enough_bytes: in
 
 
 class Table:
-    """A table as its readers see it. Nothing here writes."""
+    """A table as its readers see it. It never writes."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory).absolute()
@@ -142,17 +143,17 @@ class Table:
         return self.directory / DATA
 
     def identity(self) -> TableIdentity | None:
-        """None where there is no table (yet). Raises MinibrokerError for one that is damaged."""
+        """None if there is no table (yet). Raises MinibrokerError for one that is damaged."""
         path = self.directory / TABLE_FILE
         try:
             return msgspec.json.decode(path.read_bytes(), type=TableIdentity)
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError as error:
-            raise MinibrokerError(f"{path} is damaged ({error}): this is no table, or no longer one") from error
+            raise MinibrokerError(f"{path} is damaged ({error}): this is not a table, or no longer one") from error
 
     def spans(self) -> list[Span]:
-        """Of all manifests, also of those that were replaced."""
+        """Those of all manifests, including the ones that were replaced."""
         try:
             names = [entry.name for entry in (self.directory / MANIFESTS).iterdir()]
         except FileNotFoundError:
@@ -160,7 +161,7 @@ class Table:
         return sorted(span for name in names if (span := span_of(name)) is not None)
 
     def manifests(self) -> list[Manifest]:
-        """What the table consists of at one moment, in the order of batches. Raises MinibrokerError: damaged."""
+        """What the table consists of at one moment, in the order of batches. Raises MinibrokerError if damaged."""
         give_up_at = time.monotonic() + _LISTING_PATIENCE_S
         while True:
             spans = effective(self.spans())
@@ -170,7 +171,7 @@ class Table:
                 except FileNotFoundError as error:  # replaced long ago and removed just now: list again
                     problem = f"{error.filename} is gone"
             else:
-                problem = "a manifest is missing between others"
+                problem = "a manifest between others is missing"
             if time.monotonic() > give_up_at:
                 raise MinibrokerError(
                     f"{self.directory / MANIFESTS}: {problem}. Somebody has removed it; the rest cannot be trusted"
@@ -184,7 +185,7 @@ class Table:
             raise MinibrokerError(f"{path} is damaged ({error}): the table cannot be read without it") from error
 
     def end(self) -> dict[str, dict[str, Any]] | None:
-        """The offsets up to which records are in the table; None where there is no table."""
+        """The offsets up to which records are in the table; None if there is no table."""
         manifests = self.manifests()
         if manifests:
             return manifests[-1].end
@@ -192,7 +193,7 @@ class Table:
         return None if identity is None else identity.start
 
     def files(self) -> list[str]:
-        """Absolute paths of the Parquet files of one moment, for Spark, pyarrow or whatever reads Parquet.
+        """Absolute paths of the Parquet files at one moment, for Spark, pyarrow or any other reader of Parquet.
 
         They stay for an hour after compactions have replaced them."""
         return [str(self.directory / file.path) for manifest in self.manifests() for file in manifest.files]

@@ -4,13 +4,13 @@ A stream's offset in Spark's checkpoint is one JSON object:
 
     {"orders": {"id": "fVxDVCNMRc6ROdvFGQ0Y0A", "offsets": {"0": 17, "1": 4}, "epochs": {"0": 3, "1": 2}}}
 
-The number is the offset of the next record. Spark takes two offsets for equal where their texts are, so topics and
+The number is the offset of the next record. Spark considers two offsets equal if their texts are, so topics and
 partitions are always sorted. The topic's id is there because a topic that was deleted and created again has the same
-name and offsets that mean something else: such a stream must fail, not read on in the middle of other data.
+name but other records under the same offsets: such a stream must fail, not read on in the middle of other data.
 
-The epochs are those of the leaders that said so (there are none in offsets that users wrote): a leader of an older one
-was deposed, and is not asked, since it may lack records (KIP-320). An offset that has not moved keeps its epoch,
-whoever leads by now: otherwise each failover would look like something to read.
+The epochs are those of the leaders that gave the offsets (offsets that users wrote have none): a leader of an older
+epoch was deposed, and is not asked, since it may lack records (KIP-320). An offset that has not moved keeps its epoch,
+even if another broker leads by now: otherwise each failover would look like something to read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from minibroker.protocol.model import NO_EPOCH, TopicPartition
 
 
 class DataLost(MinibrokerError):
-    """Records that should be read are not there any more. `failOnDataLoss=false` goes on without them."""
+    """Records that should be read are no longer there. `failOnDataLoss=false` goes on without them."""
 
 
 class TopicOffsets(NamedTuple):
     topic_id: str
     offsets: Mapping[int, int]
     epochs: Mapping[int, int] = {}
-    """By partition, where it is known: the epoch of the leader whose log reached to that offset."""
+    """By partition, where it is known: the epoch of the leader whose log reached that offset."""
 
 
 Offsets = Mapping[str, TopicOffsets]
@@ -41,8 +41,8 @@ JsonOffsets = dict[str, dict[str, Any]]
 
 
 class OffsetRange(NamedTuple):
-    """Records `start` to `end` (exclusive) of one partition: what one task reads. Not all of these offsets need to
-    have a record: compaction and transactions leave gaps."""
+    """Records `start` to `end` (exclusive) of one partition: what one task reads. Not every offset has a record:
+    compaction and transactions leave gaps."""
 
     topic: str
     topic_id: str
@@ -50,7 +50,7 @@ class OffsetRange(NamedTuple):
     start: int
     end: int
     leader_epoch: int = NO_EPOCH
-    """Leaders of older epochs may not have all of it."""
+    """A leader of an older epoch may lack some of the records."""
 
     @property
     def size(self) -> int:
@@ -76,7 +76,7 @@ def _by_text(numbers: Mapping[int, int]) -> dict[str, int]:
 
 
 def from_json(content: Any) -> dict[str, TopicOffsets]:
-    """Raises MinibrokerError for what `to_json` has not made."""
+    """The opposite of `to_json`. Raises MinibrokerError for anything else."""
     try:
         return {
             topic: TopicOffsets(
@@ -88,7 +88,8 @@ def from_json(content: Any) -> dict[str, TopicOffsets]:
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MinibrokerError(
-            f"{content!r} is no offset of this source: the checkpoint is another source's, or damaged. Use a new one"
+            f"{content!r} is not an offset of this source: the checkpoint belongs to another source, or is damaged. "
+            "Use a new one"
         ) from error
 
 
@@ -126,7 +127,7 @@ def grouped(
 
 
 def with_kept_epochs(start: Offsets, end: Offsets) -> dict[str, TopicOffsets]:
-    """`end`, in which every offset that `start` has, too, is of the epoch that it has there: the same text."""
+    """`end`, with the epoch of `start` for every offset that is the same in both: equal offsets have equal texts."""
     found = {}
     for topic, entry in end.items():
         known = start.get(topic)
@@ -156,7 +157,7 @@ def ranges(start: Offsets, end: Offsets, earliest: Mapping[TopicPartition, int])
 
 
 def unknown_partitions(start: Offsets, end: Offsets) -> list[TopicPartition]:
-    """The partitions of `end` that `start` says nothing of: `ranges` needs their earliest offsets."""
+    """The partitions of `end` that `start` lacks: `ranges` needs their earliest offsets."""
     return [
         TopicPartition(topic, index)
         for topic, entry in sorted(end.items())
@@ -166,8 +167,8 @@ def unknown_partitions(start: Offsets, end: Offsets) -> list[TopicPartition]:
 
 
 def up_to(target: Offsets, now: Offsets, start: Offsets) -> dict[str, TopicOffsets]:
-    """The ends of the logs, but none beyond the target, or beyond `start` where that is after it, as it is looked up
-    later. Partitions that neither of both knows are left out."""
+    """The ends of the logs, but none beyond the target, or beyond `start` if that is after the target, since it is
+    looked up later. Partitions that neither of the two knows are left out."""
     found = {}
     for topic, entry in now.items():
         known: dict[int, int] = {}
@@ -182,8 +183,8 @@ def up_to(target: Offsets, now: Offsets, start: Offsets) -> dict[str, TopicOffse
 
 
 def losses(start: Offsets, now: Offsets) -> list[str]:
-    """What a stream that is at `start` will never read: topics and partitions that are gone or others, and logs that
-    end before it. `now`: the ends of the logs."""
+    """What a stream that is at `start` will never read: topics and partitions that are gone or were replaced, and logs
+    that end before it. `now`: the ends of the logs."""
     found = []
     for topic, entry in sorted(start.items()):
         there = now.get(topic)
@@ -198,7 +199,7 @@ def losses(start: Offsets, now: Offsets) -> list[str]:
                 if index not in there.offsets:
                     found.append(f"partition {topic}-{index} is gone (or no longer assigned)")
                 elif there.offsets[index] < offset:
-                    found.append(f"{topic}-{index} ends at offset {there.offsets[index]}, and was read up to {offset}")
+                    found.append(f"{topic}-{index} ends at offset {there.offsets[index]}, but was read up to {offset}")
     return found
 
 
@@ -209,7 +210,7 @@ def loss_error(problems: Iterable[str]) -> DataLost:
 
 
 def backlog(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """How many offsets each partition has to go, without those that have none."""
+    """How many offsets are still to be read in each partition that has any."""
     sizes = {partition: offset - start[partition] for partition, offset in end.items()}
     return {partition: size for partition, size in sorted(sizes.items()) if size > 0}
 
@@ -217,8 +218,8 @@ def backlog(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, in
 def prorated(sizes: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
     """Shares of `limit` in proportion to `sizes`, which are positive; their sum is the limit, or all there is.
 
-    Every partition gets at least one while there are enough: a small one next to a large one must not starve. Where
-    there are too few, the largest get one; the others will be among the largest later.
+    Every partition gets at least one offset if the limit allows: a small one next to a large one must not starve. If it
+    does not, the largest get one each; the others will be among the largest later.
     """
     total = sum(sizes.values())
     if total <= limit:
@@ -236,9 +237,9 @@ def prorated(sizes: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
 
 
 def split(whole: Iterable[OffsetRange], min_partitions: int, max_records: int | None) -> list[OffsetRange]:
-    """At least `min_partitions` ranges (where there are as many offsets), none of more than `max_records` offsets.
+    """At least `min_partitions` ranges (if there are as many offsets), none of more than `max_records` offsets.
 
-    The largest is divided first, and a range into parts that differ by one offset at most.
+    The largest is divided first, and each range into parts that differ by one offset at most.
     """
     originals = [item for item in whole if item.size > 0]
     parts = [1 if max_records is None else -(-item.size // max_records) for item in originals]

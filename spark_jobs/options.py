@@ -1,12 +1,12 @@
 """The options of the source and the sink: text in, frozen values out. Pure.
 
-Names and meanings are those of Spark's own Kafka connector (spark-sql-kafka-0-10); Spark hands them over in any case.
-Whatever is not understood is refused by name, value and rule: an option that is misspelt and ignored costs somebody a
-day.
+Names and meanings are those of Spark's own Kafka connector (spark-sql-kafka-0-10); Spark passes names in any case.
+Whatever is not understood is refused with name, value and rule: an option that is misspelt and ignored costs somebody
+a day.
 
-Where an offset can be given in several ways, they are asked for each partition in this order: the timestamp for all,
-the timestamp for this partition, the offset for this partition, the offset for the rest. (In Kafka's connector the
-JSON must name every partition.)
+An offset can be given in several ways, which take precedence, for each partition, in this order: the timestamp for all,
+the timestamp for this partition, the offset for this partition, the offset for the rest. (In Kafka's connector the JSON
+must name every partition.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REST = "*"
 """In the JSON of offsets: the partitions that it does not name."""
 
 DEFAULT_MAX_OFFSETS_PER_TRIGGER = 10_000_000
-"""Of a stream: without a limit the first batch of a query that begins at "earliest" would be the whole topic."""
+"""For streams: without a limit the first batch of a query that begins at "earliest" would be the whole topic."""
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1_000
 DEFAULT_CLIENT_ID_PREFIX = "minibroker-spark"
 
@@ -56,7 +56,7 @@ READ_OPTIONS = (
 )
 WRITE_OPTIONS = (*_BOOTSTRAP, "topic")
 _SPARKS_OWN = ("checkpointLocation", "queryName")
-"""Options of Spark itself, which it hands on to sinks."""
+"""Options of Spark itself, which it passes on to sinks."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class Bound:
     """Where to begin, or to end."""
 
     rest: int
-    """EARLIEST or LATEST: for the partitions that nothing else speaks of."""
+    """EARLIEST or LATEST: for the partitions that nothing else names."""
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """EARLIEST, LATEST, or an offset."""
     timestamps_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     timestamp_ms: int | None = None
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Of the topics that `offsets` were taken from, where the JSON says so."""
+    """The ids of the topics that `offsets` were taken from, if the JSON has them."""
     unmatched_is_latest: bool = False
-    """What to do where no record is as young as a timestamp: begin at the end, or fail."""
+    """What to do if no record is as recent as a timestamp: use the end of the log, or fail."""
 
     def timestamp_of(self, partition: TopicPartition) -> int | None:
         return self.timestamps_ms.get(partition) if self.timestamp_ms is None else self.timestamp_ms
@@ -99,7 +99,7 @@ class Bound:
         return self.offsets.get(partition, self.rest)
 
     def named(self) -> list[TopicPartition]:
-        """The partitions that it speaks of by name."""
+        """The partitions that it names."""
         return sorted({*self.offsets, *self.timestamps_ms})
 
 
@@ -109,7 +109,7 @@ class ReadOptions:
     subscription: Subscription
     starting: Bound
     ending: Bound
-    """Of batch queries; a stream never ends."""
+    """For batch queries; a stream never ends."""
     max_offsets_per_trigger: int = DEFAULT_MAX_OFFSETS_PER_TRIGGER
     min_offsets_per_trigger: int = 0
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
@@ -125,7 +125,7 @@ class ReadOptions:
 class WriteOptions:
     bootstrap: str
     topic: str | None
-    """For every row; None: the column `topic` says it."""
+    """The topic of every row; None: that of the column `topic`."""
 
 
 def parse_include_headers(options: Mapping[str, str]) -> bool:
@@ -184,7 +184,7 @@ def _given(options: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
     for name, value in options.items():
         if name.lower() not in names:
             close = get_close_matches(name.lower(), names, n=1)
-            hint = f"did you mean {names[close[0]]}?" if close else f"there are {', '.join(sorted(known))}"
+            hint = f"did you mean {names[close[0]]}?" if close else f"the options are {', '.join(sorted(known))}"
             raise InvalidSetting(name, value, f"this option is not known; {hint}")
     return {name.lower(): value for name, value in options.items()}
 
@@ -212,7 +212,7 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
         try:
             re.compile(value)
         except re.error as error:
-            raise InvalidSetting(name, value, f"it is no regular expression of Python's: {error}") from error
+            raise InvalidSetting(name, value, f"it is not a Python regular expression: {error}") from error
         return Subscription(pattern=value)
     partitions = []
     rule = 'give JSON such as {"orders":[0,1]}'
@@ -237,7 +237,7 @@ def _bound(given: Mapping[str, str], side: str, default: int, allowed: tuple[int
         timestamps_ms=_timestamps(given, f"{side}OffsetsByTimestamp"),
         timestamp_ms=None if timestamp < 0 else timestamp,
         topic_ids=topic_ids,
-        # A batch that shall end at a time to come ends now.
+        # A batch query whose end is a time in the future ends at the end of the log.
         unmatched_is_latest=side == "ending" or strategy == "latest",
     )
 
@@ -273,7 +273,7 @@ def _offsets(
             rest = number
             continue
         _checked_topic(name, topic)
-        # As it stands in a checkpoint, and as users write it.
+        # Two forms: that of a checkpoint, with an id, and that of users.
         is_ours = isinstance(content, dict) and {"id", "offsets"} <= set(content) <= {"id", "offsets", "epochs"}
         if is_ours and isinstance(content["id"], str):
             topic_ids[topic] = content["id"]
@@ -332,7 +332,7 @@ def _integer(given: Mapping[str, str], name: str, lowest: int, default: int) -> 
         return default
     text = value.strip()
     if not (text.isascii() and text.isdigit()) or not lowest <= int(text) <= _MAX_OFFSET:
-        raise InvalidSetting(name, value, f"give a whole number from {lowest} on")
+        raise InvalidSetting(name, value, f"give a whole number of {lowest} or more")
     return int(text)
 
 

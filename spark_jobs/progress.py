@@ -1,7 +1,8 @@
-"""How far behind a streaming query is: lag and speed of each trigger, from what Spark reports of the query.
+"""How far behind a streaming query is: lag and speed of each trigger, from Spark's report about the query.
 
-The source cannot know: Spark tells it of a batch's end one batch late, and of the last one of Trigger.AvailableNow
-never. What Spark reports of each trigger has the offsets that it ended at and the ends of the logs when it was planned.
+The source cannot know: Spark tells it about a batch's end one batch late, and never about the last one of
+Trigger.AvailableNow. Spark's report about a trigger has the offsets at which it ended, and the ends of the logs when it
+was planned.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from minibroker.spark_jobs.offsets import by_partition, from_json
 
 @dataclass(frozen=True)
 class TriggerProgress:
-    """One trigger of one query, whose sources of format "minibroker" are taken together."""
+    """One trigger of one query, for all its sources of format "minibroker" together."""
 
     query: str
-    """Its name; where it has none, its id."""
+    """The query's name, or its id if it has none."""
     batch_id: int
     rows: int
     rows_per_second: float
     """While the batch was processed."""
     lag: dict[TopicPartition, int]
-    """Offsets that were there when the batch was planned, and are not in it or in earlier ones."""
+    """How many offsets were there when the batch was planned, and are neither in it nor in earlier ones."""
 
     def __str__(self) -> str:
         return (
@@ -45,8 +46,8 @@ class TriggerProgress:
 
 
 class LagListener(StreamingQueryListener):
-    """`spark.streams.addListener(LagListener())`. Prints a line for each trigger that read something, or hands it to
-    `report`. `latest` keeps the last 100, empty triggers included. Spark calls it from a thread of its own, some
+    """`spark.streams.addListener(LagListener())`. Prints a line for each trigger that read something; or calls `report`
+    for every trigger. `latest` keeps the last 100, empty ones included. Spark calls it from a thread of its own, a few
     milliseconds after the fact."""
 
     def __init__(self, report: Callable[[TriggerProgress], None] | None = None) -> None:
@@ -88,12 +89,12 @@ class LagListener(StreamingQueryListener):
 
 
 def lags(end: dict[TopicPartition, int], latest: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """How far each partition's end is behind its log's; all of what is not in `end` yet."""
+    """How far each partition's end is behind its log's end; for a partition that `end` lacks, the whole log."""
     return {partition: max(0, there - end.get(partition, 0)) for partition, there in sorted(latest.items())}
 
 
 def _offsets(text: str | None) -> dict[TopicPartition, int] | None:
-    """None where it is not an offset of this source."""
+    """None if it is not an offset of this source."""
     try:
         return by_partition(from_json(json.loads(text or "null")))
     except (ValueError, MinibrokerError):

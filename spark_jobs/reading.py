@@ -1,12 +1,12 @@
-"""What a task reads: the records of a range of offsets, fetched from whoever leads, as Arrow batches.
+"""What a task reads: the records of a range of offsets, fetched from the leader, as Arrow batches.
 
-A reader has an event loop of its own, which runs while it is called and sleeps while Spark is busy with what it got. It
-needs no thread: the next fetch leaves before a batch is handed out, the broker answers it in the meantime, and the
-operating system keeps the answer. A thread would fight for the interpreter with the decoding that it is meant to
-overlap with.
+A reader has an event loop of its own, which runs during calls to the reader and sleeps while Spark processes their
+results. It needs no thread: the next fetch is sent before a batch is handed out, the broker answers it in the meantime,
+and the operating system keeps the answer. A thread would compete for the interpreter with the decoding that it is meant
+to overlap with.
 
-Not `minibroker.client.Consumer`: it knows where to go on when a topic is created again (at the beginning), which is
-wrong here; and it hands out neither topic ids nor kinds of timestamps. What it is made of is used.
+Not `minibroker.client.Consumer`, which goes on at the beginning when a topic is created again: that is wrong here; and
+it hands out neither topic ids nor types of timestamps. But its parts are used.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def read_range(
 ) -> Iterator[pyarrow.RecordBatch]:
     """All records of a range in order, as batches of at least MIN_ROWS rows (but the last).
 
-    Leaders that move or are missing are waited for, each time up to `patience_s`. Raises DataLost where records are
-    gone (unless `fail_on_data_loss` is off, which reads what is left), CorruptBatch, BrokerError, NetworkError.
+    Leaders that move or are missing are waited for, each time up to `patience_s`. Raises DataLost if records are gone
+    (unless `fail_on_data_loss` is off, which reads what is left), CorruptBatch, BrokerError, NetworkError.
     """
     builder = BatchBuilder(wanted, schema, settings.include_headers)
     with asyncio.Runner() as runner:
@@ -91,7 +91,7 @@ def read_range(
 
 
 class RangeFetcher:
-    """Fetches one range, one response ahead of who consumes it."""
+    """Fetches one range, one response ahead of its consumer."""
 
     def __init__(self, settings: ReadSettings, wanted: OffsetRange, patience_s: float, world: World | None) -> None:
         self._range = wanted
@@ -102,7 +102,7 @@ class RangeFetcher:
         self._position = wanted.start
         self._last_epoch = NO_EPOCH
         self._leader: Leader | None = None
-        """Who was asked last."""
+        """The leader that was asked last."""
         self._next: asyncio.Task[memoryview | None] | None = None
 
     async def start(self) -> None:
@@ -116,8 +116,8 @@ class RangeFetcher:
         await self._cluster.close()
 
     async def next(self) -> tuple[int, Iterator[DecodedBatch]] | None:
-        """The next batches, decoded as they are iterated over; None at the end of the range. Their records before the
-        offset that comes with them are not wanted: brokers give whole batches."""
+        """The next batches, decoded as they are iterated over; None at the end of the range. Records before the offset
+        that comes with them do not belong to it: brokers return whole batches."""
         task, self._next = self._next, None
         records = await (self._fetched() if task is None else task)
         if records is None:
@@ -131,8 +131,8 @@ class RangeFetcher:
                 f"{self._partition}: {len(records)} bytes fetched at offset {self._position} hold no whole batch"
             )
         first_offset = self._position
-        # A batch says where the next one begins, which is more than its last record's offset plus one where compaction
-        # has taken its last records: a range ends when that is reached, not when a record is seen.
+        # A batch says where the next one begins, which is more than its last record's offset plus one if compaction has
+        # removed its last records: a range ends when that offset is reached, not when a record is seen.
         self._position = batches[-1].header.next_offset
         self._last_epoch = batches[-1].header.partition_leader_epoch
         if self._position < self._range.end:
@@ -171,13 +171,13 @@ class RangeFetcher:
                     self._lose(f"the log was cut at offset {end} in an unclean election")
                     return None
                 problem = MinibrokerError(
-                    f"{self._partition}: records {self._position} to {self._range.end} were readable and are not: the "
-                    f"high watermark is {answer.high_watermark}. A new leader may still be catching up: see "
+                    f"{self._partition}: records {self._position} to {self._range.end} were readable but no longer "
+                    f"are: the high watermark is {answer.high_watermark}. A new leader may still be catching up: see "
                     "`minibroker status`"
                 )
                 asks_everyone = True
             elif code is ErrorCode.OFFSET_OUT_OF_RANGE and answer is not None:
-                # Where a log begins a deposed leader knows as well as its successor.
+                # A deposed leader knows as well as its successor where the log begins.
                 if self._position < answer.log_start_offset or await self._leads():
                     self._skip(answer)
                     continue
@@ -208,7 +208,8 @@ class RangeFetcher:
         return None
 
     async def _leads(self) -> bool:
-        """Who was asked last can be believed that records are gone (see `minibroker.client.metadata.is_confirmed`)."""
+        """Whether the leader that was asked last is confirmed, so that records are really gone (see
+        `minibroker.client.metadata.is_confirmed`)."""
         leader = self._leader
         return leader is not None and bool(await self._cluster.metadata.confirmed({self._partition: leader}))
 
@@ -227,7 +228,7 @@ class RangeFetcher:
         await asyncio.sleep(self._cluster.retry_backoff_s / 4)
 
     async def _attempt(self) -> tuple[ErrorCode, m.FetchPartitionResponse | None, MinibrokerError]:
-        """One fetch, whatever becomes of it."""
+        """One fetch, successful or not."""
         what = f"reading {self._partition} at offset {self._position}"
         topic, index = self._partition
         leader = self._cluster.metadata.cluster.leader(topic, index)
@@ -239,7 +240,7 @@ class RangeFetcher:
         info = self._cluster.metadata.cluster.topics[topic]
         if leader.epoch < least and info.topic_id == self._range.topic_id:
             code = ErrorCode.UNKNOWN_LEADER_EPOCH  # deposed, as another has led since
-            return code, None, BrokerError(code, f"{what}: brokers know of leader epoch {leader.epoch}, not of {least}")
+            return code, None, BrokerError(code, f"{what}: brokers know leader epoch {leader.epoch}, but not {least}")
         self._leader = leader
         request = m.FetchRequest(
             CONSUMER,
@@ -280,10 +281,10 @@ class RangeFetcher:
         start, end = answer.log_start_offset, answer.high_watermark
         if self._position < start:
             upto = min(start, self._range.end)
-            self._lose(f"offsets {self._position} to {upto} are gone, the log begins at {start}")
+            self._lose(f"offsets {self._position} to {upto} are gone: the log begins at {start}")
             self._position = upto
         else:
-            self._lose(f"offsets {self._position} to {self._range.end} are gone, the log ends at {end}")
+            self._lose(f"offsets {self._position} to {self._range.end} are gone: the log ends at {end}")
             self._position = self._range.end
 
     def _lose(self, problem: str) -> None:

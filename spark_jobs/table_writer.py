@@ -3,17 +3,16 @@
 Spark repeats a batch that it does not know to be finished, with the same number and the same offsets. So:
 
 1. The rows go to a directory of this attempt alone, below `_staging`. A driver's JVM outlives a killed driver for a
-   moment and may still be writing: it can touch nothing of its successor's.
-2. Every file is fsynced, and the whole directory becomes `data/batch=N` by one rename. What an attempt before has left
+   moment and may still be writing: it cannot touch its successor's files.
+2. Every file is fsynced, and the whole directory becomes `data/batch=N` by one rename. What an earlier attempt has left
    there is removed first; no manifest names it.
-3. The manifest gets its name. Now, and not before, the batch is there.
+3. The manifest gets its name. From then on, and not before, the batch is in the table.
 
 A batch whose manifest exists is not written again; it must be of the same query and end at the same offsets.
 
-Table and checkpoint are of no use without each other: with another checkpoint the query would begin at batch 0 and
-have it all twice, with another table it would begin in the middle. Both have the same token therefore, and whatever
-does not fit is refused. One process at a time may write: it holds a lock that the operating system takes back at its
-death.
+Table and checkpoint are useless without each other: with another checkpoint the query would begin at batch 0 and write
+everything twice, with another table it would begin in the middle. So both have the same token, and whatever does not
+match is refused. One process at a time may write: it holds a lock that the operating system releases when it dies.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
 LOCK_FILE = "lock"
 STAGING = "_staging"
 TOKEN_FILE = "minibroker-table.json"
-"""In the checkpoint."""
+"""The file in the checkpoint."""
 
 KEEP_REPLACED_MS = 60 * 60 * 1_000
-"""How long files stay that a compaction has replaced."""
+"""How long files stay after a compaction has replaced them."""
 ENOUGH_BYTES = 256 * 1024 * 1024
-"""Files of this size in all are not compacted any more."""
+"""A manifest whose files have this size in total is not compacted any more."""
 
 WriteParquet = Callable[[Path], None]
 """Writes the rows of a batch as Parquet files into a directory that does not exist yet."""
 Rewrite = Callable[[Sequence[str], Path], None]
-"""The same with the rows of these files."""
+"""The same, with the rows of the given files."""
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -76,8 +75,8 @@ class TableWriter:
         keep_replaced_ms: int = KEEP_REPLACED_MS,
         world: RealWorld | None = None,
     ) -> None:
-        """Opens the table, or makes its directory. Raises MinibrokerError, having changed nothing, where another
-        process writes, and where table, checkpoint and content do not belong together."""
+        """Opens the table, or makes its directory. Raises MinibrokerError, having changed nothing, if another process
+        is writing, or if table, checkpoint and content do not belong together."""
         self.table = Table(directory)
         self.checkpoint = Checkpoint(checkpoint.absolute())
         self._world = RealWorld(threads=1) if world is None else world
@@ -114,7 +113,7 @@ class TableWriter:
     # -- what belongs together --
 
     def _bind(self, content: dict[str, str]) -> TableIdentity | None:
-        """The identity; None: the table is new, and gets one with `begin`."""
+        """The identity; None: the table is new, and `begin` will give it one."""
         identity = self.table.identity()
         token_path = self.checkpoint.directory / TOKEN_FILE
         try:
@@ -142,7 +141,7 @@ class TableWriter:
                 f"Go on with {token.table}, or use a new checkpoint"
             )
         if token is None and not self.table.spans() and self.checkpoint.last_batch() is None:
-            return None  # it died between the two files, before anything was written
+            return None  # `begin` died between the two files, before anything was written
         if token is None or token.token != identity.token:
             other = "new" if token is None else f"that of the output {token.table}"
             raise MinibrokerError(
@@ -158,7 +157,7 @@ class TableWriter:
         return identity
 
     def begin(self, content: Mapping[str, str], start: Offsets) -> None:
-        """Of a new table: it and the checkpoint are tied together. Nothing for one that has begun."""
+        """Tie a new table and its checkpoint together. Does nothing for a table that has begun."""
         if self._identity is not None:
             return
         token = f"{self._world.random.getrandbits(128):032x}"
@@ -176,7 +175,7 @@ class TableWriter:
             raise MinibrokerError(
                 f"the output {self.table.directory} has batches up to {last.last_batch} of query {last.query}, and "
                 f"the checkpoint {self.checkpoint.directory} is at batch {begun} of query {query}: files of it were "
-                "removed or brought back from a copy. Use a new checkpoint and a new output"
+                "removed or restored from a copy. Use a new checkpoint and a new output"
             )
 
     # -- batches --
@@ -199,10 +198,10 @@ class TableWriter:
         return self._manifests[-1] if self._manifests else None
 
     def publish(self, batch: int, write: WriteParquet, *, guard: AbstractContextManager[object] | None = None) -> bool:
-        """Put a batch of the checkpoint's query into the table; False: it is there already. `guard` is entered for the
-        moment in which it becomes visible.
+        """Put a batch of the checkpoint's query into the table; False: it is there already. `guard` is entered while
+        the batch becomes visible.
 
-        Raises MinibrokerError where the batch is not the next one, nor equal to one that is there.
+        Raises MinibrokerError if the batch is neither the next one nor equal to one that is there.
         """
         query = self.checkpoint.query_id()
         start, end = self.checkpoint.start_of(batch), self.checkpoint.end_of(batch)
@@ -219,7 +218,7 @@ class TableWriter:
         *,
         guard: AbstractContextManager[object] | None = None,
     ) -> bool:
-        """As `publish`, of a query whose offsets are known otherwise."""
+        """As `publish`, for a query whose offsets do not come from a checkpoint."""
         expected = self._manifests[-1].last_batch + 1 if self._manifests else 0
         if batch < expected:
             self._check_same(batch, query, end)
@@ -246,14 +245,14 @@ class TableWriter:
 
     def _mismatch(self, given: str, there: str) -> MinibrokerError:
         return MinibrokerError(
-            f"the checkpoint {self.checkpoint.directory} and the output {self.table.directory} do not fit: {given}, "
+            f"the checkpoint {self.checkpoint.directory} and the output {self.table.directory} do not match: {given}, "
             f"but {there}. Use a new checkpoint and a new output"
         )
 
     def _placed(
         self, query: str, span: Span, start: Offsets, end: Offsets, level: int, write: WriteParquet
     ) -> Manifest:
-        """Steps 1 and 2 of the module's essay: the files are where they belong, on the disk, and not visible yet."""
+        """Steps 1 and 2 of the module's docstring: the files are in their place, durable, and not visible yet."""
         staged = self.table.directory / STAGING / f"{span.first}-{self._world.random.getrandbits(64):016x}"
         write(staged)
         parquet = sorted(staged.rglob("*.parquet"))
@@ -283,8 +282,8 @@ class TableWriter:
     # -- fewer, larger files --
 
     def compact(self, rewrite: Rewrite, fan_in: int) -> list[Manifest]:
-        """Make one of `fan_in` manifests wherever so many of a kind are next to each other; says what was made. Files
-        that were replaced an hour ago are removed."""
+        """Compact `fan_in` or more manifests of one level into one, wherever that many are neighbours; returns what was
+        made. Files that were replaced at least an hour ago are removed."""
         made = []
         while chosen := next_compaction(self._manifests, fan_in, ENOUGH_BYTES):
             made.append(self._replaced(chosen, rewrite))
@@ -321,7 +320,7 @@ class TableWriter:
                 (self.table.directory / MANIFESTS / span.file_name).unlink()
 
     def _remove_leftovers(self) -> None:
-        """Of attempts that came to nothing."""
+        """Remove the files of failed attempts."""
         self._remove_tree(self.table.directory / STAGING)
         named = {span.directory_name for span in self.table.spans()}
         for path in self.table.data.iterdir():
@@ -330,7 +329,7 @@ class TableWriter:
 
     @staticmethod
     def _remove_tree(path: Path) -> None:
-        # A JVM that outlived its driver may be writing there until now.
+        # A JVM that has outlived its driver may still be writing there.
         shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:

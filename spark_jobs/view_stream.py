@@ -1,4 +1,4 @@
-"""A streaming query that keeps one version of a view, and takes over from the version that is served."""
+"""A streaming query that maintains one version of a view, and takes over from the version that is served."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FAN_IN = 16
 
 
 class ViewStream:
-    """Owns the table ROOT/NAME until it is closed. Serves at once where nothing is served, else once it has everything
-    that the other version has."""
+    """Owns the table ROOT/NAME until it is closed. Serves at once if nothing is served, or else once it has everything
+    that the served version has."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class ViewStream:
         batch: str | None = None,
         lateness: str | None = None,
     ) -> None:
-        """`batch`: the directory of what was before this stream's beginning. `lateness`: lines that are older than the
-        youngest one by more than this may be left out, which bounds the memory. Raises MinibrokerError: another process
-        fills the table, it holds something else, or it has served before and was replaced."""
+        """`batch`: the directory of what comes before this stream's beginning. `lateness`: lines that are older than
+        the newest by more than this may be left out, which bounds the memory. Raises MinibrokerError: another process
+        fills the table, the table holds something else, or it has served before and was replaced."""
         self._spark = spark
         self._serving = serving
         self._view_name = view
@@ -99,9 +99,9 @@ class ViewStream:
         )
 
     def run(self, stop: threading.Event) -> bool:
-        """Until the query ends or `stop` is set; False: it was replaced, and has been stopped.
+        """Run until the query ends or `stop` is set; False: it was replaced, and has been stopped.
 
-        Raises MinibrokerError where it fails.
+        Raises MinibrokerError if it fails.
         """
         assert self._query is not None
         try:
@@ -113,7 +113,7 @@ class ViewStream:
         return self._replaced is None
 
     def watch(self) -> None:
-        """To be called several times a second. Raises MinibrokerError where the query has failed."""
+        """To be called several times a second. Raises MinibrokerError if the query has failed."""
         assert self._query is not None
         if self._replaced is None and not self._watch():
             try:
@@ -152,14 +152,14 @@ class ViewStream:
             return True
 
     def _take_over(self) -> None:
-        """With the lock."""
+        """To be called with the lock held."""
         if self.serves:
             return  # the other thread was faster
         current = self._serving.switch(self._view_name, self.name, self.token, self._batch, self._writer.end)
         tell(f"{self.name} is served now (generation {current.generation})")
 
     def _watch(self) -> bool:
-        """Between batches: switch where there was nothing more to read, stop where another has taken over."""
+        """Between batches: switch if this version has caught up without a batch. True: another one has taken over."""
         try:
             self._serving.check(self.token)
         except Replaced as error:
@@ -173,9 +173,9 @@ class ViewStream:
 
 
 def read_view(spark: SparkSession, path: str | Path) -> DataFrame:
-    """The view that is served at this moment: one version, as of one batch, while others are made and take over.
+    """The view that is served at this moment: one version, as of one batch, even while others are made and take over.
 
-    To be evaluated within an hour. Raises MinibrokerError where no view was ever made.
+    To be evaluated within an hour. Raises MinibrokerError if there has never been a view.
     """
     serving = Serving(Path(path))
     current = serving.current()

@@ -1,13 +1,13 @@
-"""What is computed of lines, for batch and stream alike, and the tables that hold it.
+"""What is computed from lines, for batch and stream alike, and the tables that hold it.
 
-A view's logic is one pure function of a DataFrame with the source's columns: what a batch query makes of a topic, a
-streaming query makes of it, too. Lines are those that `minibroker demo` and `minibroker produce` send: texts, perhaps
-with a key. A log's lines begin with their level, the demo's with a keyword of Python, so the views count by first word.
+A view's logic is one pure function of a DataFrame with the source's columns: a streaming query makes of a topic what a
+batch query makes of it. Lines are those that `minibroker demo` and `minibroker produce` send: texts, perhaps with a
+key. A log's lines begin with their level, the demo's with a keyword of Python, so the views count by first word.
 
-A streaming query hands out, for each batch, the rows that have changed. They are appended to the view's table with the
-number of their batch; who reads takes the newest row of each window and word. Compactions do the same for good.
+A streaming query returns, for each batch, the rows that have changed. They are appended to the view's table with the
+number of their batch; readers take the newest row of each window and word. Compactions do the same permanently.
 
-The sums of two parts of a topic add up to those of the whole: `merged` relies on it, and a new view must keep to it.
+The sums of two parts of a topic add up to those of the whole: `merged` relies on that, and a new view must ensure it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEYS = ("window_start", "window_end", "word")
 class View:
     logic: Callable[[DataFrame], DataFrame]
     measures: tuple[str, ...]
-    """Its columns beside KEYS: whole numbers that add up."""
+    """The columns beside KEYS: whole numbers that can be added up."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class View:
 
 
 def word() -> Column:
-    """A line's key; without one the first word of its value (or its first character that is no space)."""
+    """A line's key; without one the first word of its value (or its first character that is not a space)."""
     first = F.regexp_extract(F.col("value").cast("string"), r"^\s*(\w+|\S)", 1)
     return F.substring(F.coalesce(F.col("key").cast("string"), first, F.lit("")), 1, LONGEST_WORD)
 
@@ -71,7 +71,7 @@ def lines_per_word(lines: DataFrame) -> DataFrame:
 
 
 def lines_and_bytes_per_word(lines: DataFrame) -> DataFrame:
-    """v2: and of how many bytes they are."""
+    """v2: and how many bytes those lines have."""
     size = F.coalesce(F.octet_length("value"), F.lit(0))
     return _summed(lines, F.count(F.lit(1)).alias("lines"), F.sum(size).alias("bytes"))
 
@@ -97,13 +97,13 @@ def write_changes(changes: DataFrame, batch: int, directory: Path) -> None:
 
 
 def rewrite_newest(spark: SparkSession, view: View, data: Path, files: Sequence[str], directory: Path) -> None:
-    """A compaction: of each window and word the newest row."""
+    """A compaction: keeps the newest row of each window and word."""
     rows = _newest(_changes(spark, view, data, files), view)
     rows.select(*view.columns, "batch_number").coalesce(1).write.parquet(str(directory))
 
 
 def read_table(spark: SparkSession, table: Table, view: View) -> DataFrame:
-    """A view as its table has it now."""
+    """A view as it is in its table now."""
     return _newest(_changes(spark, view, table.data, table.files()), view).select(*view.columns)
 
 
@@ -117,7 +117,7 @@ def _newest(changes: DataFrame, view: View) -> DataFrame:
 
 
 def merged(spark: SparkSession, view: View, batch: DataFrame, speed: DataFrame) -> DataFrame:
-    """Two parts of a topic as one."""
+    """The views of two parts of a topic as one."""
     sums = ", ".join(f"SUM({name}) AS {name}" for name in view.measures)
     keys = ", ".join(KEYS)
     return spark.sql(

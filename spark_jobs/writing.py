@@ -1,7 +1,7 @@
 """Rows of a DataFrame as records: what a task of `write` or `writeStream` does.
 
 At least once. The producer is idempotent and waits for all in-sync replicas, so its own retries make no duplicates;
-but Spark knows nothing of what a failed attempt of a task has written, and repeats it from its beginning.
+but Spark does not know what a failed attempt of a task has written, and repeats the task from its beginning.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ COLUMNS = {
     "topic": ("string",),
     "partition": ("int",),
 }
-"""By name, the types that a column may have. Only `value` must be there; columns of other names are not written."""
+"""The types that a column may have, by name. Only `value` is required; columns of other names are not written."""
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver: every one of so many rows is in the log of all in-sync replicas."""
+    """What a task tells the driver: so many rows are in the log of all in-sync replicas."""
 
     rows: int
 
 
 def check_write_schema(options: WriteOptions, types: Mapping[str, str]) -> None:
-    """`types`: Spark's names of types by column. Raises InvalidSetting."""
+    """`types`: Spark's type names, by column. Raises InvalidSetting."""
     if "value" not in types:
         raise InvalidSetting(
             "columns",
             ", ".join(types),
-            "there is no column `value`, the record's content: name one with .alias('value')",
+            "there is no column `value`, the record's value: name one with .alias('value')",
         )
     for name, allowed in COLUMNS.items():
         if name in types and types[name] not in allowed:
@@ -63,7 +63,7 @@ def write_batches(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch])
 async def _write(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> Written:
     rows = 0
     async with Producer(options.bootstrap, client_id="minibroker-spark-writer", linger_ms=5) as producer:
-        # Taking the next batch blocks the event loop while Spark computes it: nothing may be on its way then.
+        # Taking the next batch blocks the event loop while Spark computes it: nothing may be in flight then.
         for batch in batches:
             await _send(producer, options, batch)
             await producer.flush()
@@ -83,7 +83,7 @@ async def _send(producer: Producer, options: WriteOptions, batch: pyarrow.Record
 
 
 def _column(batch: pyarrow.RecordBatch, name: str) -> Iterable[Any]:
-    """The column's values; endless nulls where there is no such column."""
+    """The column's values; endless nulls if there is no such column."""
     return batch.column(name).to_pylist() if name in batch.schema.names else repeat(None)
 
 
@@ -100,5 +100,5 @@ def _bytes(batch: pyarrow.RecordBatch, name: str) -> Iterable[bytes | None]:
 def _headers(batch: pyarrow.RecordBatch) -> Iterator[Sequence[tuple[str, bytes | None]] | None]:
     for headers in _column(batch, "headers"):
         if headers is not None and any(header is None or header["key"] is None for header in headers):
-            raise MinibrokerError("a row's headers hold a null, or one without key: drop it before writing")
+            raise MinibrokerError("a row's headers contain null, or a header without a key: drop it before writing")
         yield None if headers is None else [(header["key"], header["value"]) for header in headers]

@@ -1,4 +1,4 @@
-"""The client's commands, as one to mount, and `--version`."""
+"""Mounts the client's commands, and `--version`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def options(
 
 
 def mount(app: typer.Typer, bench: typer.Typer) -> None:
-    """Add the commands to the application, and those that measure to its group `bench`."""
+    """Add the commands to the application, and the benchmarks to its group `bench`."""
     app.callback()(options)
     app.add_typer(topics.app, name="topics")
     app.command()(produce)

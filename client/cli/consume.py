@@ -1,4 +1,4 @@
-"""`minibroker consume`: records of topics on standard output."""
+"""`minibroker consume`: prints records of topics on standard output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 _IDLE_S = 0.2
-"""Without records for so long, look whether the end was reached without any: behind the last there may be batches
+"""After so long without records, look whether the end has been reached: behind the last record there may be batches
 that hold none."""
 
 
@@ -44,16 +44,16 @@ def consume(
             "-o",
             metavar="beginning|end|OFFSET|-N|@TIME",
             help="Where to begin in each partition. -N: at the last N records. TIME: milliseconds since 1970, or "
-            "ISO 8601 (UTC if it does not say). earliest and latest are beginning and end.",
+            "ISO 8601 (UTC if it names no zone). earliest and latest mean beginning and end.",
         ),
     ] = "beginning",
     partition: Annotated[
         list[int] | None,
         typer.Option("--partition", "-p", min=0, help="Only this partition. May be repeated. Default: all."),
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many records.")] = None,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit-at-end", help="Stop at what is the end of each partition now.")
+        bool, typer.Option("--exit-at-end", help="Stop at the present end of each partition.")
     ] = False,
     output: Annotated[
         str | None,
@@ -69,7 +69,7 @@ def consume(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Print the records of topics. Goes on for ever, unless --count or --exit-at-end is given."""
+    """Print the records of topics. Runs for ever, unless --count or --exit-at-end is given."""
     names = list(dict.fromkeys(map(checked_topic, topics)))
     position = parse_start_position(start)
     default_output = "json" if format is Format.JSON else "value"
@@ -110,8 +110,8 @@ async def _consume(
                 except TimeoutError:
                     if time.monotonic() >= idle_since + API_TIMEOUT_MS / 1_000:
                         raise ApiTimedOut(
-                            f"no record came for {API_TIMEOUT_MS // 1_000} s, and {' '.join(topics)} is not at its "
-                            "end: see in `minibroker status` whether brokers live and partitions have leaders"
+                            f"no record came for {API_TIMEOUT_MS // 1_000} s, and the end of {' '.join(topics)} is not "
+                            "reached: see `minibroker status` for whether brokers run and partitions have leaders"
                         ) from None
                     continue
                 consumed += _print(batch, print_as, None if count is None else count - consumed)
@@ -125,7 +125,7 @@ async def _consume(
 
 
 async def _partitions(bootstrap: str, topics: Sequence[str], numbers: list[int] | None) -> list[TopicPartition]:
-    """Of each topic those asked for, else all. Raises BrokerError for one that the topic does not have."""
+    """The partitions asked for of each topic, or all. Raises BrokerError for one that the topic does not have."""
     partitions: list[TopicPartition] = []
     async with open_admin(bootstrap) as admin:
         for topic in topics:
@@ -134,14 +134,14 @@ async def _partitions(bootstrap: str, topics: Sequence[str], numbers: list[int] 
                 if number not in known:
                     raise BrokerError(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        f"{topic} has no partition {number}, its partitions are 0 to {known[-1]}",
+                        f"{topic} has no partition {number}; its partitions are 0 to {known[-1]}",
                     )
                 partitions.append(TopicPartition(topic, number))
     return partitions
 
 
 async def _seek(consumer: Consumer, partitions: list[TopicPartition], start: StartPosition) -> None:
-    """Raises BrokerError for an offset outside of a partition's log. Its end, where the next record comes, is in it."""
+    """Raises BrokerError for an offset outside a partition's log. The log end offset is allowed."""
     match start:
         case Edge.BEGINNING:
             pass
@@ -177,7 +177,7 @@ async def _is_at_end(consumer: Consumer, ends: dict[TopicPartition, int]) -> boo
 
 
 def _print(batch: ConsumerBatch, print_as: Formatter, limit: int | None) -> int:
-    """Raises BrokenPipeError where nobody reads any more, and MinibrokerError where the disk is full, for instance."""
+    """Raises BrokenPipeError if the reader is gone, and MinibrokerError for other failures, such as a full disk."""
     records = batch.records()[:limit]
     try:
         sys.stdout.buffer.write(b"".join(map(print_as, records)))

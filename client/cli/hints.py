@@ -1,7 +1,7 @@
 """Hints that can be pasted: a command that a message names repeats the `--data` or `--bootstrap` that was typed.
 
-Such messages come from every layer, from brokers even, and none of these knows what was typed. So the options are added
-where a message is printed, to each command in backquotes that takes them and does not name its own.
+Such messages come from every layer, even from brokers, and none of these knows what was typed. So the options are added
+where a message is printed, to each command in backquotes that takes them and does not have its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Typed(NamedTuple):
     root: Any
     """The command of which all others are subcommands."""
     options: dict[str, str]
-    """What was typed of those that say which cluster is meant, by the name of the parameter."""
+    """The options for the cluster that were typed, by the name of the parameter."""
 
 
 _typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
@@ -30,7 +30,7 @@ _typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
 
 @contextlib.contextmanager
 def repeating(root: object) -> Iterator[None]:
-    """While a command line is read and carried out, of this command and its subcommands."""
+    """For the time in which a command line of this command and its subcommands is parsed and carried out."""
     token = _typed.set(_Typed(root, {}))
     try:
         yield
@@ -39,7 +39,7 @@ def repeating(root: object) -> Iterator[None]:
 
 
 def remember(context: typer.Context, parameter: str, value: object) -> None:
-    """Repeat the option in hints, if it was typed: what an environment variable says holds for the next command too."""
+    """Repeat the option in hints, if it was typed: an environment variable holds for the next command anyway."""
     typed = _typed.get()
     if typed is not None and comes_from(context, parameter, "COMMANDLINE"):
         typed.options[parameter] = f"--{parameter} {shlex.quote(str(value))}"
@@ -52,7 +52,7 @@ def comes_from(context: typer.Context, parameter: str, source: str) -> bool:
 
 
 def pastable(text: str) -> str:
-    """The text, with what was typed of `--data` and `--bootstrap` in its hints."""
+    """The text, with `--data` or `--bootstrap` in its hints, if that was typed."""
     typed = _typed.get()
     if typed is None or not typed.options:
         return text
@@ -65,7 +65,7 @@ def _completed(hint: str, typed: _Typed) -> str:
     command = typed.root
     for word in hint.split():
         command = getattr(command, "commands", {}).get(word, command)
-    # Where both are taken, `--bootstrap` is what counts.
+    # Where a command takes both, `--bootstrap` wins.
     for parameter in ("bootstrap", "data"):
         if parameter in typed.options and any(taken.name == parameter for taken in command.params):
             return hint if f"--{parameter}" in hint else f"{hint} {typed.options[parameter]}"

@@ -21,8 +21,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
     """Lists of whole lines without their newline, until the end; the last line may lack one.
 
-    Raises MinibrokerError for a line longer than MAX_LINE_BYTES, and where there is nothing to be read, such as in a
-    directory.
+    Raises MinibrokerError for a line longer than MAX_LINE_BYTES, and for what cannot be read, such as a directory.
     """
     rest = b""
     number = 0

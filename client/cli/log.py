@@ -1,6 +1,6 @@
-"""What the client has to say while it waits for brokers, and when it goes on: on stderr, in the way of errors.
+"""Shows on stderr, in the form of errors, what the client logs while it waits for brokers, and when it goes on.
 
-How a command ends is told by the command, so what the client says of its own end is left out.
+A command reports itself how it ends, so what the client logs about its own end is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from minibroker.client.cli.hints import pastable
 
 
 def show_stalls() -> None:
-    """For the whole process: once."""
+    """To be called once, for the whole process."""
     log = logging.getLogger("minibroker.client.stalls")
     log.setLevel(logging.INFO)
     log.addHandler(_Lines())

@@ -33,13 +33,13 @@ UNHEALTHY = 4
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-# Typer has had Click inside itself since 0.20 or so, and depended on it before; this finds the class in both.
+# Typer has contained Click since 0.20 or so, and depended on it before; this finds the class in both cases.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 _ClickException: type[Exception] = _UsageError.__bases__[0]
 
 
 class UsageError(MinibrokerError, ValueError):
-    """What was typed makes no sense, whatever the cluster looks like. The text says what is expected."""
+    """What was typed is wrong, whatever the state of the cluster. The text says what is expected."""
 
 
 class Format(StrEnum):
@@ -48,7 +48,7 @@ class Format(StrEnum):
 
 
 def _bootstrap_given(context: typer.Context, value: str | None) -> str | None:
-    """`--bootstrap` wins over `--data`, but what the environment says does not win over what was typed."""
+    """`--bootstrap` wins over `--data`, but an environment variable does not win over what was typed."""
     hints.remember(context, "bootstrap", value)
     if comes_from(context, "bootstrap", "ENVIRONMENT") and comes_from(context, "data", "COMMANDLINE"):
         return None
@@ -56,7 +56,7 @@ def _bootstrap_given(context: typer.Context, value: str | None) -> str | None:
 
 
 def data_given(context: typer.Context, value: Path | None) -> Path | None:
-    """For an option `--data`: hints repeat it."""
+    """The callback of an option `--data`: hints repeat it."""
     hints.remember(context, "data", value)
     return value
 
@@ -89,13 +89,13 @@ DEFAULT_DATA = Path(".minibroker")
 
 API_TIMEOUT_MS = 20_000
 """How long a command waits for a cluster that answers but cannot do what it should, such as one between controllers.
-The library's minute would look like a hang to whoever sits at a terminal."""
+The library's minute would look like a hang to someone at a terminal."""
 
 
 class _ClusterFile(msgspec.Struct):
     bootstrap: str
     running: bool = True
-    """False once it was taken down."""
+    """False once it has been taken down."""
 
 
 def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
@@ -117,7 +117,7 @@ def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
 
 
 def name_and_value(option: str, text: str, example: str) -> tuple[str, str]:
-    """What an option `NAME=VALUE` says. Raises UsageError."""
+    """The parts of an option `NAME=VALUE`. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not (equals and name):
         raise UsageError(f"{option} {text!r}: NAME=VALUE is expected, for instance {example}")
@@ -125,7 +125,7 @@ def name_and_value(option: str, text: str, example: str) -> tuple[str, str]:
 
 
 def settings_of(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
-    """What an option for settings says that may be repeated; the last word counts. Raises UsageError."""
+    """The settings of an option that may be repeated; the last of a name wins. Raises UsageError."""
     return dict(name_and_value(option, text, example) for text in texts)
 
 
@@ -140,12 +140,12 @@ def print_json(value: object) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns on stdout, never cut off: they may be read by a program after all."""
+    """Aligned columns on stdout, never truncated: a program may read them after all."""
     print_lines(table_lines(header, rows))
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """The first is a header, which is bold on a terminal."""
+    """Lines on stdout; the first is a header, which is bold on a terminal."""
     bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for number, line in enumerate(lines):
         sys.stdout.write(f"\x1b[1m{line}\x1b[0m\n" if bold and number == 0 else f"{line}\n")
@@ -169,13 +169,13 @@ def _cell(value: object) -> str:
 
 
 def note(text: str) -> None:
-    """Something for a person who watches: on stderr, if that is a terminal."""
+    """A note for a person who watches: on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(pastable(text) + "\n")
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask, unless `yes`. Raises MinibrokerError where the answer is no, or where there is nobody to ask."""
+    """Ask, unless `yes`. Raises MinibrokerError if the answer is no, or if there is nobody to ask."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -183,15 +183,15 @@ def confirm(question: str, yes: bool) -> None:
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise MinibrokerError("nothing was done, as you said")
+        raise MinibrokerError("nothing was done, as you answered no")
 
 
 def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
-    """Run a command line and return its exit code. Whatever goes wrong for a user is one line on stderr."""
+    """Run a command line and return its exit code. Any error of a user's is one line on stderr."""
     _open_what_is_closed()
     command = typer.main.get_command(app)
     make_plain(command)
-    if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks, in the way of the script that it was given
+    if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks for completions
         command.main(prog_name="minibroker")
     with hints.repeating(command):
         return _run_command(command, sys.argv[1:] if arguments is None else list(arguments))
@@ -207,8 +207,8 @@ def _run_command(command: Any, arguments: list[str]) -> int:
     except typer.Exit as end:
         code = end.exit_code
     except BrokenPipeError:
-        # Whoever read our output has had enough (`minibroker consume ... | head`). What is still buffered goes
-        # nowhere, or the interpreter would complain at exit.
+        # The reader of our output has closed it (`minibroker consume ... | head`). What is still buffered must go to
+        # /dev/null, or the interpreter would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt:
@@ -223,22 +223,22 @@ def _run_command(command: Any, arguments: list[str]) -> int:
 
 
 def _open_what_is_closed() -> None:
-    """A shell's `<&-` and `>&-` mean the same as `/dev/null`.
+    """Make a shell's `<&-` and `>&-` mean the same as `/dev/null`.
 
-    The first files and connections that are opened would get the numbers of standard input and output otherwise, and
-    what is printed ends up in a connection.
+    Otherwise the first files and connections that are opened would get the numbers of standard input and output, and
+    what is printed would end up in a connection.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which takes the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open takes the lowest free number
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def explain(error: Exception) -> tuple[int, str]:
-    """The exit code of an error, and the line that says it; no line where the help was printed instead."""
+    """The exit code of an error, and the line to print; an empty one if the help was printed instead."""
     if isinstance(error, _ClickException):
         return USAGE, _one_line(_click_text(error))
     if isinstance(error, OSError) and not isinstance(error, MinibrokerError | TimeoutError):

@@ -1,7 +1,8 @@
 r"""Help and errors for users: without the names of Python's types, and with every text as it was written.
 
-Typer shows `<int range> [1<=x<=100]` where N says all that a user needs, `<bool>` beside what takes no value, and takes
-`[spark]` for markup. None of this can be turned off, so what it shows is replaced, in each command, before one is run.
+Typer shows `<int range> [1<=x<=100]` where N says all that a user needs, shows `<bool>` beside options that take no
+value, and parses `[spark]` as markup. None of this can be turned off, so what it shows is replaced, in each command,
+before one is run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ERRORS = (
 
 
 def make_plain(command: Any) -> None:
-    """For a command as Typer made it, and its subcommands."""
+    """Change a command as Typer made it, and its subcommands."""
     command.help = _literal(command.help)
     # The help option is made when it is first asked for, and kept.
     help_option = command.get_help_option(typer.Context(command, help_option_names=HELP_OPTIONS))
@@ -38,14 +39,14 @@ def make_plain(command: Any) -> None:
 
 
 def plain_error(text: str) -> str:
-    """What Typer says of a value, in words that need no Python."""
+    """What Typer says about a value, in words that need no knowledge of Python."""
     for theirs, ours in _ERRORS:
         text = text.replace(theirs, ours)
     return text
 
 
 def _hide_type(parameter: Any) -> None:
-    if not hasattr(parameter, "display_type_rich"):  # older ones name it otherwise
+    if not hasattr(parameter, "display_type_rich"):  # older versions call it something else
         return
     if parameter.param_type_name == "argument" or getattr(parameter, "is_flag", False):
         shown = ""
@@ -53,7 +54,7 @@ def _hide_type(parameter: Any) -> None:
         label = parameter.display_type(None).strip("<>").removeprefix("list[").removesuffix("]")
         shown = parameter.metavar or _TYPES.get(label, label)
     parameter.display_type_rich = lambda ctx: shown
-    # What is checked is what was declared; these are for the help alone.
+    # Values are checked as declared; these two are for the help alone.
     parameter.min = parameter.max = None
 
 

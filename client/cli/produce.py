@@ -1,4 +1,4 @@
-"""`minibroker produce`: lines of a file or of standard input as records."""
+"""`minibroker produce`: sends the lines of a file or of standard input as records."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Codec(StrEnum):
     ZSTD = "zstd"
 
 
-AcksOption = Annotated[Acks, typer.Option(help="Who must have a record: all in-sync replicas, the leader, nobody.")]
+AcksOption = Annotated[Acks, typer.Option(help="Replicas that must have a record: all in-sync ones, the leader, none.")]
 CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")]
 
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
 
 
 class Template(NamedTuple):
-    """What becomes of a line, and what all records have in common."""
+    """How a line becomes a record, and what all records have in common."""
 
     key: bytes | None = None
-    """Of lines that do not bring their own."""
+    """The key of lines that do not have their own."""
     key_separator: bytes | None = None
     tombstone: bool = False
     partition: int | None = None
@@ -71,8 +71,8 @@ class Template(NamedTuple):
     headers: Sequence[tuple[str, bytes]] | None = None
 
     def key_and_value(self, line: bytes) -> tuple[bytes | None, bytes | None]:
-        """A line without the separator has no key of its own. An empty value is one of no bytes, or null for a
-        tombstone; so is that of an empty line."""
+        """A line without the separator has no key of its own. An empty value, or an empty line, is a value of no bytes,
+        or null with `tombstone`."""
         key, value = self.key, line
         if self.key_separator is not None:
             before, found, after = line.partition(self.key_separator)
@@ -85,7 +85,7 @@ class Produced(NamedTuple):
     topic: str
     records: int
     bytes: int
-    """Of keys and values."""
+    """Those of keys and values."""
     seconds: float
 
     @property
@@ -95,12 +95,13 @@ class Produced(NamedTuple):
 
 def produce(
     topic: TopicArgument,
-    file: Annotated[Path | None, typer.Option(metavar="PATH", help="Read lines from here, not from stdin.")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="PATH", help="Read lines from this file, not stdin.")] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of each record.")] = None,
     key_separator: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help=r"What ends a line's own key, at its start, such as : or \t. Wins over --key."
+            metavar="TEXT",
+            help=r"What ends the key at the start of a line, such as : or \t. Lines without it get --key.",
         ),
     ] = None,
     header: Annotated[
@@ -108,17 +109,17 @@ def produce(
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of each record. May be repeated."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Send to this one. Default: by key, else spread.")
+        int | None, typer.Option("--partition", "-p", min=0, help="Send to this one. Default: by key, or spread.")
     ] = None,
     timestamp: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Of each record: milliseconds since 1970, or ISO 8601 (UTC if it does not say). Default: now.",
+            help="Of each record: milliseconds since 1970, or ISO 8601 (UTC if it names no zone). Default: now.",
         ),
     ] = None,
     tombstone: Annotated[
-        bool, typer.Option("--tombstone", "-Z", help="An empty value, or line, is null and not one of no bytes.")
+        bool, typer.Option("--tombstone", "-Z", help="Send an empty value, or line, as null, not as one of no bytes.")
     ] = False,
     acks: AcksOption = Acks.ALL,
     compression: CompressionOption = Codec.NONE,
@@ -141,7 +142,7 @@ def produce(
     with nullcontext(0) if file is None else file.open("rb") as source:
         descriptor = source if isinstance(source, int) else source.fileno()
         if os.isatty(descriptor):
-            note("each line is a record; Ctrl-D ends")
+            note("each line is a record; Ctrl-D ends the input")
         try:
             produced = run(produce_lines(servers, topic, descriptor, template, acks, compression, tally))
         except KeyboardInterrupt:
@@ -191,7 +192,7 @@ async def produce_lines(
     compression: Codec,
     tally: Tally,
 ) -> Produced:
-    """Stops reading at the first failure. Raises then, and where the input cannot be read, an error that says what
+    """Stops reading at the first failure. After that, or if the input cannot be read, raises an error that says what
     became of the lines before."""
     # The producer would wait for a topic that does not exist, since another may be about to create it.
     await described(bootstrap, topic)
@@ -260,7 +261,7 @@ def open_producer(bootstrap: str, acks: Acks, compression: Codec) -> Producer:
 
 
 def _progress(size: int) -> AbstractContextManager[Progress | None]:
-    """A bar where the size is known; on stderr, if that is a terminal and stdin is not the same one."""
+    """A progress bar if the size is known; on stderr, if that is a terminal."""
     if not sys.stderr.isatty() or size == 0:
         return nullcontext()
     return Progress(

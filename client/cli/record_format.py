@@ -18,11 +18,11 @@ _PIECE = re.compile(r"%(.?)|\\(x[0-9a-fA-F]{2}|.?)|([^%\\]+)", re.DOTALL)
 
 
 Formatter = Callable[[Record], bytes]
-"""What is written for a record, its end of line included."""
+"""Returns what is written for a record, its end of line included."""
 
 
 def formatter(output: str) -> Formatter:
-    """Raises UsageError where `output` is neither `json` nor `value` nor a format with at least one token."""
+    """Raises UsageError if `output` is neither `json` nor `value` nor a format with at least one token."""
     if output == "json":
         return _as_json
     if output == "value":
@@ -48,14 +48,14 @@ def _compiled(text: str) -> list[bytes | Formatter]:
             pieces.append(b"%")
         elif token is not None:
             if token not in _FIELDS:
-                raise UsageError(f"%{token} in '{text}' is no token: use {_TOKENS}")
+                raise UsageError(f"%{token} in '{text}' is not a token: use {_TOKENS}")
             pieces.append(_FIELDS[token])
         elif escape.startswith("x") and len(escape) == 3:
             pieces.append(bytes([int(escape[1:], 16)]))
         elif escape in _ESCAPES:
             pieces.append(_ESCAPES[escape])
         else:
-            raise UsageError(rf"\{escape} in '{text}' is no escape: use \n \t \r \0 \\ or \xNN")
+            raise UsageError(rf"\{escape} in '{text}' is not an escape: use \n \t \r \0 \\ or \xNN")
     return pieces
 
 
@@ -90,7 +90,8 @@ def _as_json(record: Record) -> bytes:
 
 
 def _text_or_base64(name: str, data: bytes | None) -> dict[str, object]:
-    """Text as it is; what is no UTF-8 under a name of its own, so that nothing is lost or taken for the other."""
+    """Text as it is, and anything that is not UTF-8 under a name of its own: nothing is lost, and no value can be
+    mistaken for one of the other kind."""
     if data is None:
         return {name: None}
     try:

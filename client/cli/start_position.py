@@ -22,7 +22,7 @@ class AtOffset(NamedTuple):
 
 class Last(NamedTuple):
     records: int
-    """Of each partition."""
+    """How many of each partition."""
 
 
 class AtTime(NamedTuple):
@@ -40,7 +40,7 @@ _EDGES = {
 
 
 def parse_start_position(text: str) -> StartPosition:
-    """Raises UsageError that says what is expected."""
+    """Raises UsageError, which says what is expected."""
     if text in _EDGES:
         return _EDGES[text]
     if text.startswith("@"):

@@ -1,7 +1,7 @@
 """What became of the lines that `produce` sent: how many are acknowledged, which are not, and why.
 
-A look at every record would cost as much as sending it. So the producer is flushed now and then, while more is sent: if
-that finds no failure, all that was sent before is acknowledged. Only after a failure is each Delivery asked.
+Looking at every record would cost as much as sending it. So the producer is flushed now and then, while more is sent:
+if that finds no failure, all that was sent before is acknowledged. Only after a failure is each Delivery awaited.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from minibroker.protocol.errors import MinibrokerError
 
 _SETTLE_EVERY_S = 0.5
 _MOST_UNSETTLED = 2_000_000
-"""Some 150 MB of what is kept of a record until then."""
+"""What is kept of so many records takes about 150 MB."""
 
 _MOST_NAMED = 5
 
 
 class Tally:
-    """Lines are numbered from 1 on, in the order of `add`. `settle_rest` has the last word."""
+    """Lines are numbered from 1 on, in the order of `add`. The counts are final after `settle_rest`."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
         self.has_failed = False
         self._deliveries: list[Delivery] = []
-        """Of the lines that come after those acknowledged."""
+        """Those of the lines after the ones known to be acknowledged."""
         self._failed: dict[MinibrokerError, list[int]] = {}
         self._settled = Pulse()
         self.add = self._deliveries.append
@@ -40,7 +40,7 @@ class Tally:
         return self.acknowledged + len(self._deliveries) + sum(map(len, self._failed.values()))
 
     def refuse(self, error: MinibrokerError) -> None:
-        """The next line was not even taken; it is the last."""
+        """`send` refused the next line, which is the last."""
         self._failed[error] = [self.lines + 1]
         self.has_failed = True
 
@@ -50,27 +50,27 @@ class Tally:
             await self._settled.wait()
 
     async def keep_settling(self, producer: Producer) -> None:
-        """Until the first failure."""
+        """Settle now and then, until the first failure."""
         while not self.has_failed:
             await asyncio.sleep(_SETTLE_EVERY_S)
             await self.settle(producer)
 
     async def settle(self, producer: Producer) -> None:
-        """Wait until every line so far has had its ending, or, where there is a failure, see that there is one."""
+        """Wait until every line so far is acknowledged or failed, and note whether there was a failure."""
         count = len(self._deliveries)
         try:
             if count:
                 await producer.flush()
         except MinibrokerError:
             self.has_failed = True
-        # A flush that ends well means nothing where somebody else, a `drain`, was told of the failures.
+        # A flush that succeeds means nothing if a `drain` has raised the failures already.
         if not self.has_failed:
             self.acknowledged += count
             del self._deliveries[:count]
             self._settled.notify()
 
     async def settle_rest(self) -> None:
-        """To be called once the producer is closed, and so every Delivery has an ending: this does not wait."""
+        """To be called once the producer is closed: then every Delivery has ended, and this does not wait."""
         first, deliveries = self.acknowledged + 1, self._deliveries[:]
         self._deliveries.clear()
         for line, delivery in enumerate(deliveries, first):
@@ -81,7 +81,7 @@ class Tally:
                 self._failed.setdefault(error, []).append(line)
 
     def __str__(self) -> str:
-        """Such as `9 of 12 lines acknowledged, 3 not: line 2: REASON; lines 11 and 12: REASON`."""
+        """Such as `9 of 12 lines acknowledged, 3 not: line 2: REASON; lines 11 to 12: REASON`."""
         counts = f"{self.acknowledged} of {self.lines} lines acknowledged"
         if not self._failed:
             return counts
@@ -94,13 +94,13 @@ class Tally:
         return f"{counts}, {self.lines - self.acknowledged} not: {'; '.join(reasons)}"
 
     def failure(self, text: str) -> MinibrokerError:
-        """An error that says `text`, and leads to the exit code that the failed lines deserve."""
+        """An error that says `text`, and leads to the exit code that fits the failed lines."""
         codes = {explain(error)[0] for error in self._failed}
         return DeliveryTimedOut(text) if codes == {TIMED_OUT} else MinibrokerError(text)
 
 
 def name_lines(numbers: Iterable[int]) -> str:
-    """Such as `line 2`, or `lines 1 to 3, 5, 9, 12, 14 and 7 more`: the first few, and how many there are besides."""
+    """Such as `line 2`, or `lines 1 to 3, 5, 9, 12, 14 and 7 more`: the first few, and how many more there are."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:

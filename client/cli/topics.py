@@ -62,7 +62,7 @@ def create(
             "-r",
             min=1,
             max=1_000,
-            help="Replicas of each. Default: default.replication.factor.",
+            help="Replicas of each partition. Default: the brokers' default.replication.factor.",
         ),
     ] = None,
     config: Annotated[
@@ -73,7 +73,7 @@ def create(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Create a topic, and wait until its partitions have leaders."""
+    """Create a topic, and wait until its partitions have leaders and the brokers know it."""
     configs = settings_of("--config", config or [], "min.insync.replicas=2")
     checked_topic(name)
     topic = run(_create(bootstrap_servers(bootstrap, data), name, partitions, replication_factor, configs))

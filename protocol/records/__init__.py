@@ -9,8 +9,8 @@ The choice: behind that header, magic 77 holds columns instead of records (`colu
 column in one call, and Arrow gets its columns without a step per record. Magic 2, Kafka's varint records, is here too
 (`varint`): control batches use it (`control`), and so do Kafka's own clients. `batch` puts headers and bodies together.
 
-Nobody trusts a body: however long it claims to be, what is decoded of it is bounded before it takes memory. Timestamps
-are milliseconds since the Unix epoch.
+A body is never trusted: however long it claims to be, what is decoded from it is bounded before it takes memory.
+Timestamps are milliseconds since the Unix epoch.
 """
 
 from minibroker.protocol.records.batch import decode_batch, encode_batch

@@ -64,13 +64,13 @@ def encode_batch(
 ) -> bytearray:
     """A batch of `len(values)` records, from columns (lists or tuples) of that length.
 
-    Record i has the timestamp `base_timestamp + timestamp_deltas[i]`, and all have `base_timestamp`
-    without deltas. `offset_deltas` and `last_offset_delta` are for compaction, which leaves gaps and
-    keeps a batch's last offset; only there may `values` be empty.
+    Record i has the timestamp `base_timestamp + timestamp_deltas[i]`, or `base_timestamp` if there are
+    no deltas. `offset_deltas` and `last_offset_delta` are for compaction, which leaves gaps and keeps a
+    batch's last offset; only there may `values` be empty.
 
     Raises TypeError for an element of the wrong type and ValueError for columns of the wrong length,
-    deltas out of order or range, and more records, headers or bytes than a reader accepts: what this
-    returns, `decode_batch` reads.
+    deltas out of order or range, and more records, headers or bytes than a reader accepts:
+    `decode_batch` can read whatever this returns.
     """
     count = len(values)
     value_column = _checked("values", values, count, _BYTES_OR_NONE)
@@ -81,7 +81,7 @@ def encode_batch(
 
     highest = 0
     if delta_column is not None:
-        distinct = set(delta_column)  # a batch spans few milliseconds: a set is quicker than two passes
+        distinct = set(delta_column)  # a batch spans few milliseconds: a set is faster than two passes
         lowest, highest = min(distinct), max(distinct)
         if lowest < -LIMIT or highest > LIMIT:
             raise ValueError(f"timestamp deltas from {lowest} to {highest} are out of range")
@@ -138,7 +138,7 @@ def encode_batch(
 
 
 def _checked(name: str, column: Sequence[_T] | None, count: int, allowed: frozenset[type]) -> Sequence[_T] | None:
-    """The column, or None if all of it is null. One value of a wrong type would make a batch unreadable."""
+    """The column, or None if all of it is null. One value of the wrong type would make a batch unreadable."""
     if column is None:
         return None
     if len(column) != count:
@@ -158,7 +158,7 @@ def _checked_headers(
     if len(headers) != count:
         raise ValueError(f"{len(headers)} headers for {count} records")
     try:
-        # builtin_types: bytes are bytes, and not, as in JSON, a str in base 64.
+        # builtin_types: bytes are bytes, and not, as in JSON, a str in base64.
         column = msgspec.convert(headers, HeadersColumn, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise TypeError(f"headers must be lists of (str, bytes or None): {error}") from error

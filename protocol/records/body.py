@@ -1,4 +1,4 @@
-"""The records of a batch once they are decoded, and what every codec of a body keeps to."""
+"""The records of a batch once they are decoded, and the limits that every codec of a body observes."""
 
 import operator
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from minibroker.protocol.records.header import LIMIT, MAX_RECORDS, BatchHeader, 
 Header = tuple[str, bytes | None]
 
 MAX_BODY_BYTES = 64 << 20
-"""A body, decompressed."""
+"""The size of a body, decompressed."""
 
 MAX_HEADERS_BYTES = 8 << 20
-"""All record headers of a batch, as encoded: each pair of two bytes or more becomes some 70 in memory."""
+"""The size of all record headers of a batch, encoded: a pair of two bytes or more becomes about 70 in memory."""
 
 HeadersColumn = Annotated[list[list[Header] | None], msgspec.Meta(max_length=MAX_RECORDS)]
 
@@ -29,7 +29,7 @@ class DecodedBatch(msgspec.Struct, frozen=True):
     offsets: Sequence[int]
     base_timestamp: int
     timestamp_deltas: list[int]
-    """A record's timestamp in ms since 1970 is `base_timestamp` and its delta: small numbers, which cost less to hand
+    """A record's timestamp in ms since 1970 is `base_timestamp` plus its delta: small numbers, which cost less to pass
     on than the sums."""
     keys: list[bytes | None] | None
     values: list[bytes | None]
@@ -54,7 +54,7 @@ def is_increasing(column: Sequence[int]) -> bool:
 
 
 def checked_base_timestamp(header: BatchHeader) -> int:
-    """To which deltas may be added. Raises CorruptRecord."""
+    """The base timestamp, if deltas can be added to it. Raises CorruptRecord."""
     if not -LIMIT <= header.base_timestamp <= LIMIT:
         raise CorruptRecord(f"a base timestamp of {header.base_timestamp}")
     return header.base_timestamp

@@ -4,11 +4,11 @@ One MessagePack array `[offset_deltas, timestamp_deltas, keys, values, headers]`
 (null for every record; for offset_deltas 0, 1, 2...; for timestamp_deltas 0), an array of one element (the same for
 every record) or an array of one element for each record.
 
-msgspec decodes the columns against their types, so that nested arrays, which cost 70 bytes of memory for each byte of
-input, end the decoding where a value was due, and so does a column longer than MAX_RECORDS. The header column is the
-exception, arrays within arrays by nature: it is skipped over first (which allocates nothing), and decoded only if it is
-within MAX_HEADERS_BYTES. The `msgpack` package was rejected: it builds whatever it is sent before anyone can check a
-type, and takes 2.5 times as long to encode.
+msgspec decodes the columns against their types: decoding ends at a nested array, which would cost 70 bytes of memory
+for each byte of input, where a value is expected, and at a column longer than MAX_RECORDS. The header column is the
+exception, arrays within arrays by nature: it is skipped first (which allocates nothing), and decoded only if it is
+within MAX_HEADERS_BYTES. The `msgpack` package was rejected: it builds whatever it is sent before any type can be
+checked, and takes 2.5 times as long to encode.
 """
 
 from collections.abc import Sequence
@@ -59,12 +59,12 @@ def encode_columns(
     values: Sequence[bytes | None] | None,
     headers: Sequence[Sequence[Header] | None] | None,
 ) -> None:
-    """Write the body behind the room for the header, which is all that `batch` holds."""
+    """Write the body behind the room for the header; `batch` must hold nothing else."""
     _encoder.encode_into((offset_deltas, timestamp_deltas, keys, values, headers), batch, HEADER_SIZE)
 
 
 def decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
-    """The records of a body that is decompressed. Raises CorruptRecord."""
+    """The records of a decompressed body. Raises CorruptRecord."""
     count = header.records_count
     try:
         columns = _columns_decoder.decode(body)

@@ -1,4 +1,4 @@
-"""Control batches: the one record by which a transaction ends in a partition."""
+"""Control batches: each has one record, which ends a transaction in a partition."""
 
 import struct
 from enum import IntEnum
@@ -24,7 +24,7 @@ _VALUE = struct.Struct(">hi")  # version, coordinator epoch
 
 
 class ControlType(IntEnum):
-    """What a control batch says of the transaction that it ends (Kafka's ControlRecordType)."""
+    """How a control batch ends its transaction (Kafka's ControlRecordType)."""
 
     ABORT = 0
     COMMIT = 1

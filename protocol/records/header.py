@@ -39,11 +39,11 @@ _CRC = struct.Struct(">I")
 _CRC_POSITION = 17
 
 LIMIT = 1 << 62
-"""Offsets, timestamps and timestamp deltas stay this far from 64 bits, so that sums of two fit."""
+"""Offsets, timestamps and timestamp deltas do not exceed this, so that sums of two fit into 64 bits."""
 
 
 class CorruptRecord(ValueError):
-    """The bytes are not a batch that anyone wrote: Kafka's CORRUPT_MESSAGE."""
+    """The bytes are not a batch as it was written: Kafka's CORRUPT_MESSAGE."""
 
 
 class InvalidRecord(ValueError):
@@ -106,7 +106,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     def last_sequence(self) -> int:
         """The last record's sequence, which wraps from 2**31 - 1 to 0; NO_SEQUENCE without a base.
 
-        Counted by offsets and not by records, so compaction does not change it.
+        Derived from offsets, not from the number of records, so compaction does not change it.
         """
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
@@ -151,7 +151,7 @@ def check_header(header: BatchHeader) -> None:
 
 
 def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
-    """The whole batches from `position` on; ends silently where the next one is incomplete.
+    """The whole batches from `position` on; ends silently at an incomplete one.
 
     The last slice's `end` (or `position`) says how far it got. Raises CorruptRecord as `check_header`;
     the CRC is left to `validate_batch`.
@@ -168,7 +168,7 @@ def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
 
 
 def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
-    """Raises CorruptRecord unless the batch at `position` is whole, plausible and as its CRC says.
+    """Raises CorruptRecord unless the batch at `position` is whole, plausible and matches its CRC.
 
     `header` is what `parse_header` read there. Holds for every batch in a log, a producer's or not.
     """

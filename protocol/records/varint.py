@@ -16,7 +16,7 @@ def encode_records(
     values: Sequence[bytes | None] | None,
     headers: Sequence[Sequence[Header] | None] | None,
 ) -> bytearray:
-    """The body. What None stands for in a column is what nil does in one of magic 77."""
+    """The body. None for a column means what nil means in magic 77."""
     body = bytearray()
     for index in range(count):
         record = bytearray(1)  # the record's attributes: none are defined
@@ -51,7 +51,7 @@ def _write_bytes(output: bytearray, data: bytes | None) -> None:
 
 
 def decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
-    """The records of a body that is decompressed. Raises CorruptRecord."""
+    """The records of a decompressed body. Raises CorruptRecord."""
     count = header.records_count
     data = bytes(body)
     if count * _SMALLEST_RECORD > len(data):
@@ -116,7 +116,7 @@ def decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The value at `position` and where the next begins. IndexError past the end of `data`."""
+    """The value at `position`, and where the next begins. Raises IndexError past the end of `data`."""
     result = shift = 0
     while shift < 70:  # ten bytes hold 64 bits
         byte = data[position]

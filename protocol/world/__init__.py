@@ -1,15 +1,15 @@
 """What a process may touch: clock, network, disk, ZooKeeper, randomness, worker threads. Interfaces only.
 
 The problem: a cluster can only be tested under a thousand crashes, torn writes and reordered packets if all
-of those come from a place that the test controls, and only be debugged if the same seed brings them again.
+of those come from a place that the test controls, and only be debugged if the same seed reproduces them.
 
 The choice: brokers, controllers and clients get a `World` and reach nothing else: no `time.time()`, no
 `open()`, no `random`. `minibroker.protocol.world.real` implements it with the operating system; the simulator with
 virtual time, in memory. Waiting (tasks, events, `asyncio.timeout`, `loop.call_later`) stays asyncio's own, because the
 simulator brings an event loop of its own whose time is virtual; wrapping all of that again would buy nothing.
 
-Rejected: monkeypatching (what was forgotten goes unnoticed); a file-system or network fake below the sockets
-(slow, and threads make it irreproducible).
+Rejected: monkeypatching (a call that was forgotten goes unnoticed); a file-system or network fake below the
+sockets (slow, and threads make it irreproducible).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Clock(Protocol):
 
 
 class Incoming(Protocol):
-    """A connection that was accepted and belongs to nobody yet."""
+    """A connection that was accepted and has no owner yet."""
 
     @property
     def peer(self) -> str:
@@ -55,7 +55,7 @@ class Incoming(Protocol):
 
 
 class Listener(Protocol):
-    """A bound socket: connections queue up from `listen` on and are taken from `start` on."""
+    """A bound socket: connections queue up from `listen` on and are accepted from `start` on."""
 
     @property
     def port(self) -> int: ...
@@ -97,9 +97,8 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def fdatasync(self) -> None:
-        """The bytes survive a power cut once this returns. After an error nothing is
-        known, as the kernel may have marked the lost pages clean: the log directory must be failed, never the call
-        repeated."""
+        """The bytes survive a power cut once this returns. After an error nothing is known, as the kernel may have
+        marked the lost pages clean: the log directory must be taken offline; never repeat the call."""
         ...
 
     def close(self) -> None: ...
@@ -113,7 +112,7 @@ class Disk(Protocol):
     """Paths are absolute strings. Raises OSError as the operating system does."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing; with `create`, an empty file where there is none."""
+        """Open for reading and writing; with `create`, an empty file if there is none."""
         ...
 
     def read_file(self, path: str) -> bytes: ...
@@ -141,11 +140,11 @@ class Disk(Protocol):
         ...
 
     def lock(self, path: str) -> Lock:
-        """Take the lock file for this process. Raises BlockingIOError where another process holds it."""
+        """Take the lock file for this process. Raises BlockingIOError if another process holds it."""
         ...
 
     def boot_id(self) -> str:
-        """Changes with every start of the host: a page cache is lost between two of them."""
+        """Changes with every start of the host, which loses the page cache."""
         ...
 
 
@@ -153,7 +152,7 @@ class Disk(Protocol):
 
 
 class ZooKeeperError(Exception):
-    """The base of what ZooKeeper calls raise. The text names the path."""
+    """The base class of what ZooKeeper calls raise. The text names the path."""
 
 
 class NoNode(ZooKeeperError):
@@ -173,7 +172,7 @@ class NotEmpty(ZooKeeperError):
 
 
 class ConnectionLoss(ZooKeeperError):
-    """The connection broke while the call was out: it may or may not have been carried out."""
+    """The connection broke during the call, which may or may not have been carried out."""
 
 
 class SessionExpired(ZooKeeperError):
@@ -191,7 +190,7 @@ class MultiFailed(ZooKeeperError):
 
 class Stat(NamedTuple):
     version: int
-    """Data version: grows with every set."""
+    """The data version: grows with every set."""
     czxid: int
     """The transaction that created the node."""
     mzxid: int
@@ -245,7 +244,7 @@ a lost connection: every watch is forgotten with it, see `SessionState.CONNECTED
 
 class SessionState(Enum):
     CONNECTED = "connected"
-    """Connected (again). Every watch set before is gone: read again and set them anew."""
+    """Connected (again). Every earlier watch is gone: read again and set new ones."""
     SUSPENDED = "suspended"
     """Disconnected; the session may live on. Calls wait or raise ConnectionLoss."""
     EXPIRED = "expired"
@@ -278,15 +277,15 @@ class ZooKeeperSession(Protocol):
         ...
 
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
-        """The watch is set in either case: it tells of creation, change and deletion."""
+        """The watch is set in either case: it reports creation, change and deletion."""
         ...
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
-        """Names, sorted. The watch tells of children created and deleted. Raises NoNode."""
+        """Names, sorted. The watch reports children created and deleted. Raises NoNode."""
         ...
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
-        """Raises NoNode, BadVersion. -1: whatever the version is."""
+        """Raises NoNode, BadVersion. A version of -1 is not checked."""
         ...
 
     async def delete(self, path: str, version: int = -1) -> None:
@@ -304,8 +303,8 @@ class ZooKeeperSession(Protocol):
 
 class ZooKeeper(Protocol):
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> ZooKeeperSession:
-        """`servers`: `host:port,host:port/chroot`; the chroot is created. Raises ConnectionLoss naming `servers`
-        where none answers in time."""
+        """`servers`: `host:port,host:port/chroot`; the chroot is created. Raises ConnectionLoss naming `servers` if
+        none answers in time."""
         ...
 
 

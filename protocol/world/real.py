@@ -1,4 +1,5 @@
-"""The World as the operating system has it. The only product module that opens sockets and files."""
+"""The World by means of the operating system: the only place where brokers and the client library open sockets and
+files."""
 
 import asyncio
 import contextlib
@@ -99,12 +100,13 @@ class _Lookup:
 
 
 class _Names:
-    """Host names to addresses. Lookups have threads of their own, which nobody waits for in the end.
+    """Host names to addresses. Look-ups have threads of their own, for whose end nothing waits.
 
-    A resolver that is out of reach keeps the caller for 5 s and more. The event loop's pool for lookups has so few
-    threads that a single dead name would then keep everybody from connecting to the living. So: a thread of our own for
-    each name; who asks for a name that is being looked up waits with the others, and every LOOKUP_OVERDUE_S that this
-    lasts one more thread asks (the network may be back, and who asks now is answered now). The first answer counts.
+    If the resolver is out of reach, a look-up blocks for 5 s and more. The event loop's pool for look-ups has so few
+    threads that a single dead name would then keep everything else from connecting to brokers that are alive. So each
+    name gets a thread of its own; callers of a name that is being looked up wait together, and after every
+    LOOKUP_OVERDUE_S one more thread asks (the network may be back, and a new request may be answered at once). The
+    first answer counts.
     """
 
     def __init__(self) -> None:
@@ -133,7 +135,7 @@ class _Names:
 
 
 def _look_up(host: str, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[_Addresses | OSError]) -> None:
-    """On a thread. `answer` gets its ending in the loop; a loop that is closed by then wants none."""
+    """Runs in a thread. `answer` is set in the loop, unless that is closed by then."""
     found: _Addresses | OSError
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -305,14 +307,14 @@ class RealExecutor:
 
 
 class NoZooKeeper:
-    """For processes that have no business with ZooKeeper: clients."""
+    """For processes that do not use ZooKeeper: clients."""
 
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> NoReturn:
         raise RuntimeError(f"this process was built without ZooKeeper and cannot connect to {servers}")
 
 
 class RealWorld:
-    """`zookeeper` is handed in by the composition root: kazoo lives in the controller package."""
+    """`zookeeper` is passed in by the composition root, since kazoo is used in the controller package."""
 
     def __init__(self, zookeeper: ZooKeeper | None = None, *, threads: int = 4) -> None:
         self.clock = RealClock()

@@ -345,7 +345,7 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
         (["produce", "nosuch"], "minibroker topics create"),
         (["topics", "describe", "nosuch"], "minibroker topics create"),
         (["topics", "delete", "nosuch", "--yes"], "minibroker topics list"),
-        (["consume", "numbers", "--partition", "1"], "numbers has no partition 1, its partitions are 0 to 0"),
+        (["consume", "numbers", "--partition", "1"], "numbers has no partition 1; its partitions are 0 to 0"),
         (["consume", "numbers", "--from", "11"], "the log of numbers-0 begins at 0 and ends at 10"),
         (["topics", "create", "wide", "--replication-factor", "4"], "the number of live brokers (1, 2, 3)"),
         (["kill", "4"], "there is no broker 4 in this cluster: its ids are 1, 2, 3"),

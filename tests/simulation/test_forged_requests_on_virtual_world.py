@@ -222,7 +222,7 @@ def test_a_broker_says_nothing_to_another_that_has_another_secret_or_another_id(
                 peer_id, host_name(0), PORT, client_id="test", connect_timeout_s=5, request_timeout_s=5
             )
 
-        with pytest.raises(NotTrusted, match=r"broker 0 at broker-0:9092 has another secret.*broker\.secret\.file"):
+        with pytest.raises(NotTrusted, match=r"broker 0 at broker-0:9092 does not have this .*broker\.secret\.file"):
             await open_as(WRONG, 0)
         with pytest.raises(NotTrusted, match="this is broker 0, but broker 2 was meant"):
             await open_as(KEY, 2)
@@ -246,7 +246,7 @@ def test_a_broker_with_another_secret_is_named_in_the_log_with_the_remedy_and_is
             caplog.clear()
             await asyncio.sleep(10)  # ten times as long as it takes to find a crash
             await produce(cluster, world)
-        assert f"broker {odd} at {host_name(odd)}:{CONTROL_PORT} has another secret than this broker" in caplog.text
+        assert f"broker {odd} at {host_name(odd)}:{CONTROL_PORT} does not have this broker's secret" in caplog.text
         assert "give all brokers of the cluster the same broker.secret.file" in caplog.text
         assert len(caplog.messages) < 10
         assert cluster.simulation.zookeeper.stat(path).czxid == epoch

@@ -142,5 +142,5 @@ def test_a_checkpoint_and_an_output_that_do_not_belong_together_are_refused(logs
     ingest(logs, tmp_path)
     shutil.rmtree(checkpoint)
     shutil.copytree(tmp_path / "copy", checkpoint)
-    refused(out, checkpoint, "removed or brought back from a copy")
+    refused(out, checkpoint, "removed or restored from a copy")
     assert differences(ingested(logs, tmp_path), logs.batch(includeHeaders="true")) == (0, 0)

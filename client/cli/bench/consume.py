@@ -1,8 +1,8 @@
 """`minibroker bench consume`: how many records a second one process reads; then whether they are what was sent.
 
 The topic is read twice. The first pass is timed, and counts records and bytes (the client checks every batch's
-checksum in it, as always). The second is not: it compares every value with what `bench produce` sent, which would cost
-more than reading does. So the check costs every figure the same: nothing.
+checksum, as always). The second is not timed: it compares every value with what `bench produce` sent, which takes
+longer than reading. So the comparison costs the figures nothing.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class By(StrEnum):
 class Timed(NamedTuple):
     records: int
     bytes: int
-    """Of values."""
+    """Those of values."""
     seconds: float
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What is read.")] = "bench",
-    by: Annotated[By, typer.Option(help="Take batches, or every record as an object.")] = By.BATCHES,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")] = "bench",
+    by: Annotated[By, typer.Option(help="Iterate over batches, or over records as objects.")] = By.BATCHES,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
@@ -67,13 +67,13 @@ def consume(
     )
     if verdict.problem is not None:
         raise MinibrokerError(
-            f"the records of {topic} are not those that were sent: {verdict.problem}. Where every `bench produce` into "
-            f"it ended well and none is running, please report it; else `minibroker topics delete {topic}` first"
+            f"the records of {topic} are not those that were sent: {verdict.problem}. If every `bench produce` into it "
+            f"succeeded and none is running, please report this; else run `minibroker topics delete {topic}` first"
         )
 
 
 async def _consume(bootstrap: str, topic: str, by: By) -> tuple[Timed, ContentVerdict]:
-    """Raises MinibrokerError where there was nothing to read."""
+    """Raises MinibrokerError if there is nothing to read."""
     partitions = [TopicPartition(topic, p.partition) for p in (await described(bootstrap, topic)).partitions]
     async with _open_consumer(bootstrap, partitions) as consumer:
         ends = await consumer.end_offsets(partitions)

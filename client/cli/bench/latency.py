@@ -1,12 +1,12 @@
 """`minibroker bench latency`: how long a record takes until it is acknowledged, and until it is read.
 
-The schedule is open: which record is due when depends on the rate alone, and every time is counted from when the record
-was due. A sender that waited for answers, or counted from its late sends, would leave out just what a user feels while
+The schedule is open: when a record is due depends on the rate alone, and every time is counted from when the record was
+due. A sender that waited for answers, or counted from its late sends, would leave out exactly what a user feels while
 the cluster stalls (coordinated omission). The schedule has ticks of a millisecond, at which all that is due is sent: a
 finer one would need a loop that never sleeps, on the machine that is measured.
 
-One process sends and reads, so one clock times both. How late its own sends were is printed too: what is in that row
-is in the others, and not the cluster's.
+One process sends and reads, so one clock times both. How late its own sends were is printed, too: the times in that row
+are part of those in the other rows, and not the cluster's fault.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from minibroker.protocol.model import TopicPartition
 
 _TICK_S = 0.001
 _SENT_AT_ONCE = 1_000
-"""Records between two `drain`, where the sender has to catch up."""
+"""Records between two calls of `drain` when the sender has to catch up."""
 _SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 
 def latency(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created where it does not exist.")] = "bench-latency",
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created if it does not exist.")] = "bench-latency",
     rate: Annotated[float, typer.Option(min=1, max=1_000_000, help="Records a second.")] = 5_000,
     seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="How long to send.")] = 10,
     size: SizeOption = 100,
@@ -65,7 +65,7 @@ def latency(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Send at a steady rate and read along: milliseconds from when a record was due until it was acknowledged, read."""
+    """Send at a steady rate and read along: milliseconds from a record's due time until it is acknowledged and read."""
     checked_topic(topic)
     servers = bootstrap_servers(bootstrap, data)
     measurement = Measurement(rate, math.ceil(rate * seconds), size)
@@ -98,7 +98,7 @@ def latency(
 
 
 class Measurement:
-    """Of `count` records at `rate` a second; the times of each by its number, in seconds from when it was due."""
+    """Sends `count` records, `rate` a second. Times are by a record's number, in seconds from when it was due."""
 
     def __init__(self, rate: float, count: int, size: int) -> None:
         self.count = count
@@ -122,7 +122,7 @@ class Measurement:
         acks: Acks,
         compression: Codec,
     ) -> None:
-        """Raises MinibrokerError where a record fails, or is not read unharmed and once."""
+        """Raises MinibrokerError if a record fails, or is not read unchanged and exactly once."""
         description = await ensure_topic(bootstrap, topic, partitions, replication_factor)
         assigned = [TopicPartition(topic, p.partition) for p in description.partitions]
         async with (
@@ -143,14 +143,14 @@ class Measurement:
                 missing = sum(1 for after_s in self.consumed_after_s if not after_s)
                 raise MinibrokerError(
                     f"{missing} of {self.count} records were not read within {API_TIMEOUT_MS // 1_000} s of the last "
-                    "acknowledgement: see `minibroker status` (with --acks 0 or 1 they may be lost, else never)"
+                    "acknowledgement: see `minibroker status` (with --acks 0 or 1 they may be lost, otherwise never)"
                 ) from None
             finally:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _warm_up(self, producer: Producer, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """A record on every partition, so that connections are open and metadata known on both sides."""
+        """Send a record to every partition, so that connections are open and metadata is known on both sides."""
         other_run = self._run ^ 1
         for number, (topic, partition) in enumerate(partitions):
             producer.send(topic, self._values.make(other_run, number, self._size), partition=partition)
@@ -187,7 +187,7 @@ class Measurement:
                     deliveries.append(producer.send(topic, self._values.make(self._run, number, self._size)))
                     self.sent_after_s[number] = now - self._due_at(number)
                     number += 1
-                # One task for those of a tick: they went into one batch, so none waits for another.
+                # One task for the deliveries of a tick: those of a batch end together, so none delays another.
                 task = asyncio.create_task(self._collect(first, deliveries))
                 task.add_done_callback(collected)
                 collecting.add(task)
@@ -207,7 +207,7 @@ class Measurement:
             self.acknowledged_after_s[number] = time.perf_counter() - self._due_at(number)
 
     async def _read(self, consumer: Consumer) -> None:
-        """Until every record of the run was read. Records of others are passed over."""
+        """Until every record of this run was read. Records of other runs are skipped."""
         missing = self.count
         async for batch in consumer.batches():
             now = time.perf_counter()

@@ -29,7 +29,7 @@ SizeOption = Annotated[int, typer.Option(min=HEADER_BYTES, max=900_000, help="By
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created where it does not exist.")] = "bench",
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created if it does not exist.")] = "bench",
     records: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="How many to send.")] = 1_000_000,
     size: SizeOption = 100,
     acks: AcksOption = Acks.ALL,

@@ -9,7 +9,7 @@ from minibroker.client.cli.output import Format, print_json, print_table
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the values, which are in order, that at least this share of them does not exceed."""
+    """The smallest of the sorted values that at least this share of them does not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 

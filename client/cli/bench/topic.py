@@ -1,4 +1,4 @@
-"""The topic of a benchmark: made if it is not there, and as it was asked for."""
+"""The topic of a benchmark: created if it does not exist, checked if it does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 DEFAULT_PARTITIONS = 3
 _POLL_S = 0.1
 _MISMATCH_PATIENCE_S = 2.0
-"""A broker that is late may still speak of a topic of the same name that was deleted."""
+"""A broker that lags may still describe a deleted topic of the same name."""
 
 PartitionsOption = Annotated[
     int | None,
@@ -31,7 +31,7 @@ ReplicationFactorOption = Annotated[
 async def ensure_topic(
     bootstrap: str, name: str, partitions: int | None, replication_factor: int | None
 ) -> TopicDescription:
-    """The topic, created where there is none. Raises MinibrokerError where there is one that is not as asked for."""
+    """The topic, created if there is none. Raises MinibrokerError if there is one that is not as asked for."""
     began = time.monotonic()
     is_new = False
     async with open_admin(bootstrap) as admin:
@@ -56,7 +56,7 @@ async def ensure_topic(
 
 
 async def _created(admin: Admin, name: str, partitions: int, replication_factor: int | None) -> bool:
-    """False where there is one of that name, perhaps one that is being deleted."""
+    """False if there is one of that name, perhaps one that is being deleted."""
     try:
         await admin.create_topic(name, partitions=partitions, replication_factor=replication_factor)
     except BrokerError as error:

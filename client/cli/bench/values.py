@@ -1,8 +1,8 @@
 """What benchmarks send, and the check of what came back: values that carry their number, and do not compress.
 
 A value begins with its run (a random number of 32 bits) and its number within the run, and goes on with noise that
-follows from both: whoever reads it, in whatever process, knows every byte that it must have. Noise that a random seed
-made anew for each run would have to be handed over; a checksum inside the value would cost bytes of it.
+follows from both: any process that reads it knows every byte that it must have. A random seed for the noise of each run
+would have to be handed over; a checksum inside the value would take some of its bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 HEADER_BYTES = 8
 _NUMBER_BITS = 32
 _NOISE_BYTES = 16 * 1024 * 1024
-"""More than any batch holds, so that within one nothing repeats."""
+"""More than any batch holds, so that nothing repeats within a batch."""
 
 
 class Values:
-    """Makes and recognises values. `size` of one is at least HEADER_BYTES, and its number below 2**32."""
+    """Makes and recognises values. The size of a value is at least HEADER_BYTES, and its number below 2**32."""
 
     def __init__(self) -> None:
         self._noise = Random(0).randbytes(_NOISE_BYTES)
@@ -28,7 +28,7 @@ class Values:
         return header + self._noise_of(run + number, size - HEADER_BYTES)
 
     def recognise(self, value: bytes | None) -> tuple[int, int] | None:
-        """Run and number of a value that is what `make` made of them; None for any other."""
+        """Run and number of a value, if it is exactly what `make` makes of them; None for any other."""
         if value is None or len(value) < HEADER_BYTES:
             return None
         run, number = divmod(int.from_bytes(value[:HEADER_BYTES], "big"), 1 << _NUMBER_BITS)
@@ -44,14 +44,14 @@ class Values:
 
 class ContentVerdict(NamedTuple):
     checked: int
-    """Records that are what was sent, byte for byte. 0 where none of the records comes from a benchmark."""
+    """Records that are what was sent, byte for byte. 0 if none of the records comes from a benchmark."""
     missing: int
     """Numbers below the highest of their run that were not there."""
     duplicated: int
     out_of_order: int
-    """Behind a higher number of their run in the same partition."""
+    """Records behind a higher number of their run in the same partition."""
     altered: int
-    """None of a benchmark's values, among some that are."""
+    """Records that are not a benchmark's values, if others are."""
 
     @property
     def problem(self) -> str | None:
@@ -65,7 +65,7 @@ class ContentVerdict(NamedTuple):
 class ContentCheck:
     """Takes a topic's values, partition by partition in the order of their offsets, and says what is wrong with them.
 
-    Costs some hundred nanoseconds and about a hundred bytes a record: nothing for a loop that is timed.
+    Costs a few hundred nanoseconds and about a hundred bytes a record: too much for a loop that is timed.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ NOBODY = ["--bootstrap", "127.0.0.1:1"]
         (["consume", "orders", "--from", "yesterday"], 2, "an offset such as 42"),
         (["consume", "orders", "--from", "-0"], 2, "-10 for the last 10 records"),
         (["consume", "orders", "-o", "2026-11-22"], 2, "a time such as @2026-11-22T10:30:00Z"),
-        (["consume", "orders", "--output", "%x"], 2, "%x in '%x' is no token"),
+        (["consume", "orders", "--output", "%x"], 2, "%x in '%x' is not a token"),
         (["consume", "orders", "--output", ""], 2, "is neither json nor value nor a format"),
         (["consume", "orders", "--partition", "-1"], 2, "greater than or equal to 0"),
         (["consume", "orders", "--count", "0"], 2, "greater than or equal to 1"),

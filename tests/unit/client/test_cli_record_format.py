@@ -70,9 +70,9 @@ def test_what_is_no_format_is_a_usage_error_that_lists_what_is(output: str) -> N
 
 
 def test_a_format_is_quoted_in_an_error_as_it_was_typed() -> None:
-    with pytest.raises(UsageError, match=re.escape(r"%v in '%v\n' is no token")):
+    with pytest.raises(UsageError, match=re.escape(r"%v in '%v\n' is not a token")):
         formatter(r"%v\n")
-    with pytest.raises(UsageError, match=re.escape(r"\q in '%s\q' is no escape")):
+    with pytest.raises(UsageError, match=re.escape(r"\q in '%s\q' is not an escape")):
         formatter(r"%s\q")
 
 

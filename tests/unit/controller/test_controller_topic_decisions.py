@@ -84,7 +84,7 @@ def configured(*configs: tuple[str, str | None]) -> CreatableTopic:
 @pytest.mark.parametrize(
     ("request_", "code", "message"),
     [
-        (CreatableTopic("a/b"), ErrorCode.INVALID_TOPIC_EXCEPTION, "topic name 'a/b' holds '/'"),
+        (CreatableTopic("a/b"), ErrorCode.INVALID_TOPIC_EXCEPTION, "topic name 'a/b' contains '/'"),
         (CreatableTopic(".."), ErrorCode.INVALID_TOPIC_EXCEPTION, "'..' cannot be a topic name"),
         (CreatableTopic("taken"), ErrorCode.TOPIC_ALREADY_EXISTS, "there is a topic 'taken' already"),
         (CreatableTopic("leaving"), ErrorCode.TOPIC_ALREADY_EXISTS, "topic 'leaving' is still being deleted"),

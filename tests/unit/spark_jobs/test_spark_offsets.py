@@ -66,7 +66,7 @@ def test_what_can_never_be_read_is_named() -> None:
     assert losses(offsets(p0=5), offsets(p0=5, p1=3)) == []
     assert losses(offsets(p0=5), {}) == ["topic t is gone (or no longer subscribed to)"]
     assert losses(offsets(p0=5, p1=1), offsets(p0=5)) == ["partition t-1 is gone (or no longer assigned)"]
-    assert losses(offsets(p0=5), offsets(p0=4)) == ["t-0 ends at offset 4, and was read up to 5"]
+    assert losses(offsets(p0=5), offsets(p0=4)) == ["t-0 ends at offset 4, but was read up to 5"]
     (text,) = losses(offsets("old", p0=5), offsets("new", p0=9))
     assert text == "topic t was deleted and created again: its id was old, and is new"
     error = loss_error([text])

@@ -69,7 +69,7 @@ def test_an_unknown_option_is_refused_with_the_name_that_was_probably_meant() ->
     assert "startingOffset='latest': this option is not known; did you mean startingOffsets?" in problem(
         startingOffset="latest"
     )
-    assert "kafka.security.protocol='SSL': this option is not known; there are" in problem(
+    assert "kafka.security.protocol='SSL': this option is not known; the options are" in problem(
         base=BASE | {"kafka.security.protocol": "SSL"}
     )
 
@@ -89,7 +89,7 @@ def test_subscribe_pattern_matches_whole_names() -> None:
         {"bootstrap.servers": "a:1", "subscribePattern": "or.*s"}, is_streaming=True
     ).subscription
     assert [name for name in ("orders", "orders2", "xorders", "ors") if pattern.wants_topic(name)] == ["orders", "ors"]
-    assert "is no regular expression" in problem(base={"bootstrap.servers": "a:1"}, subscribePattern="(")
+    assert "is not a Python regular expression" in problem(base={"bootstrap.servers": "a:1"}, subscribePattern="(")
 
 
 def test_assign_names_partitions() -> None:

@@ -250,7 +250,7 @@ def test_brokers_that_stay_away_are_told_once_patience_is_over() -> None:
 
 def test_a_high_watermark_that_stays_behind_is_told_and_one_that_catches_up_is_not(log: ScriptedLog) -> None:
     log.append([b"x"] * 5)
-    with pytest.raises(MinibrokerError, match="records 5 to 10 were readable and are not: the high watermark is 5"):
+    with pytest.raises(MinibrokerError, match="5 to 10 were readable but no longer are: the high watermark is 5"):
         log.rows(log.wanted(0, 10), patience_s=0.1)
 
     def catches_up(received: Received) -> Action | None:
@@ -270,7 +270,7 @@ def test_offsets_that_retention_took_fail_or_are_skipped(log: ScriptedLog) -> No
         log.log().start = 4
 
     log.call(delete)
-    with pytest.raises(DataLost, match=r"t-0: offsets 2 to 4 are gone, the log begins at 4.*failOnDataLoss=false"):
+    with pytest.raises(DataLost, match=r"t-0: offsets 2 to 4 are gone: the log begins at 4.*failOnDataLoss=false"):
         log.rows(log.wanted(2, 8))
     assert log.offsets(log.wanted(2, 8), fail_on_data_loss=False) == [4, 5, 6, 7]
     assert log.offsets(log.wanted(0, 3), fail_on_data_loss=False) == []
@@ -278,7 +278,7 @@ def test_offsets_that_retention_took_fail_or_are_skipped(log: ScriptedLog) -> No
 
 def test_a_log_that_ends_before_the_range_fails_or_is_read_to_its_end(log: ScriptedLog) -> None:
     log.append([b"x"] * 3)
-    with pytest.raises(DataLost, match="offsets 5 to 8 are gone, the log ends at 3"):
+    with pytest.raises(DataLost, match="offsets 5 to 8 are gone: the log ends at 3"):
         log.rows(log.wanted(5, 8))
     assert log.offsets(log.wanted(5, 8), fail_on_data_loss=False) == []
 

@@ -103,16 +103,16 @@ def test_a_batch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path, query) as writer:
         writer.publish(query.begin(0), rows(0))
         query.begin(0, end=7)
-        with pytest.raises(MinibrokerError, match=r"do not fit: batch 0 of query q1 up to .*7.*it is there as one"):
+        with pytest.raises(MinibrokerError, match=r"do not match: batch 0 of query q1 up to .*7.*it is there as one"):
             writer.publish(0, never)
         query.begin(0)
         query.begin(1)
-        with pytest.raises(MinibrokerError, match="do not fit: batch 2 .* batch 1 .* should be next"):
+        with pytest.raises(MinibrokerError, match="do not match: batch 2 .* batch 1 .* should be next"):
             writer.publish(query.begin(2), never)
         (query.directory / "metadata").write_text('{"id": "q2"}')
         with pytest.raises(MinibrokerError, match="of query q2"):
             writer.publish(0, never)
-    with pytest.raises(MinibrokerError, match="removed or brought back from a copy"):
+    with pytest.raises(MinibrokerError, match="removed or restored from a copy"):
         opened(tmp_path, query)
     (query.directory / "offsets" / "1").write_text("v9\n{}\n{}")
     with pytest.raises(MinibrokerError, match="not as Spark writes it"):
