@@ -1,11 +1,11 @@
-# Everything runs in .venv, which `make setup` makes; the other targets make it first where it is missing or old.
+# Everything runs in .venv, which `make setup` creates; the other targets create it first if it is missing or outdated.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
-# The first that is Python 3.11 or newer; or name one: make PYTHON=/path/to/python3.
+# The first Python that is 3.11 or newer; or name one: make PYTHON=/path/to/python3.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
@@ -16,7 +16,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml
 	@"$(PYTHON)" -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { \
-		echo "error: no Python 3.11 or newer was found: install one, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
+		echo "error: no Python 3.11 or newer found: install one, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing into $(VENV) (the first time downloads 550 MB, most of it for a local ZooKeeper) ..." >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
@@ -55,17 +55,17 @@ ROUNDS := 3
 faults: setup
 	$(BIN)/python -m tests.faults.kill_rounds --rounds $(ROUNDS)
 
-# A cluster on a disk of 8 MB, which is filled. Needs root: it mounts the disk.
+# Fills the 8 MB disk of a cluster. Needs root, to mount the disk.
 full-disk: setup
 	$(BIN)/pytest tests/faults/test_full_disk.py
 
 # Kills drivers, executors, leaders and controllers while topics are ingested, on local[2] and on a small Spark cluster;
-# then the Parquet files must equal the topics. SPARK_OPTIONS='--modes local --kinds driver,leader' does some of it.
+# then the Parquet files must equal the topics. SPARK_OPTIONS='--modes local --kinds driver,leader' runs a part of it.
 SPARK_OPTIONS :=
 spark-faults: setup
 	$(BIN)/python -m tests.faults.spark_rounds --rounds $(ROUNDS) $(SPARK_OPTIONS)
 
-# Bad input in bulk, and hundreds of slow connections, each at a broker of its own.
+# Bad input in bulk, and hundreds of slow connections, each against a broker of its own.
 FRAMES := 200000
 hostile: setup
 	$(BIN)/python -m tests.faults.hostile_frames --frames $(FRAMES)
@@ -81,7 +81,7 @@ simulate: setup
 	$(BIN)/python -m tests.simulation.simulate --minutes $(MINUTES) --floors \
 		$(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(MUTANT),--mutant $(MUTANT))
 
-# New seeds every night, for as many hours as it takes; the first one stands in the output.
+# New seeds every night, for as many hours as it takes; the output names the first one.
 NIGHTLY_SEEDS := 3000
 simulate-nightly: setup
 	first=$$(($$(date +%s) / 86400 * 10000)); \
@@ -91,8 +91,8 @@ simulate-nightly: setup
 mutants: setup
 	$(BIN)/python -m tests.simulation.hunt --minutes $(MINUTES) $(if $(MUTANT),--mutant $(MUTANT))
 
-# Builds the images of deploy/docker-compose.yml, and prints their sizes. Where no base image can be pulled, it makes one
-# from Debian's packages (as root, with debootstrap).
+# Builds the images of deploy/docker-compose.yml, and prints their sizes. If no base image can be pulled, it makes one from
+# Debian's packages (as root, with debootstrap).
 image:
 	deploy/make-images.sh
 
@@ -107,7 +107,7 @@ compose-test: setup image
 spark-compose-test: setup image spark-image
 	$(BIN)/pytest -s tests/compose/test_spark_profile.py
 
-# The reference of settings, from broker/config.py.
+# The settings reference, from broker/config.py.
 settings: setup
 	$(BIN)/python -m tests.settings_reference > docs/settings.md
 

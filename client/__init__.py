@@ -3,7 +3,7 @@
 File map: producer.py (send) -> accumulator.py (which batch, in what order; pure) and batch.py (pure) -> sender.py
 (requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- fetch_state.py (what is
 due; pure) and offsets.py (look-ups); admin.py. All three derive from lifecycle.py (start, close), and under them is
-runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher work by leader_requests.py. Whatever waits for
+runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits for
 long says so through stalls.py.
 """
 

@@ -1,4 +1,4 @@
-"""Where records wait until they are sent, and the order in which they may be: Kafka's RecordAccumulator. Pure.
+"""Where records wait until they are sent, and in what order they may be sent: Kafka's RecordAccumulator. Pure.
 
 The problem: a record must cost the caller of `send` only a few hundred nanoseconds, and yet be grouped with others
 of its partition, be given a place in a bounded buffer, and be sent exactly once and in order although requests fail,

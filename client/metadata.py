@@ -1,4 +1,4 @@
-"""What the client knows of the cluster, and how it learns it: Kafka's Metadata, in one task.
+"""What the client knows about the cluster, and how it learns that: Kafka's Metadata, in one task.
 
 Merging an answer into what is known, a `Cluster`, is pure (`merged`). Answers come from brokers that hear of a change
 at different times, so a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id

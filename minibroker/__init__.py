@@ -1,8 +1,8 @@
 """The public face of minibroker: `from minibroker import Admin, Consumer, Producer`, and the command `minibroker`.
 
 The parts (`minibroker.broker`, `minibroker.client`, ...) are links to the folders beside this one. Importing any of
-them imports this module first, brokers' and controllers' among them, which have no use for the client: so the names are
-looked up in it when they are first asked for (PEP 562).
+them imports this module first, even in brokers and controllers, which have no use for the client: so the client's names
+are looked up when they are first used (PEP 562).
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def __dir__() -> list[str]:
 
 
 def application() -> typer.Typer:
-    """Every package's commands as one."""
-    # Imported here alone: a program that produces or consumes needs neither command lines nor process control.
+    """The commands of all packages, as one application."""
+    # Imported only here: a program that produces or consumes needs neither command lines nor process control.
     import typer
 
     from minibroker.client.cli import commands
@@ -123,7 +123,8 @@ def application() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    # A group that two packages fill: what needs brokers to talk to is the client's, what kills them the launcher's.
+    # A group that two packages fill: benchmarks that only talk to brokers are the client's, those that kill them the
+    # launcher's.
     bench = typer.Typer(help="Measure a cluster.", no_args_is_help=True)
     launcher.mount(app, bench)
     commands.mount(app, bench)
@@ -140,6 +141,6 @@ def main() -> NoReturn:
 
         show_stalls()
         code = run_app(application())
-    except KeyboardInterrupt:  # while all that was imported
+    except KeyboardInterrupt:  # during the imports
         code = 130
     sys.exit(code)

@@ -3,8 +3,8 @@
 Fields have Kafka 3.9's names in snake_case, in positional arrays (`array_like`): unknown trailing fields are
 ignored and missing ones take their default, so a message grows at its tail. Every integer has the bounds of
 its Kafka type and every list and string a maximum length: msgspec checks a list's announced length before it
-takes memory for it. `records` stays a view of the received frame (no copy), so whoever keeps one longer than
-the request keeps the whole frame.
+takes memory for it. `records` stays a view of the received frame (no copy), so keeping it longer than the
+request keeps the whole frame.
 """
 
 from typing import Annotated

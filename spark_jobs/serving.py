@@ -143,7 +143,7 @@ class Serving:
         return current
 
     def retired_before(self, age_ms: int) -> list[str]:
-        """The directories of versions that were replaced at least so long ago."""
+        """The directories of versions that were replaced at least `age_ms` ago."""
         current = self.current()
         if current is None:
             return []

@@ -32,7 +32,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver: so many rows are in the log of all in-sync replicas."""
+    """What a task tells the driver: this many rows are in the log of all in-sync replicas."""
 
     rows: int
 

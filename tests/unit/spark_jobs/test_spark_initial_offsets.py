@@ -26,7 +26,7 @@ def test_the_first_answer_is_the_answer(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_told_and_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
-    for damaged, expected in (('{"t', "is not JSON"), ('{"t":5}', "no offset of this source")):
+    for damaged, expected in (('{"t', "is not JSON"), ('{"t":5}', "not an offset of this source")):
         path.write_text(damaged)
         with pytest.raises(MinibrokerError, match=expected):
             load_or_store(path, lambda: LATER)

@@ -47,7 +47,7 @@ def test_equal_offsets_have_equal_texts() -> None:
 
 @pytest.mark.parametrize("text", ['{"t":5}', '{"t":{"0":5}}', "[]", "null", '{"t":{"id":"x","offsets":{"a":1}}}'])
 def test_the_offset_of_another_source_is_refused(text: str) -> None:
-    with pytest.raises(MinibrokerError, match="no offset of this source"):
+    with pytest.raises(MinibrokerError, match="not an offset of this source"):
         from_json(json.loads(text))
 
 

@@ -193,7 +193,7 @@ def test_rates_of_a_stream_have_defaults_and_bounds() -> None:
         120_000,
     )
     assert stream(minOffsetsPerTrigger="20000000").max_offsets_per_trigger == 20_000_000
-    assert "maxOffsetsPerTrigger='0': give a whole number from 1" in problem(True, maxOffsetsPerTrigger="0")
+    assert "maxOffsetsPerTrigger='0': give a whole number of 1 or more" in problem(True, maxOffsetsPerTrigger="0")
     assert "must not be above" in problem(True, maxOffsetsPerTrigger="5", minOffsetsPerTrigger="6")
     assert "minOffsetsPerTrigger='-1'" in problem(True, minOffsetsPerTrigger="-1")
     assert "it is for spark.readStream" in problem(maxOffsetsPerTrigger="5")
