@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 PARTS = ("broker", "client", "controller", "deploy", "protocol", "spark_jobs")
 PATIENCE_S = 120
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import asyncio
 from minibroker import Consumer, Producer

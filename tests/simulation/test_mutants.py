@@ -86,6 +86,7 @@ def test_a_function_is_replaced_wherever_it_is_known() -> None:
 # --- Without faults -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_mutant
 def test_a_cluster_without_faults_works_with_the_mutant(name: str) -> None:
     with planted(name):

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from minibroker.spark_jobs.kappa import run_kappa
 from minibroker.spark_jobs.lambda_ import run_lambda
 from minibroker.spark_jobs.manifests import Table
@@ -29,6 +31,8 @@ from tests.spark.test_spark_views import DEADLINE_S, log_end, produce, source
 from tests.waiting import until_true
 
 ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager
