@@ -19,6 +19,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
 from minibroker.controller.cluster_state import ClusterState
+from minibroker.controller.controller import Controller
 from minibroker.controller.decisions import deletion
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
@@ -30,6 +31,7 @@ from minibroker.protocol.messages import (
     DeletableTopicResult,
     DeleteTopicsResponse,
 )
+from minibroker.protocol.model import NO_EPOCH
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -128,6 +130,15 @@ def lost_in_an_envelope_counts_as_done(patches: Patches) -> None:
             if isinstance(body, CreateTopicsRequest):
                 return CreateTopicsResponse(0, [CreatableTopicResult(t.name, "", ErrorCode.NONE) for t in body.topics])
             return DeleteTopicsResponse(0, [DeletableTopicResult(t, "", ErrorCode.NONE) for t in body.topics])
+
+
+@mutant(
+    "done already", "a creation that was meant for one controller is carried out by a later one, when it comes late"
+)
+def creation_for_another_controller(patches: Patches) -> None:
+    @patches.instead_of(Controller, "create_topics")
+    async def create_topics(original: Any, self: Controller, *rest: Any, **named: Any) -> Any:
+        return await original(self, *rest, **(named | {"controller_epoch": NO_EPOCH}))
 
 
 @mutant("done already", "a deletion that is repeated, or comes late, deletes the topic that was created since")
