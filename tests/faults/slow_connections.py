@@ -70,7 +70,9 @@ class Storm:
         while True:
             raw = socket.socket()
             raw.setblocking(False)
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)  # so that who does not read is noticed soon
+            raw.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096
+            )  # so that a peer that does not read is noticed soon
             raw.bind((STORM_ADDRESS, 0))
             try:
                 await asyncio.get_running_loop().sock_connect(raw, (LOOPBACK, self._port))

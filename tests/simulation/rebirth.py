@@ -1,6 +1,6 @@
 """Topics that come back: deleted and created again under one name, again and again, with traffic on them.
 
-Each time it is another topic, with other partitions, replicas and promises; but all who knew the old one (files,
+Each time it is another topic, with other partitions, replicas and promises; but all that knew the old one (files,
 queued writes, clients and what they have cached and numbered) have yet to learn it. Producers and consumers outlive
 the re-creations, and what they see is judged by incarnation (`incarnations.py`). During bouts a life of each topic goes
 on: an administrator deletes it and creates it anew, at once or some time later, while the other faults go on, and while
@@ -109,7 +109,7 @@ class Rebirth:
         self._producing: dict[str, asyncio.Task[None]] = {}
         self._consumers: dict[str, _Consuming] = {}
         self.wished_leader: dict[str, int] = {}
-        """Who is to lead a topic when it comes back, where an ambush needs that."""
+        """Which broker is to lead a topic when it comes back, where an ambush needs that."""
         self.wished_assignment: dict[str, Sequence[Sequence[int]]] = {}
         self.quiet: set[str] = set()
         """Topics to which producers send nothing for now."""
@@ -240,7 +240,7 @@ class Rebirth:
         return ends, lossy
 
     def power_lost(self) -> None:
-        """Of nobody who is known to have everything: whatever is there now may lose some of it."""
+        """No broker is known to have everything: whatever topic is there now may lose some of it."""
         for topic in self.topics:
             if (current := self.lives.current(topic)) is not None:
                 current.was_harmed = True
@@ -256,7 +256,7 @@ class Rebirth:
         ]
 
     def _replicas(self) -> list[tuple[TopicPartition, Incarnation, tuple[int, ...]]]:
-        """Of each of `partitions`, and who is to have it."""
+        """Each of `partitions`, its incarnation, and the brokers that are to have it."""
         found = []
         for partition in self.partitions():
             current = self.lives.current(partition.topic)
@@ -343,8 +343,8 @@ class Rebirth:
             self._storm.begin(self._live(topic, end_s), f"life of {topic}")
 
     async def recover(self) -> list[str]:
-        """After all was healed and is whole: the topics must be there, and work for those who knew the old ones. What
-        was awaited in vain. Ends the clients."""
+        """After all was healed and is whole: the topics must be there, and work for clients that knew the old ones.
+        Returns what was awaited in vain. Ends the clients."""
         in_vain = []
         doing = ""
         try:
@@ -943,7 +943,7 @@ async def _kill_once_acknowledged(rebirth: Rebirth, born: Incarnation, partition
 
 
 async def _first_record(rebirth: Rebirth, born: Incarnation, *, is_alone: bool) -> tuple[TopicPartition, int] | None:
-    """Where the first record arrives, as soon as it is there; alone: at the leader only, whom nobody reaches before."""
+    """Where the first record arrives, as soon as it is there; alone: at the leader only, which no follower reaches."""
     network, hosts = rebirth._storm.simulation.network, [host_name(b) for b in rebirth._cluster.broker_ids]
     links = [(source, target) for source in hosts for target in hosts if source != target] if is_alone else []
     followed_s = rebirth._now_s + 2
@@ -999,7 +999,7 @@ async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event
 
 
 def _present_assignment(rebirth: Rebirth, topic: str) -> list[list[int]]:
-    """As it would have to be for everybody to lead what he leads now."""
+    """As it would have to be for each broker to lead what it leads now."""
     assignment = []
     for partition, _, assigned in rebirth._replicas():
         if partition.topic == topic:
@@ -1022,7 +1022,7 @@ async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartitio
 
 
 async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """Whoever reads record by record is in the middle of a batch when the topic becomes another one."""
+    """Consumers that read record by record are in the middle of a batch when the topic becomes another one."""
     dice = rebirth._dice
     rebirth.slow.add(topic)
     try:

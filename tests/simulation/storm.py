@@ -15,9 +15,9 @@ which take what was not synced, it survives one broker's at a time: the next one
 up. Everything else may happen whenever the seed says so.
 
 Some storms cut the power of several hosts at once. That may cost the ends of partitions, which is legal, and counted,
-where nobody is left who had everything: no member of the ISR, nor who is eligible. All else is judged as ever (see
-`tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all means min ISR 1, so
-there the power of a leader that is alone in sync is such a case, too.
+where no broker is left that had everything: no member of the ISR, and none that is eligible. All else is judged as ever
+(see `tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all means min ISR
+1, so there the power of a leader that is alone in sync is such a case, too.
 
 Rejected: the same mix for every seed (all seeds are then alike, and the rare combination never comes); faults at the
 random moments of a real run (nothing to replay).
@@ -100,7 +100,7 @@ class Report:
     lost_with_acks_1: int = 0
     """Legal, and seen."""
     lost_with_power: int = 0
-    """Acknowledged with acks=all, and gone with the power of all who had it: legal, and counted."""
+    """Acknowledged with acks=all, and gone with the power of all that had it: legal, and counted."""
     recovery_s: float = 0.0
     """From the last fault until everything was whole again."""
     anomalies: list[Anomaly] = field(default_factory=list)
@@ -179,7 +179,7 @@ class Storm:
         self.on_start: list[Callable[[int], None]] = []
         """Called with a broker's id at the moment at which its process begins."""
         self.before_write: list[Callable[[VirtualSession, Sequence[Operation]], None]] = []
-        """Called for every write at the moment at which ZooKeeper is about to carry it out. Who raises, refuses it."""
+        """Called for every write at the moment at which ZooKeeper is about to carry it out. To raise is to refuse."""
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._down = {broker_id: asyncio.Event() for broker_id in self.cluster.broker_ids}
         self._restart_after_s = dict.fromkeys(self.cluster.broker_ids, 0.0)
@@ -264,7 +264,7 @@ class Storm:
         return task
 
     async def _bear_a_lone_fault(self) -> bool:
-        """What one fault has spoilt, the next one often mends, since it makes everybody begin anew. So now and then one
+        """What one fault has spoilt, the next one often mends, since it makes all begin anew. So now and then one
         comes alone. Whether all is well afterwards."""
         if self.dice.random() < 0.5:
             return True
@@ -468,9 +468,9 @@ class Storm:
             self.rebirth.power_lost()
         if not exposed:
             return
-        self.event("power of all who had everything cut")
-        self.note(f"nobody who had everything has kept its power: {', '.join(map(str, exposed))}")
-        self.damaged.update(self.cluster.broker_ids)  # whoever is left may have to be cut back
+        self.event("power of all that had everything cut")
+        self.note(f"no broker that had everything has kept its power: {', '.join(map(str, exposed))}")
+        self.damaged.update(self.cluster.broker_ids)  # those that are left may have to be cut back
         self.workload.exposed.update(exposed)
         self._forgive(exposed)
 

@@ -7,8 +7,8 @@ they want, ask for offsets in between, and start afresh all the time, knowing no
 of what was acknowledged, and administrators create and delete topics, several of them at a time.
 
 What they are told is written down, and judged in the end (`answers.py`). That a client says nothing is an anomaly at
-once: a delivery ends within its delivery timeout; after `flush` and `close` every record has had its ending, and who
-was not awaited and failed was reported.
+once: a delivery ends within its delivery timeout; after `flush` and `close` every record has had its ending, and a
+failure that nobody awaited was reported.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Life:
 
 
 class Users:
-    """Draws who there is, starts them on a cluster, and keeps what they were told.
+    """Draws which users there are, starts them on a cluster, and keeps what they were told.
 
     `acknowledged_end`: one past the highest offset of each partition that was acknowledged, for others to look at.
     """
@@ -640,8 +640,8 @@ class Users:
         return None
 
     def forgive(self, partitions: Iterable[TopicPartition]) -> None:
-        """These may have lost acknowledged records within what is legal (nobody who had everything kept its power), so
-        what was told of them is not judged."""
+        """These may have lost acknowledged records within what is legal (no broker that had everything kept its power),
+        so what was told of them is not judged."""
         self._forgiven.update(partitions)
 
     def judge(self) -> list[Anomaly]:
