@@ -129,7 +129,7 @@ KINDS = ("drip", "silent", "deaf")
 
 
 async def storm(port: int, connections: int, seed: int, broker_pid: int) -> None:
-    """Until the standard input ends. Prints once a second how many sockets and bytes the broker has, and what it has.
+    """Runs until standard input ends. Prints once a second how many sockets and bytes the broker has, and what it has.
 
     The broker is watched from here, since looking at hundreds of descriptors takes milliseconds, which would be taken
     for the broker's in the process that measures.

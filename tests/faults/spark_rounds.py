@@ -280,7 +280,7 @@ class Rounds:
         return [found for root in roots for found in descendants(root)]
 
     def _python_workers(self) -> list[Found]:
-        """Those that read; not the process that they were forked from: Spark goes on with the orphans."""
+        """Those that read; not the process that forked them, without which Spark goes on with the orphans."""
         return [found for found in self._executor_processes() if not descendants(found.pid)]
 
     def _kill_one(self, candidates: Callable[[], list[Found]], name: str) -> str:

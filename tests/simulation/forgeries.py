@@ -63,7 +63,7 @@ def forged_orders(
 def forged_fetch(
     cluster: VirtualCluster, broker_id: int, partition: TopicPartition, replica_id: int
 ) -> m.FetchRequest | None:
-    """To that broker, as if the other one had every record that it has. None: it has no such replica now."""
+    """A fetch from that broker, as if the replica had every record that it has. None: it has no such partition now."""
     broker = cluster.living_broker(broker_id)
     replica = None if broker is None or broker._replicas is None else broker._replicas.partition(partition)
     path = znodes.broker_path(replica_id)

@@ -27,7 +27,7 @@ from minibroker.protocol.model import TopicPartition
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of a topic that may be deleted and created again under its name: of which one it is, says the id."""
+    """A partition of a topic that may be deleted and created again under its name: the id says of which one."""
 
     topic_id: str
     topic_partition: TopicPartition

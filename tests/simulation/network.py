@@ -195,7 +195,7 @@ class VirtualNetwork:
         self._links_changed()
 
     def reset(self, host_a: str, host_b: str) -> int:
-        """Break all connections between two hosts, at both ends. How many there were."""
+        """Break all connections between two hosts, at both ends. Returns how many there were."""
         self.loop.record(f"network: reset {host_a} {host_b}")
         ends = self._connections(self._address(host_a), self._address(host_b))
         for end in ends:
@@ -204,7 +204,8 @@ class VirtualNetwork:
 
     def delay_standing(self, source: str, target: str, by_s: float) -> int:
         """What the connections that stand now carry from the one host to the other takes so much longer from now on,
-        until they end, and their end, too. Connections that are made later are as fast as ever. How many stand."""
+        until they end, and their end, too. Connections that are made later are as fast as ever.
+        Returns how many stand."""
         self.loop.record(f"network: delay {source} {target} {by_s}")
         ends = self._ends(self._address(source), self._address(target))
         for end in ends:
@@ -213,7 +214,7 @@ class VirtualNetwork:
 
     def reset_at(self, host: str, other: str) -> int:
         """Break all connections between two hosts at the end of `host`, as a box between them may: what it has sent
-        goes on arriving at `other`, which learns of it when it sends something. How many there were."""
+        goes on arriving at `other`, which learns of it when it sends something. Returns how many there were."""
         self.loop.record(f"network: reset at {host} {other}")
         ends = self._ends(self._address(host), self._address(other))
         for end in ends:

@@ -189,7 +189,7 @@ class Rebirth:
                 waiting.set_result(self.lives.incarnations[topic][-1])
 
     async def _moment(self, topic: str, moment: Moment) -> Incarnation | None:
-        """Returns when it has come, at that very moment; None: it did not for long."""
+        """Returns at the very moment at which it has come; None: it did not come for long."""
         waiting: asyncio.Future[Incarnation] = asyncio.get_running_loop().create_future()
         entry = (topic, moment, waiting)
         self._waiting.append(entry)
@@ -211,7 +211,7 @@ class Rebirth:
             self.lives.committed[identified].update(zip(batch.offsets, values, strict=True))
 
     def look(self, *, is_harmed: bool) -> tuple[dict[TopicIdPartition, int], set[str]]:
-        """What is acknowledged of those whose loss is not legal, and the ids of those of which it is."""
+        """The acknowledged ends of topics that may lose nothing, and the ids of those that may."""
         lossy = set()
         for topic in self.topics:
             incarnations = self.lives.incarnations[topic]
@@ -429,13 +429,13 @@ class Rebirth:
                 admin.process.kill()
 
     async def _delete(self, topic: str, admin: VirtualWorld) -> None:
-        """Until it is being deleted."""
+        """Returns once it is being deleted."""
         while self.lives.current(topic) is not None:
             await self._call("delete", topic, admin)
             await asyncio.sleep(0.1)
 
     async def _create(self, topic: str, admin: VirtualWorld, wish: _Wish | None = None) -> bool:
-        """Until it is there, for so long as an administrator has patience."""
+        """Try for as long as an administrator has patience. Returns whether it is there."""
         patience_s = self._now_s + 30
         while self.lives.current(topic) is None and self._now_s < patience_s:
             await self._call("create", topic, admin, wish or self._wish(topic))
@@ -443,7 +443,7 @@ class Rebirth:
         return self.lives.current(topic) is not None
 
     async def _ensure(self, topic: str) -> None:
-        """It is free, or there: nothing may be in the way of the creation any more."""
+        """Create it if it is not there: nothing may be in the way of that any more."""
         admin = self._cluster.client(f"admin-{topic}")
         while self.lives.current(topic) is None:
             wish = self._wish(topic)
@@ -657,7 +657,7 @@ class Rebirth:
     async def _probe(
         self, identity: str, numbers: itertools.count[int], producer: Producer, random: Random, settings: _Producing
     ) -> str | None:
-        """A record to each partition, or with each key, or to whichever partition; what went wrong first."""
+        """A record to each partition, or with each key, or to whichever partition. Returns what went wrong first."""
         count = len(self.lives.incarnations[settings.topic][-1].assignment)
         choices: list[int | bytes | None] = list(range(count))
         if settings.chooses == "key":
@@ -679,7 +679,7 @@ class Rebirth:
         settings: _Producing,
         choice: int | bytes | None,
     ) -> str | None:
-        """Sends a record, and waits for its end. What went wrong with it, if anything did."""
+        """Sends a record, and waits for its end. Returns what went wrong with it, if anything did."""
         value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(random.choice([0, 20, 200]))
         partition = choice if isinstance(choice, int) else None
         key = choice if isinstance(choice, bytes) else None
@@ -1009,7 +1009,7 @@ def _present_assignment(rebirth: Rebirth, topic: str) -> list[list[int]]:
 
 
 async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartition, leader: int, count: int) -> None:
-    """Until so many more batches have come, as soon as the last of them is there, or none comes for a while."""
+    """Returns as soon as so many more batches are there, or none has come for a while."""
     for _ in range(count):
         replica = rebirth._replica(leader, born, partition)
         if replica is None:

@@ -146,7 +146,7 @@ async def _storm(report: Report, dice: Random, seconds: float, is_enough: Callab
 
 
 class Change(NamedTuple):
-    """Of what ZooKeeper says of a partition."""
+    """What ZooKeeper says of a partition has changed."""
 
     before: LeaderAndIsr
     after: LeaderAndIsr
@@ -265,7 +265,7 @@ class Storm:
 
     async def _bear_a_lone_fault(self) -> bool:
         """What one fault has spoilt, the next one often mends, since it makes all begin anew. So now and then one
-        comes alone. Whether all is well afterwards."""
+        comes alone. Returns whether all is well afterwards."""
         if self.dice.random() < 0.5:
             return True
         [kind] = self.dice.choices(sorted(self._weights), [self._weights[kind] for kind in sorted(self._weights)])
@@ -278,8 +278,8 @@ class Storm:
         return await self._becomes_whole()
 
     async def _bear_a_broken_link(self, seconds: float) -> bool:
-        """Two brokers do not reach each other, or one does not reach the other, and all else is well. Whether all is
-        well afterwards, too."""
+        """Two brokers do not reach each other, or one does not reach the other, and all else is well. Returns
+        whether all is well afterwards, too."""
         dice, network, zookeeper = self.dice, self.simulation.network, self.simulation.zookeeper
         ends = dice.sample(self.cluster.broker_ids, 2)
         if (controllers := self.cluster.active_controllers()) and dice.random() < 0.7:
@@ -495,7 +495,7 @@ class Storm:
         )
 
     def _has_lost_nothing(self, member: Member) -> bool:
-        """Since it was known to have everything. (Recovery may have had to cut a log that a bad disk tore.)"""
+        """It has lost nothing since it was known to have everything. (A bad disk may have torn a log.)"""
         broker = self.cluster.living_broker(member.broker_id)
         if broker is None:
             return member.broker_id not in self._hurt
@@ -571,7 +571,7 @@ class Storm:
             self._ambushes.remove(ambush)
 
     def strikable(self, broker_id: int) -> bool:
-        """Its process lives, were it only just starting, and no fault has it in hand."""
+        """Its process lives, even if it is only just starting, and no fault has it in hand."""
         return broker_id not in self.busy and self.cluster.process(broker_id).alive
 
     def idle_brokers(self) -> list[int]:
@@ -656,7 +656,7 @@ class Storm:
         return self.rebirth.has_caught_up(broker_id)
 
     def is_in_sync(self, broker_id: int, partition: TopicPartition) -> bool:
-        """In the ISR, and not only in that of before its power cut: what it had then, it may not have now."""
+        """It is in the ISR, and not only in that of before its power cut: what it had then, it may not have now."""
         members = self.cluster.state(partition).in_sync_members
         return any(m.broker_id == broker_id and self._has_lost_nothing(m) for m in members)
 

@@ -60,7 +60,7 @@ async def connect(world: VirtualWorld, broker_id: int, port: int = CONTROL_PORT)
 
 
 async def prove(connection: Connection, world: VirtualWorld, broker_id: int, peer_id: int) -> bytes:
-    """With the cluster's secret. The proof."""
+    """Prove to be that broker, with the cluster's secret. Returns the proof."""
     proof = (await shake_hands(connection, world.random, broker_id, peer_id)).connecting_proof(KEY)
     await authenticate(connection, proof)
     return proof

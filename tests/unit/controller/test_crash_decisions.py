@@ -43,7 +43,7 @@ def after(attempts: Iterable[Attempt], watched: Watched | None = None) -> CrashD
 
 
 def time_until_suspected_s(attempt: Attempt, watched: Watched) -> float:
-    """When one attempt after the other ends so."""
+    """How long it takes where every attempt ends in this way."""
     for number in range(10_000):
         now_s = START_S + number * EVERY_S
         watched, is_suspect, _ = decide(watched, attempt, now_s, DETECTION_S)
