@@ -1,4 +1,4 @@
-"""Waiting for what somebody else brings about, with a deadline: on real time or virtual time alike."""
+"""Waiting for what others bring about, with a deadline: on real time or virtual time alike."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Orders(NamedTuple):
 
 
 def read_orders(connect: str, broker_id: int, secret: bytes) -> Orders:
-    """From ZooKeeper, where the controller has it from. The secret is that of the cluster's brokers."""
+    """Read from ZooKeeper, as the controller does. The secret is that of the cluster's brokers."""
     client = KazooClient(hosts=connect)
     client.start()
     try:
@@ -117,7 +117,7 @@ class Flooding(asyncio.BufferedProtocol):
 
 
 def flood(pipe: multiprocessing.connection.Connection, host: str, port: int, topic: str) -> None:
-    """Until told to end; then says how many answers there were, and in how many seconds."""
+    """Runs until told to end; then says how many answers there were, and in how many seconds."""
     batch = memoryview(bytes(encode_batch([os.urandom(VALUE_BYTES)], base_timestamp=int(time.time() * 1_000))))
     produce = m.ProduceRequest(None, 1, 30_000, [m.ProduceTopic(topic, [m.ProducePartition(0, batch)])])
     frame = bytes(apis.encode_request(apis.PRODUCE, 1, "flood", produce))

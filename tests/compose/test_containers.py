@@ -113,7 +113,7 @@ def test_nothing_acknowledged_is_lost_while_a_container_fails(containers: Contai
         tell(f"{role} {fault}: write gap {gap.seconds * 1_000:.0f} ms; {verdict}")
         assert verdict.flawless
         assert verdict.failed == 0
-        if victim != "zookeeper" and fault != "paused":  # who is paused keeps its connections: its session tells
+        if victim != "zookeeper" and fault != "paused":  # a paused one keeps its connections: its session tells
             assert len(await asyncio.to_thread(suspicions, containers, victim)) > logged
 
     asyncio.run(body())

@@ -378,7 +378,7 @@ async def _fill_watched(bootstrap: str) -> None:
 
 
 async def _digest(bootstrap: str) -> str:
-    """Of all that can be read of the topic under watch, and its length."""
+    """A digest of all that can be read of the topic under watch, and how many records that is."""
     digest = hashlib.sha256()
     count = 0
     async with Consumer(bootstrap, partitions=[TopicPartition(WATCHED_TOPIC, 0)]) as consumer:

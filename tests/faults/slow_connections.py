@@ -70,7 +70,9 @@ class Storm:
         while True:
             raw = socket.socket()
             raw.setblocking(False)
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)  # so that who does not read is noticed soon
+            raw.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096
+            )  # so that a peer that does not read is noticed soon
             raw.bind((STORM_ADDRESS, 0))
             try:
                 await asyncio.get_running_loop().sock_connect(raw, (LOOPBACK, self._port))
@@ -127,7 +129,7 @@ KINDS = ("drip", "silent", "deaf")
 
 
 async def storm(port: int, connections: int, seed: int, broker_pid: int) -> None:
-    """Until the standard input ends. Prints once a second how many sockets and bytes the broker has, and what it has.
+    """Runs until standard input ends. Prints once a second how many sockets and bytes the broker has, and what it has.
 
     The broker is watched from here, since looking at hundreds of descriptors takes milliseconds, which would be taken
     for the broker's in the process that measures.

@@ -2,7 +2,7 @@
 
     python -m tests.faults.spark_rounds --rounds 5 [--modes local,cluster] [--kinds driver,worker,...] [--keep DIR]
 
-Who is killed with SIGKILL: the driver (in turn its Python process and its JVM), a Python worker of an executor, an
+Killed with SIGKILL: the driver (in turn its Python process and its JVM), a Python worker of an executor, an
 executor's JVM (on the cluster), the leader of a partition, the controller. Where: on local[2], and on a Spark master
 with two workers. Each kind has a topic and an output of its own; records are sent and compactions made all the time. A
 job that ends is started again. In the end the Parquet files must equal the topic: `exceptAll` both ways is 0. Exit code
@@ -280,7 +280,7 @@ class Rounds:
         return [found for root in roots for found in descendants(root)]
 
     def _python_workers(self) -> list[Found]:
-        """Those that read; not the process that they were forked from: Spark goes on with the orphans."""
+        """Those that read; not the process that forked them, without which Spark goes on with the orphans."""
         return [found for found in self._executor_processes() if not descendants(found.pid)]
 
     def _kill_one(self, candidates: Callable[[], list[Found]], name: str) -> str:

@@ -1,4 +1,4 @@
-"""A cluster file that cannot be written: the user is told where, and no process is left that nobody knows of."""
+"""A cluster file that cannot be written: the user is told where, and no process is left behind unknown."""
 
 from __future__ import annotations
 

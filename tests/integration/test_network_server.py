@@ -840,7 +840,7 @@ def test_handlers_that_are_stuck_push_back_on_a_pipelining_sender(run: Run) -> N
     run(main())
 
 
-def test_a_full_request_channel_stops_the_reading_of_all_who_want_in_and_lets_them_in_in_turn(run: Run) -> None:
+def test_a_full_request_channel_stops_the_reading_of_all_that_want_in_and_lets_them_in_in_turn(run: Run) -> None:
     running = 0
 
     async def main() -> None:

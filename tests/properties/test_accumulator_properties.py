@@ -6,8 +6,8 @@ the broker carries out much later. The topic is deleted and created again, with 
 producer hears of it later. In the end everything is delivered, and then must hold: no record is in the log of a topic
 twice, whatever its Delivery said; delivered records are where they were said to be, and in the order of their `send`
 within a topic (of all in a partition, as long as the number of partitions stays; else of each key, and of those for
-which the caller chose the partition); a key is where the number of partitions puts it; only who chose a partition can
-fail because there is none; every record has had an ending; and the buffer is empty.
+which the caller chose the partition); a key is where the number of partitions puts it; only a record whose partition
+was chosen can fail because there is none; every record has had an ending; and the buffer is empty.
 """
 
 from __future__ import annotations

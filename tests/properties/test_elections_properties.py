@@ -71,7 +71,7 @@ def test_a_new_partition_is_led_by_its_first_live_replica_with_all_live_ones_in_
 
 
 @given(partitions(), lives, st.booleans(), log_ends)
-def test_who_is_elected_is_trusted_wherever_anybody_is(
+def test_an_elected_replica_is_trusted_wherever_any_is(
     partition: tuple[list[int], LeaderAndIsr], live: elections.Live, unclean: bool, ends: dict[int, LogEnd]
 ) -> None:
     assignment, state = partition
@@ -95,13 +95,13 @@ def test_who_is_elected_is_trusted_wherever_anybody_is(
 
 
 @given(partitions(), lives, minimums)
-def test_the_next_state_never_gives_up_who_has_what_was_acknowledged(
+def test_the_next_state_never_gives_up_a_replica_that_has_what_was_acknowledged(
     partition: tuple[list[int], LeaderAndIsr], live: elections.Live, to_commit: int
 ) -> None:
     assignment, state = partition
     after, election = elections.decide(assignment, state, live, 4, to_commit=to_commit)
     assert after.isr, "the last member never leaves the ISR"
-    assert set(on_record(after)) <= set(on_record(state)), "nobody is put on record who was not"
+    assert set(on_record(after)) <= set(on_record(state)), "no replica is put on record that was not"
     assert not set(after.isr) & set(after.eligible)
     if elections.leader_stays(state, live):
         assert after.leader == state.leader
@@ -114,9 +114,9 @@ def test_the_next_state_never_gives_up_who_has_what_was_acknowledged(
         assert all(is_trusted(member, live) for member in after.in_sync_members)
         assert (after.leader, live[after.leader].epoch) in after.in_sync_members or election is None
         if len(after.isr) < to_commit:
-            # Nothing is committed from here on: whoever had everything, and may have it still, can lead later.
+            # Nothing is committed from here on: a replica that had everything, and may have it still, can lead later.
             gone = set(on_record(state)) - set(on_record(after))
-            assert not gone & trusted(state, live), "who is trusted stays on record"
+            assert not gone & trusted(state, live), "what is trusted stays on record"
             assert all(b in live for b in gone), "the dead may come back"
         else:
             assert after.eligible == ()

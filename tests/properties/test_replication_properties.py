@@ -1,10 +1,10 @@
 """Three replicas on data directories, the real elections, an abstract ZooKeeper, any order of what can happen to them.
 
 Processes are killed, as many as there are; sessions are lost and replaced; power cuts take what was not flushed from
-one replica at a time, that is, not from another before it has everything again. The controller notices late who came
-and went, its messages arrive when hypothesis says so, ISR writes reach ZooKeeper late or in conflict. Whatever the
-order: what was acknowledged with acks=all, or could be read by a consumer, is in the log of everybody who could be
-elected, and somebody can be.
+one replica at a time, that is, not from another before it has everything again. The controller notices late which
+came and went, its messages arrive when hypothesis says so, ISR writes reach ZooKeeper late or in conflict. Whatever the
+order: what was acknowledged with acks=all, or could be read by a consumer, is in the log of every broker that could be
+elected, and there is one.
 """
 
 import asyncio
@@ -77,14 +77,14 @@ class Replication(RuleBasedStateMachine):
         self.lossy: set[int] = set()
         """Lost something in a power cut, and are not known to have everything again."""
         self.cluster: dict[int, Broker] = {}
-        """Who lives, as far as the controller knows."""
+        """Those that live, as far as the controller knows."""
         self.log_ends: dict[int, tuple[int, LogEnd]] = {}
         """With the leader epoch in which they were reported."""
         self.zookeeper = LeaderAndIsr(1, 0, BROKERS, 1, 0, BROKERS)
         self.proposals: list[tuple[Partition, LeaderAndIsr]] = []
         self.pending: list[Pending] = []
         self.promised: dict[int, bytes] = {}
-        """Acknowledged, or below the high watermark of somebody who leads."""
+        """Acknowledged, or below the high watermark of a broker that leads."""
         self.values = 0
 
     @initialize()
@@ -189,7 +189,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule()
     def notice(self) -> None:
-        """The controller sees who is registered: first it settles without those that are gone, or another run."""
+        """The controller sees which are registered: first it settles without those that are gone, or another run."""
         registered = {b: self.registration(b) for b in sorted(self.alive)}
         if registered == self.cluster:
             return
@@ -251,7 +251,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(broker_id=brokers, count=st.integers(1, 3))
     def produce(self, broker_id: int, count: int) -> None:
-        """To whoever believes that it leads."""
+        """To a broker that believes it leads."""
         partition = self.partitions[broker_id]
         if broker_id not in self.alive or not partition.is_leader:
             return
@@ -268,7 +268,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(broker_id=brokers, times=st.integers(1, 3))
     def fetch(self, broker_id: int, times: int) -> None:
-        """A follower fetches from whom it believes to be the leader."""
+        """A follower fetches from the broker that it takes for the leader."""
         partition = self.partitions[broker_id]
         for _ in range(times):
             if broker_id not in self.alive or partition.is_leader or partition.leader_id not in self.alive:
@@ -313,7 +313,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 3))
     def all_goes_well(self, times: int) -> None:
-        """For those who live: everything arrives, and records too."""
+        """For those that live: everything arrives, and records too."""
         for _ in range(times):
             self.notice()
             self.settle()
@@ -329,7 +329,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule()
     def heal(self) -> None:
-        """Everybody is back, and everything arrives: then all are in sync, and what was promised is there."""
+        """All are back, and everything arrives: then all are in sync, and what was promised is there."""
         for broker_id in BROKERS:
             self.restart(broker_id)
         self.all_goes_well(6)
@@ -357,7 +357,7 @@ class Replication(RuleBasedStateMachine):
             missing = {o: v for o, v in self.promised.items() if held.get(o) != v}
             assert not missing, f"broker {broker_id} of epoch {epoch} lacks {missing}: {state}"
         self.lossy -= {member.broker_id for member in state.in_sync_members if member in electable}
-        assert electable, f"nobody could be elected: {state}, {self.trusted_since}"
+        assert electable, f"none could be elected: {state}, {self.trusted_since}"
 
     def note_promises(self) -> None:
         still = []

@@ -1,8 +1,8 @@
 """Whatever a power cut, a killed process or a dying disk leaves, a log keeps its promises.
 
 - Killed process: everything that was appended is there.
-- Power cut: everything below the recovery point is there, and what comes above is a beginning of what had been written,
-  never a mixture.
+- Power cut: everything below the recovery point is there, and what comes above is the beginning of what had been
+  written, never a mixture.
 - Leader epochs, producer state and lookups say what the batches say.
 """
 

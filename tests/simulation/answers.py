@@ -132,7 +132,7 @@ def check_users(history: History, answers: Answers) -> list[Anomaly]:
 
 
 def forget(history: History, answers: Answers, partitions: Collection[TopicPartition]) -> None:
-    """Whatever is known of these partitions."""
+    """Drop whatever is known of these partitions."""
     for partition in partitions:
         for by_partition in (history.final, history.acknowledged, answers.stored):
             by_partition.pop(partition, None)
@@ -145,8 +145,8 @@ def forget(history: History, answers: Answers, partitions: Collection[TopicParti
 
 
 def _settle_partitions(history: History) -> None:
-    """A record whose partition was its producer's choice was sent to where it is. (To where it is first: that it is in
-    two partitions is said by another check, and not twice.)"""
+    """A record whose partition was its producer's choice was sent to where it is. (To where it is first: another check
+    says that it is in two partitions, and once is enough.)"""
     for partition, labels in sorted(history.final.items()):
         for label in labels.values():
             sent = history.sent.get(label)

@@ -162,7 +162,7 @@ async def _partition(storm: Storm) -> None:
 
 
 async def _isolation(storm: Storm) -> None:
-    """One broker cut off from everybody: brokers, clients and ZooKeeper."""
+    """One broker cut off from all others: brokers, clients and ZooKeeper."""
     simulation = storm.simulation
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("isolation", victim)
@@ -280,7 +280,7 @@ async def _clock_jump(storm: Storm) -> None:
 
 
 async def _zookeeper_down(storm: Storm) -> None:
-    storm.count("ZooKeeper down", "for everybody")
+    storm.count("ZooKeeper down", "for all")
     storm.simulation.zookeeper.stop()
     try:
         await asyncio.sleep(_span_s(storm))
@@ -315,7 +315,7 @@ async def _zookeeper_reply_lost(storm: Storm) -> None:
 
 
 async def _slow_zookeeper(storm: Storm) -> None:
-    """For everybody or for one: slow enough for much to happen between a decision and its write; sessions live on."""
+    """For all or for one: slow enough for much to happen between a decision and its write; sessions live on."""
     dice = storm.dice
     high_s = dice.choice([0.02, 0.1, 0.5])
     hosts = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
@@ -327,8 +327,8 @@ async def _slow_zookeeper(storm: Storm) -> None:
 
 
 async def _controller_deleted(storm: Storm) -> None:
-    """Somebody deletes /controller by hand: a new election, while the old controller lives. Now and then nobody who
-    runs for it hears how it went."""
+    """Somebody deletes /controller by hand: a new election, while the old controller lives. Now and then none of
+    the candidates hears how it went."""
     zookeeper = storm.simulation.zookeeper
     if zookeeper.has(znodes.CONTROLLER):
         replies_lost = storm.dice.random() < 0.3

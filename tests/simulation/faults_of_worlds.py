@@ -136,7 +136,7 @@ async def late_bytes(storm: Storm) -> None:
 
 
 async def rotten_page(storm: Storm) -> None:
-    """A bit of a batch that was committed long ago is another one now, in one replica. Whoever reads it must see that
+    """A bit of a batch that was committed long ago is another one now, in one replica. A reader must see that
     something is wrong with it; the others have it as it was. Only of records, which their checksum covers: that a
     broker goes by headers unchecked is for what comes to heal a damaged replica."""
     dice = storm.dice
@@ -155,7 +155,7 @@ async def rotten_page(storm: Storm) -> None:
     reads = storm.workload.corrupt_reads
     disk.rot(path, position, dice.randrange(8))
     try:
-        if dice.random() < 0.7:  # somebody is to read it
+        if dice.random() < 0.7:  # a client is to read it
             storm.workload.reread()
         await asyncio.sleep(dice.choice([1.0, 5.0, 15.0]))
     finally:

@@ -1,4 +1,4 @@
-"""Requests that only brokers may send, from somebody who is none: with the right epochs, and all that can be known."""
+"""Requests that only brokers may send, from a stranger: with the right epochs, and all else that can be known."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TIMEOUT_S = 5.0
 def forged_orders(
     cluster: VirtualCluster, broker_id: int, partition: TopicPartition, controller_id: int
 ) -> list[tuple[Api[Any, Any], m.Message]]:
-    """To that broker: from now on it leads; others lead; it is to delete its replica. In the name of a controller whom
+    """To that broker: from now on it leads; others lead; it is to delete its replica. In the name of a controller that
     no other can depose."""
     zookeeper = cluster.simulation.zookeeper
     topic, index = partition.topic, partition.partition
@@ -63,7 +63,7 @@ def forged_orders(
 def forged_fetch(
     cluster: VirtualCluster, broker_id: int, partition: TopicPartition, replica_id: int
 ) -> m.FetchRequest | None:
-    """To that broker, as if the other one had every record that it has. None: it has no such replica now."""
+    """A fetch from that broker, as if the replica had every record that it has. None: it has no such partition now."""
     broker = cluster.living_broker(broker_id)
     replica = None if broker is None or broker._replicas is None else broker._replicas.partition(partition)
     path = znodes.broker_path(replica_id)
@@ -91,8 +91,8 @@ async def authenticate(connection: Connection, proof: bytes) -> None:
 
 
 async def forgery(storm: Storm) -> None:
-    """Somebody who reaches the listeners gives a broker orders, and says how far a follower has come; now and then with
-    a proof by a secret that is not the cluster's. Nothing of it may be believed."""
+    """A stranger that reaches the listeners gives a broker orders, and says how far a follower has come; now and then
+    with a proof by a secret that is not the cluster's. Nothing of it may be believed."""
     cluster, dice = storm.cluster, storm.dice
     partition = dice.choice(storm.partitions)
     leader = cluster.state(partition).leader
@@ -139,7 +139,7 @@ async def forgery(storm: Storm) -> None:
 
 
 async def is_refused(connection: Connection, api: Api[Any, Any], request: m.Message) -> bool:
-    """Because of who has sent it."""
+    """Whether it is refused because of its sender."""
     try:
         await connection.request(api, request, timeout_s=TIMEOUT_S)
     except BrokerError as error:

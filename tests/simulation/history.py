@@ -27,7 +27,7 @@ from minibroker.protocol.model import TopicPartition
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of a topic that may be deleted and created again under its name: of which one it is, says the id."""
+    """A partition of a topic that may be deleted and created again under its name: the id says of which one."""
 
     topic_id: str
     topic_partition: TopicPartition
@@ -86,7 +86,7 @@ class History:
     final: dict[TopicPartition, dict[int, bytes]] = field(default_factory=dict)
     """By offset."""
     power_losses: dict[TopicPartition, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """When the power of everybody who had all of a partition was cut."""
+    """When the power of all brokers that had all of a partition was cut."""
     starts: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
     """Where consumers were told to begin. Others may begin anywhere."""
 
@@ -102,7 +102,7 @@ class History:
         return bisect_left(self.power_losses.get(partition, ()), at_s)
 
     def may_be_lost(self, partition: TopicPartition, at_s: float) -> bool:
-        """Who saw a record there at that moment saw it before its power was cut."""
+        """The power was cut after that moment, so a record that was seen there may be gone."""
         return self.era(partition, at_s) < len(self.power_losses.get(partition, ()))
 
     def lost_with_power(self) -> int:

@@ -49,7 +49,7 @@ def hunt(mutant: Mutant, *, max_seeds: int, minutes: float, jobs: int | None) ->
     tried = crashes = 0
     conviction: Anomaly | None = None
     seeds = range(1, max_seeds + 1)
-    # Who has broken a promise can go on to break thousands, which takes minutes.
+    # A cluster that has broken a promise can go on to break thousands, which takes minutes.
     for outcome in simulate_many(seeds, minutes, mutant=mutant.name, is_enough=breaks_promise, jobs=jobs):
         tried += 1
         conviction = _broken_promise(outcome.report)

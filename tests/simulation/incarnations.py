@@ -253,7 +253,7 @@ class _Path:
         return sorted({*known, *unknown})
 
     def follow(self, poll: Polled) -> str | None:
-        """Go on by one record. What kind of anomaly it is where there is no way."""
+        """Go on by one record. Returns the kind of anomaly where there is no way."""
         numbers = self._may_be_in(poll)
         places: set[_Place] = set()
         for number, expected in self.places:
@@ -282,7 +282,7 @@ class _Path:
         return "poll step back" if goes_back else "poll skip"
 
     def has_read_all(self) -> bool:
-        """Of the last incarnation, which is complete. An empty one there is nothing to read of."""
+        """All of the last incarnation, which is complete. Of an empty one there is nothing to read."""
         last = len(self._incarnations) - 1
         if self._incarnations[last].may_lose or not self._logs[last]:
             return True

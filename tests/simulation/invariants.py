@@ -5,7 +5,7 @@
 - Below their high watermarks, the logs of all replicas are whole and equal: offsets, leader epochs and checksums.
   (After a power cut, once the broker has caught up: a truncation that was not synced brings back what was cut, until it
   is cut again.)
-- Whoever may be elected has every record that was acknowledged with acks=all.
+- Each broker that may be elected has every record that was acknowledged with acks=all.
 - The controller epoch never goes back, in ZooKeeper and in each broker's process; nor does a partition's leader epoch,
   in ZooKeeper, in its replicas and in what brokers tell clients.
 - An epoch has one leader in ZooKeeper, too, and only the newest controller makes one.
@@ -60,7 +60,7 @@ class Invariants:
         damaged: Container[int],
         lossy_topic_ids: Container[str] = (),
     ) -> Iterator[Anomaly]:
-        """Everything that is wrong now, and was not reported before. No fault of a disk strikes whoever looks.
+        """Everything that is wrong now, and was not reported before. No fault of a disk strikes the look itself.
 
         `acknowledged_ends`: one past the highest offset that clients know to be acknowledged with acks=all.
         `damaged`: brokers that had a power cut and have not caught up with everything since, or have rotten pages.

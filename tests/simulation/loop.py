@@ -20,11 +20,11 @@ resumed. See `tests.simulation.process`.
 A loop may also shuffle: real ones promise no order in which tasks that wait for different things go on, so code that
 relies on one is wrong, and only meets another where it is made to. What asyncio does promise is kept: callbacks run in
 the order in which they were asked for, so those of a transport or a pipe do, and no task gets past a callback, either
-way; tasks begin in the order in which they were made; who yields (`sleep(0)`) lets everybody go first who is ready.
+way; tasks begin in the order in which they were made; a task that yields (`sleep(0)`) lets all go first that are ready.
 What is left is shuffled: tasks that have got what they waited for, where several of them are next in one turn.
 
-A process's clock may jump ahead of the others' (`jump`), as after a suspend of its machine: `time()` says so to whoever
-asks in its name, and its timers come due as much earlier, those that are late by now in the order of their moments. The
+A process's clock may jump ahead of the others' (`jump`), as after a suspend of its machine: `time()` says so to callers
+in its name, and its timers come due as much earlier, those that are late by now in the order of their moments. The
 simulated hardware goes by `now_s`, whoever calls it; but what it does in the name of the process (the tries of a
 connect, the work of its threads, a new attempt to reach ZooKeeper) waits on the process's timers and so jumps with it.
 
@@ -157,7 +157,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         """`when` is a moment of the true time."""
         self._check_closed()  # type: ignore[attr-defined]
-        # Clocks go on: who waits for a deadline that is one bit of rounding away must not find this very moment again.
+        # Clocks go on: a wait for a deadline that is one bit of rounding away must not find this very moment again.
         when = max(when, self._now + _LEAST_ADVANCE_S)
         timer: Any = asyncio.TimerHandle(when, callback, args, self, context)
         timer._scheduled = True

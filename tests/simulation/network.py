@@ -5,13 +5,13 @@ and not what a queue of Python objects does (whole messages, at once, shared wit
 
 The choice: each connection is two ends, and what an end sends (bytes, the end of the stream, a reset) arrives at the
 other in order, each piece after a latency of its own. Bytes are copied when they leave. What was written during a turn
-of the loop leaves together at its end, as under uvloop (so who changes a buffer that he has just written changes what
-is sent, there and here), and now and then it is cut somewhere. An end takes WINDOW_BYTES that the other has not read;
+of the loop leaves together at its end, as under uvloop (so a change to a buffer that was just written changes what is
+sent, there and here), and now and then it is cut somewhere. An end takes WINDOW_BYTES that the other has not read;
 more stays in its buffer, which is what makes `pause_writing` happen.
 
 Pieces on their way belong to nobody, only the calls of a protocol belong to its process: what a process has sent
-before it is killed still arrives. The operating system of its host then closes its connections: who has sent it what it
-has not read gets a reset, anybody else the end of the stream, as with Linux. That of a paused process takes what comes.
+before it is killed still arrives. The operating system of its host then closes its connections: a peer whose bytes it
+has not read gets a reset, any other the end of the stream, as with Linux. That of a paused process takes what comes.
 
 Faults are those of links, from one host to another, one way. A piece that comes to the end of a link that does not
 carry is not lost: TCP sends it again, at intervals that double, and with it what was sent after it, until the link and
@@ -25,8 +25,8 @@ Order is a promise within a connection, none between two. So connections that st
 are not, and one end can be broken without the other's knowledge: what a client sent before it gave up then reaches the
 server after what it has sent on its next connection.
 
-Addresses: each host has a name and an IP address. `localhost` is the own host, an empty host or 0.0.0.0 all addresses
-of the own host.
+Addresses: each host has a name and an IP address. `localhost` is the host itself, an empty host or 0.0.0.0 all of its
+addresses.
 
 Rejected: a connection as a pair of StreamReader queues (no flow control, no BufferedProtocol); real sockets on
 loopback under a virtual clock (the kernel decides when bytes arrive, so no two runs are equal).
@@ -195,7 +195,7 @@ class VirtualNetwork:
         self._links_changed()
 
     def reset(self, host_a: str, host_b: str) -> int:
-        """Break all connections between two hosts, at both ends. How many there were."""
+        """Break all connections between two hosts, at both ends. Returns how many there were."""
         self.loop.record(f"network: reset {host_a} {host_b}")
         ends = self._connections(self._address(host_a), self._address(host_b))
         for end in ends:
@@ -204,7 +204,8 @@ class VirtualNetwork:
 
     def delay_standing(self, source: str, target: str, by_s: float) -> int:
         """What the connections that stand now carry from the one host to the other takes so much longer from now on,
-        until they end, and their end, too. Connections that are made later are as fast as ever. How many stand."""
+        until they end, and their end, too. Connections that are made later are as fast as ever.
+        Returns how many stand."""
         self.loop.record(f"network: delay {source} {target} {by_s}")
         ends = self._ends(self._address(source), self._address(target))
         for end in ends:
@@ -213,7 +214,7 @@ class VirtualNetwork:
 
     def reset_at(self, host: str, other: str) -> int:
         """Break all connections between two hosts at the end of `host`, as a box between them may: what it has sent
-        goes on arriving at `other`, which learns of it when it sends something. How many there were."""
+        goes on arriving at `other`, which learns of it when it sends something. Returns how many there were."""
         self.loop.record(f"network: reset at {host} {other}")
         ends = self._ends(self._address(host), self._address(other))
         for end in ends:
@@ -427,7 +428,7 @@ class ProcessNetwork:
         return protocol
 
     def accepted(self, local: tuple[str, int], remote: tuple[str, int]) -> VirtualTransport:
-        """This process's end of a connection that somebody opens to it."""
+        """This process's end of a connection that another opens to it."""
         return VirtualTransport(self._network, self._process, self._ends, local, remote)
 
     def forget(self, listener: VirtualListener) -> None:

@@ -1,4 +1,4 @@
-"""Processes of the simulated world: who owns which callback, and what a kill does.
+"""Processes of the simulated world: which of them owns a callback, and what a kill does.
 
 The problem: all processes of the simulated cluster run on one event loop, and `kill -9` must be what it is for a real
 one. `Task.cancel()` is the opposite of a kill: it runs `except` and `finally` blocks, which write clean-shutdown

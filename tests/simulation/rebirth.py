@@ -1,6 +1,6 @@
 """Topics that come back: deleted and created again under one name, again and again, with traffic on them.
 
-Each time it is another topic, with other partitions, replicas and promises; but all who knew the old one (files,
+Each time it is another topic, with other partitions, replicas and promises; but all that knew the old one (files,
 queued writes, clients and what they have cached and numbered) have yet to learn it. Producers and consumers outlive
 the re-creations, and what they see is judged by incarnation (`incarnations.py`). During bouts a life of each topic goes
 on: an administrator deletes it and creates it anew, at once or some time later, while the other faults go on, and while
@@ -110,7 +110,7 @@ class Rebirth:
         self._producing: dict[str, asyncio.Task[None]] = {}
         self._consumers: dict[str, _Consuming] = {}
         self.wished_leader: dict[str, int] = {}
-        """Who is to lead a topic when it comes back, where an ambush needs that."""
+        """Which broker is to lead a topic when it comes back, where an ambush needs that."""
         self.wished_assignment: dict[str, Sequence[Sequence[int]]] = {}
         self.quiet: set[str] = set()
         """Topics to which producers send nothing for now."""
@@ -190,7 +190,7 @@ class Rebirth:
                 waiting.set_result(self.lives.incarnations[topic][-1])
 
     async def _moment(self, topic: str, moment: Moment) -> Incarnation | None:
-        """Returns when it has come, at that very moment; None: it did not for long."""
+        """Returns at the very moment at which it has come; None: it did not come for long."""
         waiting: asyncio.Future[Incarnation] = asyncio.get_running_loop().create_future()
         entry = (topic, moment, waiting)
         self._waiting.append(entry)
@@ -213,7 +213,7 @@ class Rebirth:
             self.lives.committed[identified].update(zip(batch.offsets, values, strict=True))
 
     def look(self, *, is_harmed: bool) -> tuple[dict[TopicIdPartition, int], set[str]]:
-        """What is acknowledged of those whose loss is not legal, and the ids of those of which it is."""
+        """The acknowledged ends of topics that may lose nothing, and the ids of those that may."""
         lossy = set()
         for topic in self.topics:
             incarnations = self.lives.incarnations[topic]
@@ -242,7 +242,7 @@ class Rebirth:
         return ends, lossy
 
     def power_lost(self) -> None:
-        """Of nobody who is known to have everything: whatever is there now may lose some of it."""
+        """No broker is known to have everything: whatever topic is there now may lose some of it."""
         for topic in self.topics:
             if (current := self.lives.current(topic)) is not None:
                 current.was_harmed = True
@@ -258,7 +258,7 @@ class Rebirth:
         ]
 
     def _replicas(self) -> list[tuple[TopicPartition, Incarnation, tuple[int, ...]]]:
-        """Of each of `partitions`, and who is to have it."""
+        """Each of `partitions`, its incarnation, and the brokers that are to have it."""
         found = []
         for partition in self.partitions():
             current = self.lives.current(partition.topic)
@@ -345,8 +345,8 @@ class Rebirth:
             self._storm.begin(self._live(topic, end_s), f"life of {topic}")
 
     async def recover(self) -> list[str]:
-        """After all was healed and is whole: the topics must be there, and work for those who knew the old ones. What
-        was awaited in vain. Ends the clients."""
+        """After all was healed and is whole: the topics must be there, and work for clients that knew the old ones.
+        Returns what was awaited in vain. Ends the clients."""
         in_vain = []
         doing = ""
         try:
@@ -431,13 +431,13 @@ class Rebirth:
                 admin.process.kill()
 
     async def _delete(self, topic: str, admin: VirtualWorld) -> None:
-        """Until it is being deleted."""
+        """Returns once it is being deleted."""
         while self.lives.current(topic) is not None:
             await self._call("delete", topic, admin)
             await asyncio.sleep(0.1)
 
     async def _create(self, topic: str, admin: VirtualWorld, wish: _Wish | None = None) -> bool:
-        """Until it is there, for so long as an administrator has patience."""
+        """Try for as long as an administrator has patience. Returns whether it is there."""
         patience_s = self._now_s + 30
         while self.lives.current(topic) is None and self._now_s < patience_s:
             await self._call("create", topic, admin, wish or self._wish(topic))
@@ -445,7 +445,7 @@ class Rebirth:
         return self.lives.current(topic) is not None
 
     async def _ensure(self, topic: str) -> None:
-        """It is free, or there: nothing may be in the way of the creation any more."""
+        """Create it if it is not there: nothing may be in the way of that any more."""
         admin = self._cluster.client(f"admin-{topic}")
         while self.lives.current(topic) is None:
             wish = self._wish(topic)
@@ -658,7 +658,7 @@ class Rebirth:
     async def _probe(
         self, identity: str, numbers: itertools.count[int], producer: Producer, random: Random, settings: _Producing
     ) -> str | None:
-        """A record to each partition, or with each key, or to whichever partition; what went wrong first."""
+        """A record to each partition, or with each key, or to whichever partition. Returns what went wrong first."""
         count = len(self.lives.incarnations[settings.topic][-1].assignment)
         choices: list[int | bytes | None] = list(range(count))
         if settings.chooses == "key":
@@ -680,7 +680,7 @@ class Rebirth:
         settings: _Producing,
         choice: int | bytes | None,
     ) -> str | None:
-        """Sends a record, and waits for its end. What went wrong with it, if anything did."""
+        """Sends a record, and waits for its end. Returns what went wrong with it, if anything did."""
         value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(random.choice([0, 20, 200]))
         partition = choice if isinstance(choice, int) else None
         key = choice if isinstance(choice, bytes) else None
@@ -944,7 +944,7 @@ async def _kill_once_acknowledged(rebirth: Rebirth, born: Incarnation, partition
 
 
 async def _first_record(rebirth: Rebirth, born: Incarnation, *, is_alone: bool) -> tuple[TopicPartition, int] | None:
-    """Where the first record arrives, as soon as it is there; alone: at the leader only, whom nobody reaches before."""
+    """Where the first record arrives, as soon as it is there; alone: at the leader only, which no follower reaches."""
     network, hosts = rebirth._storm.simulation.network, [host_name(b) for b in rebirth._cluster.broker_ids]
     links = [(source, target) for source in hosts for target in hosts if source != target] if is_alone else []
     followed_s = rebirth._now_s + 2
@@ -1000,7 +1000,7 @@ async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event
 
 
 def _present_assignment(rebirth: Rebirth, topic: str) -> list[list[int]]:
-    """As it would have to be for everybody to lead what he leads now."""
+    """As it would have to be for each broker to lead what it leads now."""
     assignment = []
     for partition, _, assigned in rebirth._replicas():
         if partition.topic == topic:
@@ -1010,7 +1010,7 @@ def _present_assignment(rebirth: Rebirth, topic: str) -> list[list[int]]:
 
 
 async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartition, leader: int, count: int) -> None:
-    """Until so many more batches have come, as soon as the last of them is there, or none comes for a while."""
+    """Returns as soon as so many more batches are there, or none has come for a while."""
     for _ in range(count):
         replica = rebirth._replica(leader, born, partition)
         if replica is None:
@@ -1023,7 +1023,7 @@ async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartitio
 
 
 async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """Whoever reads record by record is in the middle of a batch when the topic becomes another one."""
+    """Consumers that read record by record are in the middle of a batch when the topic becomes another one."""
     dice = rebirth._dice
     rebirth.slow.add(topic)
     try:

@@ -15,9 +15,9 @@ which take what was not synced, it survives one broker's at a time: the next one
 up. Everything else may happen whenever the seed says so.
 
 Some storms cut the power of several hosts at once. That may cost the ends of partitions, which is legal, and counted,
-where nobody is left who had everything: no member of the ISR, nor who is eligible. All else is judged as ever (see
-`tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all means min ISR 1, so
-there the power of a leader that is alone in sync is such a case, too.
+where no broker is left that had everything: no member of the ISR, and none that is eligible. All else is judged as ever
+(see `tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all means min ISR
+1, so there the power of a leader that is alone in sync is such a case, too.
 
 Rejected: the same mix for every seed (all seeds are then alike, and the rare combination never comes); faults at the
 random moments of a real run (nothing to replay).
@@ -100,7 +100,7 @@ class Report:
     lost_with_acks_1: int = 0
     """Legal, and seen."""
     lost_with_power: int = 0
-    """Acknowledged with acks=all, and gone with the power of all who had it: legal, and counted."""
+    """Acknowledged with acks=all, and gone with the power of all that had it: legal, and counted."""
     recovery_s: float = 0.0
     """From the last fault until everything was whole again."""
     anomalies: list[Anomaly] = field(default_factory=list)
@@ -146,7 +146,7 @@ async def _storm(report: Report, dice: Random, seconds: float, is_enough: Callab
 
 
 class Change(NamedTuple):
-    """Of what ZooKeeper says of a partition."""
+    """What ZooKeeper says of a partition has changed."""
 
     before: LeaderAndIsr
     after: LeaderAndIsr
@@ -179,7 +179,7 @@ class Storm:
         self.on_start: list[Callable[[int], None]] = []
         """Called with a broker's id at the moment at which its process begins."""
         self.before_write: list[Callable[[VirtualSession, Sequence[Operation]], None]] = []
-        """Called for every write at the moment at which ZooKeeper is about to carry it out. Who raises, refuses it."""
+        """Called for every write at the moment at which ZooKeeper is about to carry it out. To raise is to refuse."""
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._down = {broker_id: asyncio.Event() for broker_id in self.cluster.broker_ids}
         self._restart_after_s = dict.fromkeys(self.cluster.broker_ids, 0.0)
@@ -264,8 +264,8 @@ class Storm:
         return task
 
     async def _bear_a_lone_fault(self) -> bool:
-        """What one fault has spoilt, the next one often mends, since it makes everybody begin anew. So now and then one
-        comes alone. Whether all is well afterwards."""
+        """What one fault has spoilt, the next one often mends, since it makes all begin anew. So now and then one
+        comes alone. Returns whether all is well afterwards."""
         if self.dice.random() < 0.5:
             return True
         [kind] = self.dice.choices(sorted(self._weights), [self._weights[kind] for kind in sorted(self._weights)])
@@ -278,8 +278,8 @@ class Storm:
         return await self._becomes_whole()
 
     async def _bear_a_broken_link(self, seconds: float) -> bool:
-        """Two brokers do not reach each other, or one does not reach the other, and all else is well. Whether all is
-        well afterwards, too."""
+        """Two brokers do not reach each other, or one does not reach the other, and all else is well. Returns
+        whether all is well afterwards, too."""
         dice, network, zookeeper = self.dice, self.simulation.network, self.simulation.zookeeper
         ends = dice.sample(self.cluster.broker_ids, 2)
         if (controllers := self.cluster.active_controllers()) and dice.random() < 0.7:
@@ -468,9 +468,9 @@ class Storm:
             self.rebirth.power_lost()
         if not exposed:
             return
-        self.event("power of all who had everything cut")
-        self.note(f"nobody who had everything has kept its power: {', '.join(map(str, exposed))}")
-        self.damaged.update(self.cluster.broker_ids)  # whoever is left may have to be cut back
+        self.event("power of all that had everything cut")
+        self.note(f"no broker that had everything has kept its power: {', '.join(map(str, exposed))}")
+        self.damaged.update(self.cluster.broker_ids)  # those that are left may have to be cut back
         self.workload.exposed.update(exposed)
         self._forgive(exposed)
 
@@ -495,7 +495,7 @@ class Storm:
         )
 
     def _has_lost_nothing(self, member: Member) -> bool:
-        """Since it was known to have everything. (Recovery may have had to cut a log that a bad disk tore.)"""
+        """It has lost nothing since it was known to have everything. (A bad disk may have torn a log.)"""
         broker = self.cluster.living_broker(member.broker_id)
         if broker is None:
             return member.broker_id not in self._hurt
@@ -571,7 +571,7 @@ class Storm:
             self._ambushes.remove(ambush)
 
     def strikable(self, broker_id: int) -> bool:
-        """Its process lives, were it only just starting, and no fault has it in hand."""
+        """Its process lives, even if it is only just starting, and no fault has it in hand."""
         return broker_id not in self.busy and self.cluster.process(broker_id).alive
 
     def idle_brokers(self) -> list[int]:
@@ -656,7 +656,7 @@ class Storm:
         return self.rebirth.has_caught_up(broker_id)
 
     def is_in_sync(self, broker_id: int, partition: TopicPartition) -> bool:
-        """In the ISR, and not only in that of before its power cut: what it had then, it may not have now."""
+        """It is in the ISR, and not only in that of before its power cut: what it had then, it may not have now."""
         members = self.cluster.state(partition).in_sync_members
         return any(m.broker_id == broker_id and self._has_lost_nothing(m) for m in members)
 

@@ -53,7 +53,7 @@ class Load:
         self._producing = self._world.process.start(self._produce())
 
     async def stop(self) -> int:
-        """Send no more, and see everything acknowledged. The next number: how many there are by now."""
+        """Send no more, and see everything acknowledged. Returns the next number: how many there are by now."""
         self._enough.set()
         await self._producing
         return self._next

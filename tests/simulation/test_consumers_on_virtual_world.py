@@ -103,7 +103,7 @@ class Scene:
         await self.main.process.run(send())
 
     async def depose(self) -> int:
-        """Cut the leader off from all but clients, and see another elected. Who was deposed."""
+        """Cut the leader off from all but clients, and see another elected. Returns the one that was deposed."""
         deposed = self.cluster.state(P0).leader
         self.cut_off(deposed)
         await self.cluster.until(lambda: self.cluster.state(P0).leader not in (-1, deposed))
@@ -282,7 +282,7 @@ def test_without_a_reset_a_topic_that_was_created_again_is_told_until_a_position
 
 @pytest.fixture(params=[True, False], ids=["leader doubts itself", "leader does not doubt itself"])
 def _leaders_doubt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a leader without ZooKeeper says so: clients rely on nobody's knowing that it was deposed."""
+    """Whether a leader without ZooKeeper says so: clients must not need a leader to know that it was deposed."""
     if not request.param:
         monkeypatch.setattr(ReplicaManager, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
 

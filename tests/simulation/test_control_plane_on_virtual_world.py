@@ -235,7 +235,7 @@ def test_a_topic_is_created_though_a_broker_that_hangs_does_not_hear_of_it() -> 
         (5_000, ErrorCode.NONE, ""),
     ],
 )
-def test_who_does_not_wait_for_leaders_hears_that_the_topic_was_created_without(
+def test_a_user_who_does_not_wait_for_leaders_hears_that_the_topic_was_created_without(
     timeout_ms: int, code: ErrorCode, message: str
 ) -> None:
     async def scenario() -> None:
@@ -263,7 +263,7 @@ def test_who_does_not_wait_for_leaders_hears_that_the_topic_was_created_without(
     run(scenario())
 
 
-def test_who_creates_a_topic_while_zookeeper_is_away_hears_that_it_may_yet_appear() -> None:
+def test_a_user_who_creates_a_topic_while_zookeeper_is_away_hears_that_it_may_yet_appear() -> None:
     async def scenario() -> None:
         cluster = await _start_cluster(3, replication_factor=3)
         cluster.simulation.zookeeper.stop()

@@ -1,5 +1,5 @@
-"""Crash detection on the virtual network: to the moment, and what real sockets on loopback cannot show. And whom a
-broker watches."""
+"""Crash detection on the virtual network: to the moment, and what real sockets on loopback cannot show. And which
+others a broker watches."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_nobody_is_suspected_while_zookeeper_is_slow_to_answer_and_the_dead_once
     with_watching(scenario)
 
 
-def test_a_probe_names_who_refuses_or_was_found_in_trouble_and_nobody_whom_it_merely_cannot_reach() -> None:
+def test_a_probe_names_brokers_that_refuse_or_were_found_in_trouble_and_none_that_it_merely_cannot_reach() -> None:
     async def scenario(watching: Watching) -> None:
         assert await watching.probe(1) == []
         watching.network.block("watcher", "broker-1")
@@ -270,7 +270,7 @@ def test_a_probe_names_who_refuses_or_was_found_in_trouble_and_nobody_whom_it_me
     with_watching(scenario)
 
 
-def test_who_was_suspected_and_is_connected_to_again_is_not_named_by_a_probe() -> None:
+def test_a_broker_that_was_suspected_and_is_connected_to_again_is_not_named_by_a_probe() -> None:
     async def scenario(watching: Watching) -> None:
         watching.kill()
         watching.follow(1)
@@ -285,7 +285,7 @@ def test_who_was_suspected_and_is_connected_to_again_is_not_named_by_a_probe() -
     with_watching(scenario)
 
 
-# --- Whom a broker watches ----------------------------------------------------------------------------------------
+# --- Which others a broker watches ---------------------------------------------------------------------------------
 
 
 class Office:
@@ -363,13 +363,13 @@ def test_a_broker_that_crashes_is_not_removed_from_an_office_that_it_does_not_ho
         assert (found.broker_id, found.epoch) == (1, brokers[1].epoch)
         await asyncio.sleep(600)
         assert office.removed == []
-        assert len(watching.suspected) == 1, "nobody watches himself"
+        assert len(watching.suspected) == 1, "no broker watches itself"
 
     with_office(scenario)
 
 
 def test_a_broker_that_is_suspected_while_another_is_the_controller_does_not_cost_that_one_its_office() -> None:
-    """The own controller has not heard yet that it is out of office."""
+    """The controller in its own process has not heard yet that it is out of office."""
 
     async def scenario(watching: Watching, office: Office) -> None:
         office.watch.brokers_changed((office.register(1), office.register(2)))
@@ -386,7 +386,7 @@ def test_a_broker_that_is_suspected_while_another_is_the_controller_does_not_cos
 
 
 @pytest.mark.parametrize("knows_address", [True, False])
-def test_who_has_left_the_office_is_not_watched(knows_address: bool) -> None:
+def test_a_controller_that_has_left_the_office_is_not_watched(knows_address: bool) -> None:
     async def scenario(watching: Watching, office: Office) -> None:
         office.register(1)
         office.watch.controller_changed(1, 5)
@@ -400,7 +400,7 @@ def test_who_has_left_the_office_is_not_watched(knows_address: bool) -> None:
     with_office(scenario)
 
 
-def test_nobody_is_watched_who_is_neither_controller_nor_a_broker_of_the_own_controller() -> None:
+def test_only_the_controller_and_the_brokers_of_a_controller_in_this_process_are_watched() -> None:
     async def scenario(watching: Watching, office: Office) -> None:
         brokers = (office.register(1), office.register(2))
         office.watch.controller_changed(1, 5)

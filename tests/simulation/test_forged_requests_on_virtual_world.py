@@ -1,4 +1,4 @@
-"""Who is no broker of the cluster gives no orders and moves no high watermark; brokers work together all the same."""
+"""A stranger to the cluster gives no orders and moves no high watermark; brokers work together all the same."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def connect(world: VirtualWorld, broker_id: int, port: int = CONTROL_PORT)
 
 
 async def prove(connection: Connection, world: VirtualWorld, broker_id: int, peer_id: int) -> bytes:
-    """With the cluster's secret. The proof."""
+    """Prove to be that broker, with the cluster's secret. Returns the proof."""
     proof = (await shake_hands(connection, world.random, broker_id, peer_id)).connecting_proof(KEY)
     await authenticate(connection, proof)
     return proof
@@ -174,7 +174,7 @@ def test_a_proof_is_worth_something_once_and_on_its_own_connection() -> None:
     with_cluster(program)
 
 
-def test_what_a_broker_proves_itself_by_is_no_proof_of_who_asked_it() -> None:
+def test_the_proof_of_a_broker_proves_nothing_of_its_caller() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world, 0)
         nonce = world.random.randbytes(m.PROOF_BYTES)
@@ -184,7 +184,7 @@ def test_what_a_broker_proves_itself_by_is_no_proof_of_who_asked_it() -> None:
     with_cluster(program)
 
 
-def test_who_begins_another_handshake_is_nobody_until_it_has_ended() -> None:
+def test_a_broker_that_begins_another_handshake_is_nobody_until_it_has_ended() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world, 0, PORT)
         topics = [m.ListOffsetsTopic(ORDERS.topic, [m.ListOffsetsPartition(0, -1, -1)])]

@@ -113,7 +113,7 @@ def test_a_consumer_out_of_range_is_an_anomaly_only_where_its_position_is_beyond
 # --- The power of several hosts at once ------------------------------------------------------------------------
 
 
-def test_the_end_of_a_log_may_be_lost_with_the_power_of_all_who_had_it_and_its_offsets_go_to_others() -> None:
+def test_the_end_of_a_log_may_be_lost_with_the_power_of_all_that_had_it_and_its_offsets_go_to_others() -> None:
     history = a_history(b"a", b"b", b"c")
     history.power_lost([DURABLE], 3.0)
     history.sent[b"d"] = Sent("p", 3, DURABLE)

@@ -65,7 +65,7 @@ async def _read(cluster: VirtualCluster, count: int) -> list[int]:
 
 
 async def _whole(cluster: VirtualCluster) -> None:
-    """Everybody is in sync, with what it has not lost since."""
+    """Wait until all replicas are in sync, in epochs in which they have lost nothing since."""
 
     def all_trusted() -> bool:
         state = cluster.state(PARTITION)

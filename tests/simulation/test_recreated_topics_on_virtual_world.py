@@ -1,7 +1,7 @@
 """A topic is deleted and created again under its name: nothing of the earlier one may be believed of the later one.
 
 Brokers 0 and 1 have the replicas; broker 2 is the controller, so that the link between them can be cut without
-anybody being taken for dead.
+any of them being taken for dead.
 """
 
 from __future__ import annotations

@@ -713,7 +713,7 @@ def test_rot_that_got_to_the_medium_with_what_was_written_around_it_is_mended_th
     _with_a_rotten_byte(scenario)
 
 
-def test_who_looks_from_outside_is_not_struck_by_faults_and_uses_none_up() -> None:
+def test_a_look_from_outside_is_not_struck_by_faults_and_uses_none_up() -> None:
     async def main() -> None:
         host = Simulation().host("server")
         disk = host.start_process().disk

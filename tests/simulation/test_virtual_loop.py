@@ -276,7 +276,7 @@ def test_time_does_not_stop_at_the_timers_of_killed_processes() -> None:
         run(main())
 
 
-def test_who_waits_for_a_process_from_outside_is_told_of_its_kill() -> None:
+def test_a_caller_outside_that_waits_for_a_process_is_told_of_its_kill() -> None:
     async def main() -> None:
         process = Process(_loop(), "victim", "10.0.0.1")
         assert await process.run(asyncio.sleep(1, "result")) == "result"

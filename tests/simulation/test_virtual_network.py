@@ -235,7 +235,7 @@ def test_a_half_closed_connection_still_carries_answers(play: Play) -> None:
 
 
 @everywhere
-def test_who_writes_to_an_end_that_is_gone_is_reset(play: Play) -> None:
+def test_a_writer_to_an_end_that_is_gone_is_reset(play: Play) -> None:
     async def scenario(server: Network, client: Network, host: str) -> None:
         listener, there, here = await _pair(server, client, host, there=Recorder(keep_open=True))
         here.wire.close()
@@ -585,7 +585,7 @@ def test_a_request_times_out_after_virtual_time() -> None:
 
 
 @pytest.mark.parametrize("kind", [NetworkError, RequestTimedOut])
-def test_what_ends_with_a_connection_fails_as_who_closes_it_says_whatever_the_reason_is_called(
+def test_what_ends_with_a_connection_fails_as_its_closer_says_whatever_the_reason_is_called(
     kind: type[NetworkError],
 ) -> None:
     async def main() -> None:
@@ -715,7 +715,7 @@ def test_loopback_is_not_reached_from_other_hosts() -> None:
     run(main())
 
 
-def test_who_gives_up_connecting_leaves_no_connection_behind() -> None:
+def test_a_client_that_gives_up_connecting_leaves_no_connection_behind() -> None:
     async def main() -> None:
         server, client = _two_processes()
         accepted: list[Recorder] = []
@@ -815,7 +815,7 @@ def test_a_block_is_one_way_until_acknowledgements_are_missed() -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
-def test_who_sends_and_is_not_acknowledged_gives_up_after_a_while(source: str, target: str) -> None:
+def test_a_sender_that_is_not_acknowledged_gives_up_after_a_while(source: str, target: str) -> None:
     async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
         _, there, here = await _pair(server.network, client.network, "server")
         simulation.network.block(source, target)

@@ -7,8 +7,8 @@ they want, ask for offsets in between, and start afresh all the time, knowing no
 of what was acknowledged, and administrators create and delete topics, several of them at a time.
 
 What they are told is written down, and judged in the end (`answers.py`). That a client says nothing is an anomaly at
-once: a delivery ends within its delivery timeout; after `flush` and `close` every record has had its ending, and who
-was not awaited and failed was reported.
+once: a delivery ends within its delivery timeout; after `flush` and `close` every record has had its ending, and a
+failure that nobody awaited was reported.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Life:
 
 
 class Users:
-    """Draws who there is, starts them on a cluster, and keeps what they were told.
+    """Draws which users there are, starts them on a cluster, and keeps what they were told.
 
     `acknowledged_end`: one past the highest offset of each partition that was acknowledged, for others to look at.
     """
@@ -442,7 +442,7 @@ class Users:
                     await self._change(who, world, topic, "create", random.randint(1, 3))
 
     async def _change(self, who: str, world: VirtualWorld, topic: str, what: str, partitions: int) -> str:
-        """Create or delete a topic; the outcome."""
+        """Create or delete a topic. Returns the outcome."""
         random = world.random
         operations = self._operations.setdefault(topic, [])
         index = len(operations)
@@ -524,8 +524,8 @@ class Users:
         world.process.start(send(), who)
 
     def visit(self, partition: TopicPartition, first_address: str, start: int, random: Random) -> str:
-        """Somebody who has just been started, and reaches that broker first, begins at an acknowledged offset. Its
-        host."""
+        """Somebody who has just been started, and reaches that broker first, begins at an acknowledged offset.
+        Returns its host."""
         name = f"visitor-{self._starts['visitor']}"
         self._starts["visitor"] += 1
         world = self._new_process(name)
@@ -608,7 +608,7 @@ class Users:
             return f"it said {error}"
 
     async def _difference(self, admin: Admin) -> str | None:
-        """Between what brokers say of topics and what ZooKeeper holds."""
+        """What differs between what brokers say of topics and what ZooKeeper holds."""
         zookeeper = self._cluster.simulation.zookeeper
         doomed = zookeeper.names(znodes.DELETE_TOPICS)
         if doomed:
@@ -640,8 +640,8 @@ class Users:
         return None
 
     def forgive(self, partitions: Iterable[TopicPartition]) -> None:
-        """These may have lost acknowledged records within what is legal (nobody who had everything kept its power), so
-        what was told of them is not judged."""
+        """These may have lost acknowledged records within what is legal (no broker that had everything kept its power),
+        so what was told of them is not judged."""
         self._forgiven.update(partitions)
 
     def judge(self) -> list[Anomaly]:
@@ -668,7 +668,7 @@ async def _patiently(ending: asyncio.Future[T], within_s: float) -> None:
 
 
 def _now_s() -> float:
-    """Of the storm, whatever the clock of the process that asks."""
+    """The storm's time, whatever the clock of the calling process says."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop.now_s

@@ -32,7 +32,7 @@ DURABLE = "durable"
 
 
 class Guests(Protocol):
-    """Other clients, to whom the same happens."""
+    """Other clients, which meet the same faults."""
 
     @property
     def names(self) -> list[str]: ...
@@ -72,8 +72,8 @@ class Workload:
         """One past the highest offset that was acknowledged with acks=all."""
         self.guests: list[Guests] = []
         self.exposed: set[TopicPartition] = set()
-        """Partitions of which nobody who had everything has kept its power, until all brokers have caught up again: a
-        deposed leader that kept its power, and does not know, shows records until it is cut back. So what is read
+        """Partitions of which no broker that had everything has kept its power, until all brokers have caught up again:
+        a deposed leader that kept its power, and does not know, shows records until it is cut back. So what is read
         meanwhile is not judged."""
         self._cluster = cluster
         self._processes: dict[str, Process] = {}

@@ -14,7 +14,7 @@ Faults are the server's (`stop`, `start`), those of the way to one host (`cut`, 
 sessions that it ends (`expire`). They name hosts: the owner of a session is a process, whose name begins with its
 host's. A session that has lost its connection in one of these ways connects again by itself, as kazoo's client does:
 now and then it tries, and either goes on or learns that it has expired. Meanwhile a call waits or fails, both of which
-the World allows. Of the requests that were on their way some have got there, up to one, and their replies are lost.
+the World allows. Of the requests that were on their way the first so many have got there, and their replies are lost.
 What a client does by itself runs in the context in which it connected, so that nothing of it happens while its process
 is paused, or after it was killed; what is the server's runs in nobody's.
 
@@ -66,7 +66,7 @@ from tests.simulation.loop import VirtualLoop
 T = TypeVar("T")
 
 MAX_REQUEST_BYTES = 0xFFFFF
-"""The server's `jute.maxbuffer`. It closes the connection of who sends more, so no session sends it."""
+"""The server's `jute.maxbuffer`. It closes the connection of a client that sends more, so no session does."""
 
 MIN_RECONNECT_S = 0.01
 MAX_RECONNECT_S = 0.2
@@ -391,13 +391,13 @@ class VirtualZooKeeper:
         return len(self._followers[owner_host].sessions)
 
     def server_for(self, session: VirtualSession) -> _Follower | None:
-        """Whom the session connects to again. None: a server that has everything. (No client connects to one that has
-        less than it has seen.)"""
+        """The server that the session connects to again. None: one that has everything. (No client connects to a server
+        that has less than it has seen.)"""
         follower = self._followers.get(_host_of(session.owner))
         return follower if follower is not None and follower.tree.zxid >= session.seen_zxid else None
 
     def stop(self) -> None:
-        """The server is down for everybody. It forgets nothing, and no session ends meanwhile."""
+        """The server is down for all. It forgets nothing, and no session ends meanwhile."""
         self._record("stop")
         self.running = False
         for session in list(self._live.values()):
@@ -942,4 +942,4 @@ class VirtualSession:
         for request in pending:
             if not request.future.done():
                 request.future.set_exception(failure)
-                request.future.exception()  # whoever was cancelled meanwhile must not cause a warning
+                request.future.exception()  # a call that was cancelled meanwhile must not cause a warning

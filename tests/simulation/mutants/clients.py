@@ -197,7 +197,9 @@ def half_told_broker_denies(patches: Patches) -> None:
         return original(self, name)  # type: ignore[no-any-return]
 
 
-@mutant("KIP-516", "what a partition of an earlier topic of the same name holds is told to who asks for its offsets")
+@mutant(
+    "KIP-516", "what a partition of an earlier topic of the same name holds is told to clients that ask for its offsets"
+)
 def offsets_of_an_earlier_topic(patches: Patches) -> None:
     @patches.instead_of(list_offsets, "_list")
     def list_(original: Any, services: Any, topic: Any, *rest: Any) -> Any:

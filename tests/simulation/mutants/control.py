@@ -142,7 +142,7 @@ class _WatchedOnce:
         return found
 
 
-# --- Who gives them ------------------------------------------------------------------------------------------------
+# --- Who may give them ------------------------------------------------------------------------------------------------
 
 
 @mutant("CVE-2018-1288", "orders and replica fetches are taken from anybody")
@@ -177,8 +177,8 @@ def refused_order_forgotten(patches: Patches) -> None:
 
 @mutant(
     "flapping controller",
-    "a broker suspects another one as quickly as the first time, however often it has come back, and whoever removed a "
-    "controller, or was removed, runs for the office at once: two without a link depose each other for ever",
+    "a broker suspects another one as quickly as the first time, however often it has come back, and one that removed "
+    "a controller, or was removed, runs for the office at once: two without a link depose each other for ever",
 )
 def suspicions_not_counted(patches: Patches) -> None:
     @patches.instead_of(crashes, "in_a_row")

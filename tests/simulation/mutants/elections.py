@@ -1,4 +1,4 @@
-"""Planted bugs of elections: who leads, in which epoch, and who is believed to have everything."""
+"""Planted bugs of elections: which replica leads, in which epoch, and which are believed to have everything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minibroker.protocol import model
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("unclean election", "where no member of the ISR lives, whoever lives is elected, in every topic")
+@mutant("unclean election", "where no member of the ISR lives, any replica that does is elected, in every topic")
 def unclean_election_always(patches: Patches) -> None:
     @patches.instead_of(elections, "elect")
     def elect(original: Any, *rest: Any, **named: Any) -> Any:
@@ -43,7 +43,8 @@ def untrusted_replica_elected(patches: Patches) -> None:
 
 
 @mutant(
-    "KIP-966", "who leaves an ISR that is too small then, since it has lost something, is not kept for the last resort"
+    "KIP-966",
+    "a replica that has lost something and leaves an ISR that is too small then is not kept for the last resort",
 )
 def lossy_replicas_are_forgotten(patches: Patches) -> None:
     @patches.instead_of(elections, "decide")
@@ -67,7 +68,7 @@ def eligible_replicas_ignored(patches: Patches) -> None:
         return original(assignment, known, *rest, **named)
 
 
-@mutant("KIP-966", "who leaves an ISR that is too small then is not put on record as eligible")
+@mutant("KIP-966", "a replica that leaves an ISR that is too small then is not put on record as eligible")
 def eligible_replicas_forgotten(patches: Patches) -> None:
     @patches.instead_of(model, "eligible_after")
     def eligible_after(original: Any, *rest: Any, **named: Any) -> Any:

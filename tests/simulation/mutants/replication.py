@@ -1,4 +1,4 @@
-"""Planted bugs of replication: what leaders count, what followers cut, who joins the ISR, what is acknowledged."""
+"""Planted bugs of replication: what leaders count, what followers cut, how the ISR changes, what is acknowledged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _never_ask_where_epochs_part(patches: Patches) -> None:
 
 @mutant(
     "KIP-101, KAFKA-1211",
-    "who begins to follow cuts its log at its own high watermark, and not where its epochs part from the leader's",
+    "a new follower cuts its log at its own high watermark, and not where its epochs part from the leader's",
 )
 def truncation_by_high_watermark(patches: Patches) -> None:
     @patches.instead_of(Partition, "become_follower")
@@ -62,7 +62,7 @@ def fetch_not_fenced_by_epoch(patches: Patches) -> None:
         return original(self, fetch, replica_id)
 
 
-@mutant("KIP-320", "a leader tells who has records of a later epoch than its own that they are to be cut off")
+@mutant("KIP-320", "a leader tells a replica that has records of a later epoch than its own to cut them off")
 def stale_leader_says_where_histories_part(patches: Patches) -> None:
     @patches.instead_of(Partition, "_require_past")
     def require_past(original: Any, self: Partition, epoch: int) -> None:
@@ -133,7 +133,7 @@ def high_watermark_is_log_end(patches: Patches) -> None:
 
 
 @mutant("high watermark too high", "members of the ISR that have not fetched from a new leader yet are not waited for")
-def not_waiting_for_who_has_not_fetched(patches: Patches) -> None:
+def not_waiting_for_members_that_have_not_fetched(patches: Patches) -> None:
     @patches.instead_of(isr_rules, "high_watermark")
     def high_watermark(original: Any, leader_end_offset: int, followers: Any, *rest: Any) -> int:
         known = {broker_id: follower for broker_id, follower in followers.items() if follower.log_end_offset >= 0}
@@ -160,14 +160,14 @@ def high_watermark_of_committed_isr(patches: Patches) -> None:
     def maximal_isr(original: Any, self: Partition) -> set[int]:
         return set(self.isr)
 
-    # The second fence: who has been caught up of late is waited for, whether it is in the ISR or not.
+    # The second fence: a replica that was caught up of late is waited for, whether it is in the ISR or not.
     @patches.instead_of(isr_rules, "high_watermark")
     def high_watermark(original: Any, leader_end_offset: int, followers: Any, maximal_isr: Any, *rest: Any) -> int:
         members = {broker_id: follower for broker_id, follower in followers.items() if broker_id in maximal_isr}
         return original(leader_end_offset, members, maximal_isr, *rest)  # type: ignore[no-any-return]
 
 
-@mutant("KIP-497", "an ISR counts as soon as it is on its way to ZooKeeper: who is to leave it is not waited for")
+@mutant("KIP-497", "an ISR counts as soon as it is on its way to ZooKeeper: what is to leave it is not waited for")
 def high_watermark_of_proposed_isr(patches: Patches) -> None:
     @patches.instead_of(Partition, "maximal_isr")
     def maximal_isr(original: Any, self: Partition) -> set[int]:
@@ -200,12 +200,12 @@ def high_watermark_moves_below_min_isr(patches: Patches) -> None:
             self.isr, self.eligible = isr, eligible
 
 
-# --- Who is in the ISR -----------------------------------------------------------------------------------------
+# --- Which replicas are in the ISR -------------------------------------------------------------------------------
 
 
 @mutant(
     "KAFKA-7128",
-    "who has caught up with the high watermark joins the ISR, wherever the leader's epoch began and however it lags",
+    "a replica at the high watermark joins the ISR, wherever the leader's epoch began and however it lags",
 )
 def join_before_epoch_start(patches: Patches) -> None:
     @patches.instead_of(Partition, "_may_join")

@@ -53,7 +53,7 @@ def clean_marker_stays(patches: Patches) -> None:
         """Nothing."""
 
 
-@mutant("KAFKA-7415", "the epoch of who becomes leader is not on the way to the file of leader epochs")
+@mutant("KAFKA-7415", "the epoch of a new leader is not on its way to the file of leader epochs")
 def leader_epoch_not_persisted(patches: Patches) -> None:
     @patches.instead_of(Log, "assign_epoch_start")
     def assign_epoch_start(original: Any, self: Log, *rest: Any) -> None:

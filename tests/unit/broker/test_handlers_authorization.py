@@ -25,7 +25,7 @@ def test_every_api_of_the_control_plane_is_for_brokers_alone() -> None:
     assert [api.name for api in control if api.caller is not Caller.BROKER] == []
 
 
-def test_who_names_itself_a_replica_has_to_be_it_whatever_it_asks() -> None:
+def test_a_caller_that_names_itself_a_replica_has_to_be_that_broker_whatever_it_asks() -> None:
     named = [api for api in APIS.values() if "replica_id" in [f.name for f in msgspec.structs.fields(api.request)]]
     assert FETCH in named
     assert [api.name for api in named if api.caller is not Caller.READER] == []

@@ -153,7 +153,7 @@ def test_no_topic_is_denied_before_the_broker_was_told_of_all_of_them_in_its_pre
     assert code() == ErrorCode.LEADER_NOT_AVAILABLE, "registered again, and is told of all topics anew"
 
 
-def test_who_asks_for_all_topics_gets_no_answer_before_the_broker_was_told_of_all() -> None:
+def test_a_question_for_all_topics_gets_no_answer_before_the_broker_was_told_of_all() -> None:
     cache = MetadataCache()
     update(cache, topic(partition()))
     assert cache.describe(None).brokers == []

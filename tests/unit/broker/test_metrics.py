@@ -441,7 +441,7 @@ def test_a_broker_counts_what_a_producer_and_a_consumer_send_and_read() -> None:
             phases = ("requestqueuetimems", "localtimems", "remotetimems", "responsesendtimems")
             sums = [value(leader, f"{requests}{phase}_sum", request="Produce") for phase in phases]
             assert sum(sums) == pytest.approx(value(leader, f"{requests}totaltimems_sum", request="Produce"))
-            assert sums[2] > 0  # acks=all: somebody else's fetch completed it
+            assert sums[2] > 0  # acks=all: a follower's fetch completed it
             [controller] = cluster.active_controllers()
             for broker_id, page in enumerate(pages):
                 active = int(broker_id == controller)

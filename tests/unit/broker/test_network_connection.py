@@ -126,7 +126,7 @@ class Peer:
 
 
 class InOrder(NativeDialect):
-    """Of a peer that takes answers in the order of its requests alone."""
+    """The dialect of a peer that takes answers only in the order of its requests."""
 
     answers_in_order = True
 

@@ -92,7 +92,7 @@ def test_requests_are_taken_in_the_order_of_their_offers() -> None:
     run(main)
 
 
-def test_who_finds_the_channel_full_is_called_in_turn_once_there_is_room() -> None:
+def test_sources_that_find_the_channel_full_are_called_in_turn_once_there_is_room() -> None:
     async def main() -> None:
         clock = Clock()
         channel = RequestChannel(2, 1_000, clock)

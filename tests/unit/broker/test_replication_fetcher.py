@@ -81,7 +81,7 @@ class Leader:
         return self._partitions[index].log.log_end_offset
 
     def answer(self, request: Request, records: dict[int, bytes], code: ErrorCode = ErrorCode.NONE) -> None:
-        """To every partition of it, what there is."""
+        """Give each partition of the request the records that there are for it."""
         self.waiting.remove(request)
         answers = [
             FetchPartitionResponse(index, code, high_watermark=0, records=memoryview(records.get(index, b"")))

@@ -655,7 +655,7 @@ def test_as_many_deletions_are_remembered_as_orders_may_come_late(tmp_path: Path
     with_one_broker(tmp_path, scenario)
 
 
-def test_a_replica_that_is_set_aside_costs_no_other_and_is_reported_to_who_asks_for_it(tmp_path: Path) -> None:
+def test_a_replica_that_is_set_aside_costs_no_other_and_is_reported_to_whoever_asks_for_it(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(leader=2), state(leader=2, index=1))
         broker.replicas._set_aside(broker.partition(), "its leader does not fit")
@@ -764,7 +764,7 @@ def test_many_isr_changes_are_announced_in_nodes_that_zookeeper_takes(tmp_path: 
     with_one_broker(tmp_path, scenario)
 
 
-# -- who is told of roles --
+# -- what is told of roles --
 
 
 class Listener:

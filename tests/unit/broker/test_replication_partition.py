@@ -265,7 +265,7 @@ def test_the_last_member_never_leaves_the_isr(tmp_path: Path) -> None:
     assert partition.isr_to_propose() == (1,)
 
 
-def test_who_lags_does_not_join_even_where_the_high_watermark_stands_still(tmp_path: Path) -> None:
+def test_a_replica_that_lags_does_not_join_even_where_the_high_watermark_stands_still(tmp_path: Path) -> None:
     partition, clock = open_partition(tmp_path)
     partition.become_leader(state(isr=(1,)))  # too small to commit anything, so 0 is all there is to catch up with
     append(partition)
@@ -276,13 +276,13 @@ def test_who_lags_does_not_join_even_where_the_high_watermark_stands_still(tmp_p
     assert partition.isr_to_propose() == (1, 2)
 
 
-def test_who_holds_no_replica_cannot_fetch_as_one(tmp_path: Path) -> None:
+def test_a_broker_that_holds_no_replica_cannot_fetch_as_one(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state())
     assert refusal(lambda: partition.check_fetch(fetch_of(0), 9)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-# -- below min.insync.replicas, and who is eligible then --
+# -- below min.insync.replicas, and which replicas are eligible then --
 
 
 def test_nothing_is_committed_while_fewer_than_min_insync_replicas_are_in_sync(tmp_path: Path) -> None:
@@ -322,7 +322,9 @@ def test_an_append_that_waits_when_too_few_are_left_in_sync_is_told_at_once(tmp_
     assert partition.acknowledgement(end, 0) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
-def test_who_leaves_an_isr_that_gets_too_small_stays_eligible_with_the_epoch_on_record(tmp_path: Path) -> None:
+def test_a_replica_that_leaves_an_isr_that_gets_too_small_stays_eligible_with_the_epoch_on_record(
+    tmp_path: Path,
+) -> None:
     partition, clock = open_partition(tmp_path)
     partition.become_leader(state(isr_epochs=(11, 12, 13)))
     clock.now_ms += int((LAG_S + 1) * 1_000)
@@ -337,7 +339,7 @@ def test_who_leaves_an_isr_that_gets_too_small_stays_eligible_with_the_epoch_on_
     assert (partition.eligible, partition.eligible_epochs) == ((3,), (13,))
 
 
-def test_who_joins_does_so_with_the_epoch_it_fetches_in_and_enough_of_them_end_all_eligibility(tmp_path: Path) -> None:
+def test_replicas_join_with_the_epoch_they_fetch_in_and_enough_of_them_end_all_eligibility(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path, alive={1: 21, 2: 22, 3: 23}, min_insync_replicas=3)
     partition.become_leader(state(isr=(1,), isr_epochs=(11,), eligible={2: 12, 3: 13}))
     fetches(partition, 2, 0, broker_epoch=22)
@@ -495,7 +497,7 @@ def test_the_high_watermark_is_never_past_the_end_of_a_truncated_log(tmp_path: P
     assert (partition.log.log_end_offset, partition.high_watermark) == (0, 0)
     partition.become_leader(state(epoch=2))
     end = append(partition, acks=-1)
-    assert partition.acknowledgement(end, 2) is None  # nobody else has it
+    assert partition.acknowledgement(end, 2) is None  # no follower has it
 
 
 def test_a_follower_starts_afresh_where_the_leaders_log_begins_later(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Since when a data directory has lost nothing: what survives which stop, and that interruptions err on distrust."""
+"""Since when a data directory has lost nothing: what each stop costs, and that interruptions err on distrust."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_the_same_process_registers_again_with_the_epoch_that_it_got_first() -> 
     assert host.live() == 1
 
 
-def test_who_was_never_registered_has_nothing_to_be_believed() -> None:
+def test_a_broker_that_was_never_registered_has_nothing_to_be_believed() -> None:
     host = Host()
     host.live(register=False)
     assert host.live(clean=True, register=False) == SINCE_THIS_REGISTRATION

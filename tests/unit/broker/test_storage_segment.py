@@ -196,7 +196,7 @@ class CountingFile:
         return self._file.pread(size, position)
 
 
-def test_who_reads_what_was_just_appended_makes_one_read_and_walks_over_no_headers(directory: Path) -> None:
+def test_what_was_just_appended_is_read_in_one_go_without_a_walk_over_headers(directory: Path) -> None:
     disk = CountingDisk()
     segment = Segment.create(disk, str(directory), BASE, INTERVAL)
     for one in BATCHES[: GAP_AFTER + 1]:
@@ -213,7 +213,7 @@ def test_batches_are_read_one_by_one_where_each_is_too_large(directory: Path) ->
         assert segment.read(one.first, 1, segment.size, min_one=False) == b""
 
 
-def test_who_reads_on_where_the_last_read_ended_is_not_searched_for(directory: Path) -> None:
+def test_a_read_that_goes_on_where_the_last_one_ended_needs_no_search(directory: Path) -> None:
     disk = CountingDisk()
     segment = filled(directory, interval=10**6, disk=disk)
     first = segment.read(BASE, BATCHES[3].end, segment.size, min_one=True)

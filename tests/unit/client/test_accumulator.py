@@ -66,7 +66,7 @@ def add(
 
 
 def fill(accumulator: Accumulator, value: bytes) -> int:
-    """Add records, each with another key, until there is no room; how many were added."""
+    """Add records, each with another key, until there is no room. Returns how many were added."""
     for count in range(10_000):
         try:
             add(accumulator, value, key=count.to_bytes(4, "big"))
@@ -630,7 +630,7 @@ def test_the_open_batch_of_a_partition_that_is_no_more_takes_no_records() -> Non
 
 
 def send_all(accumulator: Accumulator) -> dict[int, list[bytes | None]]:
-    """Deliver everything that is ready; the values by partition."""
+    """Deliver everything that is ready. Returns the values by partition."""
     sent: dict[int, list[bytes | None]] = {}
     while queues := accumulator.ready(0.0).queues:
         for queue in queues:

@@ -522,7 +522,7 @@ def test_a_bug_in_a_task_fails_everything_that_waits_and_is_named() -> None:
 
 
 RETRIED = {
-    "refused by who does not lead": reject(ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    "refused by a broker that does not lead": reject(ErrorCode.NOT_LEADER_OR_FOLLOWER),
     "refused for too few replicas": reject(ErrorCode.NOT_ENOUGH_REPLICAS),
     "appended, then too few replicas": carry_out_and_answer(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
     "appended, then timed out": carry_out_and_answer(ErrorCode.REQUEST_TIMED_OUT),

@@ -1,4 +1,4 @@
-"""Clients that are dropped without `close`, or cancelled: what can be sent is sent, and somebody hears of the rest."""
+"""Clients that are dropped without `close`, or cancelled: what can be sent is sent, and the rest is reported."""
 
 from __future__ import annotations
 

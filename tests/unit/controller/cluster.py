@@ -115,7 +115,7 @@ class ObedientBroker:
         await self._register()
 
     async def _register(self) -> None:
-        """Create the registration, anew if there is one, and again whenever it is removed by somebody else."""
+        """Create the registration, anew if there is one, and again whenever another session removes it."""
         assert self.session is not None
         host = f"broker-{self.id}"
         endpoints = [Endpoint(CONTROL_LISTENER, host, CONTROL_PORT), Endpoint(DEFAULT_LISTENER, host, DATA_PORT)]
@@ -155,7 +155,7 @@ class ObedientBroker:
         return {partition for partition, role in self.roles.items() if role.leader == self.id}
 
     async def change_isr(self, partition: TopicPartition, isr: Sequence[int]) -> None:
-        """As a leader does it: a conditional write, then a notification. Who joins does so in its present epoch."""
+        """As a leader does it: a conditional write, then a notification. A broker joins in its present epoch."""
         assert self.world is not None
         await self.world.process.run(self._change_isr(partition, isr))
 

@@ -52,7 +52,7 @@ def test_a_dead_follower_leaves_the_isr_and_the_leader_epoch_rises() -> None:
     """)
 
 
-def test_who_is_not_in_the_isr_is_not_elected_even_if_it_is_the_only_one_left() -> None:
+def test_a_replica_outside_the_isr_is_not_elected_even_if_it_is_the_only_one_left() -> None:
     state = picture([1, 2], {"orders-0": (1, 2)}, {"orders-0": leads(1, 4, [1])})
     carry_out(state, brokers.lost(state, [1]))
     plan = brokers.settle(state, [partition("orders-0")])

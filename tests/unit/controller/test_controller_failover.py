@@ -270,7 +270,7 @@ def test_a_deletion_ends_only_when_every_live_broker_knows_of_it_whoever_is_cont
         await office.create("orders", (1,))
         await cluster.has(ORDERS_0, 1, [1])
         slow = cluster.brokers[2]
-        slow.answer = lambda told: None  # it has no replica, but clients who ask it for metadata
+        slow.answer = lambda told: None  # it has no replica, but clients that ask it for metadata
         await office.delete("orders")
         await cluster.until(lambda: cluster.brokers[1].deleted)
         await office.idle()
@@ -380,7 +380,7 @@ def test_a_bounced_broker_loses_what_it_led_and_is_told_everything_anew() -> Non
         told = len(bounced.told)
         await bounced.bounce()
         await cluster.has(ORDERS_0, 2, [2])
-        # With nobody else in the ISR it goes down with the old run and comes back with the new one.
+        # With no other member in the ISR it goes down with the old run and comes back with the new one.
         await cluster.until(lambda: cluster.state(alone).leader_epoch == 2)
         await cluster.has(alone, 1, [1])
         later = [told for told in bounced.told[told:] if told.body.broker_epoch == bounced.epoch]

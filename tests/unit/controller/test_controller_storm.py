@@ -74,12 +74,14 @@ class Storm:
         self._expect(now.leader_epoch == before.leader_epoch + by_controller, f"{partition}: {before} -> {now}: epoch")
         if now.leader not in (before.leader, NO_LEADER):
             on_record = (*before.isr, *before.eligible)
-            self._expect(now.leader in on_record, f"{partition}: {before} -> {now} elects who may lack records")
+            self._expect(
+                now.leader in on_record, f"{partition}: {before} -> {now} elects a broker that may lack records"
+            )
         if by_controller:
             known = (before.isr, (now.leader,))  # the second: one that was eligible
             grew = not any(set(now.isr) <= set(isr) for isr in known)
             foreign = not {*now.isr, *now.eligible} <= {*before.isr, *before.eligible}
-            self._expect(not (grew or foreign), f"{partition}: {before} -> {now}: somebody joined")
+            self._expect(not (grew or foreign), f"{partition}: {before} -> {now}: a broker joined")
 
     def _expect(self, condition: object, problem: str) -> None:
         if not condition:
@@ -149,7 +151,7 @@ class Storm:
         await self.keep_a_controller()
 
     async def keep_a_controller(self) -> None:
-        """What `Leadership` does: whoever is left takes office where it is vacant."""
+        """What `Leadership` does: a broker that is left takes office where it is vacant."""
         if self.office is not None and (
             self.office.session.state is SessionState.EXPIRED or not self.office.world.process.alive
         ):
@@ -168,7 +170,7 @@ class Storm:
                 self.office = None
 
     async def _change_an_isr(self, alive: list[ObedientBroker]) -> None:
-        """A leader takes in who is alive, or drops somebody, as far as its version is still good."""
+        """A leader takes in a broker that is alive, or drops one, as far as its version is still good."""
         leaders = [broker for broker in alive if broker.led]
         if not leaders:
             return

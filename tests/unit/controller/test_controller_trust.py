@@ -1,4 +1,4 @@
-"""Who may be elected when brokers have lost what they had: the rules one by one, and a controller that goes by them."""
+"""Which brokers may be elected when some have lost what they had: rule by rule, and a controller that goes by them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_member_that_left_since_it_lost_something_counts_where_the_one_elected
     assert election == (1, Basis.LONGEST_LOG)
 
 
-def test_who_dies_stays_eligible_if_too_few_are_left_and_only_then() -> None:
+def test_a_replica_that_dies_stays_eligible_if_too_few_are_left_and_only_then() -> None:
     state = leads(1, 4, [1, 2, 3], epochs=[10, 20, 30])
     two_left, _ = decide(state, broker(1), broker(3))
     assert shown(two_left) == (1, {1: 10, 3: 30}, {})
@@ -123,7 +123,7 @@ def test_when_the_last_in_sync_is_gone_an_eligible_one_leads_and_the_last_is_eli
     assert shown(decide(state, broker(1, epoch=11), broker(3, epoch=31)).state) == (3, {3: 31}, {1: 10})
 
 
-def test_who_is_on_record_stays_there_while_nobody_can_be_elected() -> None:
+def test_replicas_on_record_stay_there_while_none_can_be_elected() -> None:
     state = leads(1, 4, [1, 2], epochs=[10, 20])
     after, _ = decide(state, broker(2, epoch=21, trusted_since=21), broker(3))
     assert shown(after) == (NO_LEADER, {1: 10, 2: 20}, {})
@@ -145,7 +145,7 @@ def test_the_longest_log_leads_when_all_are_back_and_none_can_be_trusted() -> No
     assert decide(state, *lossy, log_ends={1: ends[1], 3: ends[3]}).state is state, "one has not told"
 
 
-def test_the_unclean_setting_takes_who_was_on_record_before_who_was_not() -> None:
+def test_the_unclean_setting_takes_replicas_that_were_on_record_before_others() -> None:
     state = leads(NO_LEADER, 4, [3], epochs=[30], eligible={2: 20})
     foreign, former = broker(1), broker(2, epoch=21, trusted_since=21)
     assert decide(state, foreign, former, unclean=True).election == (2, Basis.UNCLEAN)
@@ -153,7 +153,7 @@ def test_the_unclean_setting_takes_who_was_on_record_before_who_was_not() -> Non
     assert decide(state, foreign, former).state is state
 
 
-def test_a_new_partition_has_the_epochs_of_those_who_live() -> None:
+def test_a_new_partition_has_the_epochs_of_the_replicas_that_live() -> None:
     state = elections.first_state(ASSIGNMENT, {2: broker(2), 3: broker(3, epoch=33)}, 7)
     assert state is not None
     assert shown(state) == (2, {2: 20, 3: 33}, {})
@@ -177,7 +177,7 @@ def test_the_eligible_are_kept_while_too_few_are_in_sync_but_for_those_that_join
 # --- Plans -------------------------------------------------------------------------------------------------------
 
 
-def test_min_insync_replicas_of_the_topic_decides_who_is_eligible() -> None:
+def test_min_insync_replicas_of_the_topic_decides_which_replicas_are_eligible() -> None:
     states = {name: leads(1, 4, [1, 2, 3], epochs=[10, 20, 30]) for name in ("one-0", "two-0", "three-0")}
     state = picture([1, 2, 3], dict.fromkeys(states, ASSIGNMENT), states)
     carry_out(state, brokers.lost(state, [2, 3]))

@@ -43,7 +43,7 @@ def after(attempts: Iterable[Attempt], watched: Watched | None = None) -> CrashD
 
 
 def time_until_suspected_s(attempt: Attempt, watched: Watched) -> float:
-    """When one attempt after the other ends so."""
+    """How long it takes where every attempt ends in this way."""
     for number in range(10_000):
         now_s = START_S + number * EVERY_S
         watched, is_suspect, _ = decide(watched, attempt, now_s, DETECTION_S)
@@ -55,7 +55,7 @@ def time_until_suspected_s(attempt: Attempt, watched: Watched) -> float:
 # -- one decision --
 
 
-def test_who_refuses_twice_is_suspected_at_once_and_not_who_refuses_once() -> None:
+def test_a_broker_that_refuses_twice_is_suspected_at_once_and_one_that_refuses_once_is_not() -> None:
     assert REFUSALS_NEEDED == 2
     assert not after([Attempt.REFUSED]).is_suspect
     assert after([Attempt.REFUSED] * 2).is_suspect
@@ -172,7 +172,7 @@ def test_the_next_watch_goes_on_from_what_was_seen_of_the_same_epoch_just_now() 
     assert decide(watched, Attempt.NO_ANSWER, START_S + 0.1, DETECTION_S).is_suspect
 
 
-def test_who_was_suspected_is_suspected_again_after_the_whole_time_of_the_row() -> None:
+def test_a_broker_that_was_suspected_is_suspected_again_after_the_whole_time_of_the_row() -> None:
     trouble = Trouble(7, START_S - 3, START_S, has_stood=True, is_suspected=True)
     watched = begin(trouble, 1)
     assert watched == Watched(None, in_a_row=1, has_stood=True)

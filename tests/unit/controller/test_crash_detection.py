@@ -130,7 +130,7 @@ def test_a_dropped_connection_alone_is_no_crash() -> None:
     run(test)
 
 
-def test_who_accepts_and_closes_for_the_whole_detection_time_is_suspected() -> None:
+def test_a_broker_that_accepts_and_closes_for_the_whole_detection_time_is_suspected() -> None:
     async def test() -> None:
         fake = FakeBroker()
         fake.closes_at_once = True
@@ -144,7 +144,7 @@ def test_who_accepts_and_closes_for_the_whole_detection_time_is_suspected() -> N
     run(test)
 
 
-def test_each_epoch_is_suspected_once_and_who_comes_back_unreachable_after_four_times_the_time_each_time() -> None:
+def test_each_epoch_is_suspected_once_and_one_that_comes_back_unreachable_takes_four_times_as_long_each_time() -> None:
     async def test() -> None:
         fake = FakeBroker()
         port = await fake.listen()
@@ -165,7 +165,7 @@ def test_each_epoch_is_suspected_once_and_who_comes_back_unreachable_after_four_
 
 
 def test_suspicions_of_a_broker_count_also_where_it_is_followed_anew_in_the_same_epoch() -> None:
-    """As when it is suspected by a controller, whom it deposes, or elected again after it was removed."""
+    """As when a controller suspects it and is deposed by it, or when it is elected again after it was removed."""
 
     async def test() -> None:
         fake = FakeBroker()
@@ -183,7 +183,7 @@ def test_suspicions_of_a_broker_count_also_where_it_is_followed_anew_in_the_same
     run(test)
 
 
-def test_who_came_back_is_suspected_at_once_again_after_a_connection_has_stood() -> None:
+def test_a_broker_that_came_back_is_suspected_at_once_again_after_a_connection_has_stood() -> None:
     async def test() -> None:
         fake = FakeBroker()
         port = await fake.listen()
@@ -223,7 +223,7 @@ def test_a_connection_that_stood_counts_also_where_its_watch_ended_before_it() -
     run(test)
 
 
-def test_who_is_cut_off_from_zookeeper_suspects_nobody_and_looks_again_when_it_is_back() -> None:
+def test_a_detector_without_zookeeper_suspects_no_broker_and_looks_again_when_it_is_back() -> None:
     async def test() -> None:
         fake = FakeBroker()
         port = await fake.listen()
@@ -300,7 +300,7 @@ def test_a_name_that_is_gone_counts_as_refused_where_a_connection_stood_also_for
             await fake.die()
             await until(lambda: bool(suspected))
             assert "Name or service not known" in suspected[0][2]
-            # As who removed a crashed controller and takes its office: it need not find out again.
+            # As where it removed a crashed controller and takes its office: it need not find out again.
             detector.follow([])
             assert await detector.probe([broker(port)]) == [1]
 

@@ -127,7 +127,7 @@ class Cluster:
         await until(condition, PATIENCE_S, every_s=0.001)
 
     async def settled(self, epoch: int) -> Candidate:
-        """The controller of that epoch, once everybody else agrees that it is."""
+        """The controller of that epoch, once all others agree that it is."""
 
         def agreed() -> bool:
             leaders = [c for c in self.candidates if c.in_office == epoch]
@@ -223,7 +223,7 @@ def test_a_crashed_controller_is_removed_at_once_by_whoever_notices() -> None:
     simulate(3, scenario)
 
 
-def test_a_controller_that_lives_and_who_removed_it_let_a_third_one_be_elected() -> None:
+def test_a_controller_that_lives_and_the_one_that_removed_it_let_a_third_one_be_elected() -> None:
     """Where two of three brokers cannot reach each other, neither of them is to be the next controller."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -283,7 +283,7 @@ def test_a_removal_that_comes_late_cannot_hit_the_successor() -> None:
     simulate(3, scenario)
 
 
-def test_who_won_but_did_not_hear_it_takes_office_all_the_same() -> None:
+def test_a_candidate_that_won_but_did_not_hear_of_it_takes_office_all_the_same() -> None:
     async def scenario(cluster: Cluster) -> None:
         [candidate] = cluster.candidates
 
@@ -407,7 +407,7 @@ def test_nobody_runs_for_office_before_its_former_term_has_ended() -> None:
 
 
 @pytest.mark.parametrize("written", [encode_controller(9, 0), b"garbage", b""])
-def test_rewritten_by_hand_who_no_longer_matches_resigns_and_a_new_one_is_elected(written: bytes) -> None:
+def test_a_controller_that_a_rewritten_node_does_not_match_resigns_and_a_new_one_is_elected(written: bytes) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
         leader = await cluster.settled(1)
@@ -475,7 +475,7 @@ def test_an_expired_session_ends_the_term_and_the_next_session_runs_again() -> N
     simulate(1, scenario)
 
 
-def test_who_resigns_leaves_the_office_to_another() -> None:
+def test_a_controller_that_resigns_leaves_the_office_to_another() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
         leader = await cluster.settled(1)
@@ -491,7 +491,7 @@ def test_who_resigns_leaves_the_office_to_another() -> None:
     simulate(3, scenario)
 
 
-def test_who_resigns_alone_is_elected_again_after_a_pause() -> None:
+def test_a_controller_that_resigns_alone_is_elected_again_after_a_pause() -> None:
     async def scenario(cluster: Cluster) -> None:
         [candidate] = cluster.candidates
         await cluster.start()
@@ -518,7 +518,9 @@ def test_a_resignation_during_a_lost_connection_removes_the_node_afterwards() ->
     simulate(2, scenario)
 
 
-def test_who_cannot_take_office_gives_it_up_and_another_is_elected(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_candidate_that_cannot_take_office_gives_it_up_and_another_is_elected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(cluster: Cluster) -> None:
         able, unable = cluster.candidates
         unable.refuses_office = True

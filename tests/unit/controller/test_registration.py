@@ -514,7 +514,7 @@ def test_zookeeper_may_be_away_for_long_and_the_log_is_not_flooded(caplog: pytes
     simulate(scenario)
 
 
-def test_who_was_registered_gives_way_to_a_newer_broker_with_its_id_and_says_so() -> None:
+def test_a_registered_broker_gives_way_to_a_newer_one_with_its_id_and_says_so() -> None:
     async def scenario(cluster: Cluster) -> None:
         older = await Run(cluster, "host-1", 9092).start()
         older.session.suspend()

@@ -14,7 +14,7 @@ def victims(who: Victims, leader: int, controller: int) -> list[object]:
     return list(choose_victims(who, view, PARTITION, [1, 2, 3]))
 
 
-def test_those_who_are_killed_have_the_role_now() -> None:
+def test_the_victims_are_those_that_have_the_role_now() -> None:
     assert victims(Victims.LEADER, 2, 3) == [2]
     assert victims(Victims.CONTROLLER, 2, 3) == [3]
     assert victims(Victims.BOTH, 2, 3) == [3, 2]

@@ -20,14 +20,14 @@ def test_a_secret_is_whole_long_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == paths
 
 
-def test_who_comes_later_leaves_the_secret_as_it_is(tmp_path: Path) -> None:
+def test_a_secret_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("what the user wants it to be")
     secret_file.make(path)
     assert path.read_text() == "what the user wants it to be"
 
 
-def test_of_many_who_make_it_at_the_same_time_all_find_the_same(tmp_path: Path) -> None:
+def test_many_that_make_it_at_the_same_time_all_find_the_same(tmp_path: Path) -> None:
     def make(path: Path) -> str:
         secret_file.make(path)
         return path.read_text()

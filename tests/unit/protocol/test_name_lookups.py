@@ -1,4 +1,4 @@
-"""Connecting by name: a resolver that is out of reach for one name, or for a while, holds up nobody else."""
+"""Connecting by name: a resolver that is out of reach for one name, or for a while, holds up no other lookup."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_names_that_hang_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) 
         asyncio.run(scenario(resolver, port))
 
 
-def test_who_waits_for_a_lookup_that_hangs_is_served_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_that_waits_for_a_lookup_that_hangs_is_served_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(resolver: Resolver, port: int) -> None:
         network = RealNetwork()
         resolver.hanging.add("back")

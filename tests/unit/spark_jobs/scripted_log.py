@@ -38,7 +38,7 @@ class ScriptedLog:
         self.call(lambda: self.cluster.script(api, *actions))
 
     def topic(self, name: str = "t", partitions: int = 1) -> str:
-        """Its id."""
+        """Returns its id."""
         return self.call(lambda: self.cluster.add_topic(name, partitions)).topic_id
 
     def log(self, name: str = "t", partition: int = 0) -> Log:

@@ -159,7 +159,7 @@ def test_a_compaction_replaces_files_at_once_and_removes_them_later(tmp_path: Pa
         (made,) = writer.compact(rewrite, 5)
         assert (made.first_batch, made.last_batch, made.level, made.rows) == (0, 4, 1, 50)
         assert len(Table(tmp_path / "out").files()) == 1
-        assert all(Path(file).exists() for file in before)  # for who has begun to read
+        assert all(Path(file).exists() for file in before)  # for readers that have begun
         assert writer.compact(rewrite, 5) == []
         assert not writer.publish(4, never)
     with opened(tmp_path, query, keep_replaced_ms=0) as writer:
