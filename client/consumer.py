@@ -102,7 +102,7 @@ class Consumer(Client):
         self._generation = 0
         """That of `_current` when the batch was taken. Once `_current` has another, the fetcher has moved the partition
         (another topic of that name, a truncation): the positions of the batch no longer count. The move has exhausted
-        the rest of its records (`PartitionState.handed_out`), so there is no check for each record."""
+        the rest of its records (`PartitionState.move`), so there is no check for each record."""
 
     async def start(self) -> None:
         """Reach a broker and find the topics' partitions.
@@ -174,12 +174,11 @@ class Consumer(Client):
         """
         while True:
             for record in self._records:
-                self._current.position = record.offset + 1  # type: ignore[union-attr]
                 return record
             self._end_batch()
             state, batch = await self._next_batch()
             self._current, self._batch, self._generation = state, batch, state.generation
-            self._records = state.handed_out = iter(batch.records())
+            self._records = state.hand_out(batch)
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
@@ -208,9 +207,9 @@ class Consumer(Client):
         return state is not None and state is self._current and state.generation == self._generation
 
     def _drop_batch(self) -> None:
+        if self._current is not None:
+            self._current.hand_out_no_more()
         self._current = self._batch = None
-        for _ in self._records:  # an iteration under way must not go on with them
-            pass
 
     async def _next_batch(self) -> tuple[PartitionState, ConsumerBatch]:
         """The next batch with records. The caller sets the position of its partition."""

@@ -163,7 +163,7 @@ def batch_outlives_its_generation(patches: Patches) -> None:
 
     @patches.instead_of(PartitionState, "move")
     def move(original: Any, self: PartitionState, *rest: Any, **named: Any) -> None:
-        self.handed_out = iter(())
+        self._handed_out = iter(())
         original(self, *rest, **named)
 
 
