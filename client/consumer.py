@@ -176,25 +176,29 @@ class Consumer(Client):
             for record in self._records:
                 return record
             self._end_batch()
-            state, batch = await self._next_batch()
-            self._current, self._batch, self._generation = state, batch, state.generation
-            self._records = state.hand_out(batch)
+            found = await self._next_batch()
+            if found is not None:
+                state, batch = found
+                self._current, self._batch, self._generation = state, batch, state.generation
+                self._records = state.hand_out(batch)
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
         return _Batches(self)
 
     async def _whole_batch(self) -> ConsumerBatch:
-        state, batch = self._current, self._batch
-        rest = length_hint(self._records) if self._is_handing_out(state) else 0
-        self._end_batch()
-        if batch is not None and rest:
-            batch = batch.since(len(batch) - rest)
-        else:
-            state, batch = await self._next_batch()
-        assert state is not None
-        state.position = batch.next_offset
-        return batch
+        while True:
+            state, batch = self._current, self._batch
+            rest = length_hint(self._records) if self._is_handing_out(state) else 0
+            self._end_batch()
+            if state is not None and batch is not None and rest:
+                found: tuple[PartitionState, ConsumerBatch] | None = (state, batch.since(len(batch) - rest))
+            else:
+                found = await self._next_batch()
+            if found is not None:
+                state, batch = found
+                state.position = batch.next_offset
+                return batch
 
     def _end_batch(self) -> None:
         """The records handed out last are consumed, and with them the rest of the batch, which holds no records."""
@@ -211,12 +215,15 @@ class Consumer(Client):
             self._current.hand_out_no_more()
         self._current = self._batch = None
 
-    async def _next_batch(self) -> tuple[PartitionState, ConsumerBatch]:
-        """The next batch with records. The caller sets the position of its partition."""
+    async def _next_batch(self) -> tuple[PartitionState, ConsumerBatch] | None:
+        """The next batch with records. The caller sets the position of its partition. None: another task iterates over
+        this consumer, too, and a batch is being handed out since."""
         self._check_running()
         while True:
             if self._state != "running":
                 raise self._not_running()
+            if self._current is not None:
+                return None
             fetched = self._fetcher.take()
             if fetched is None:
                 await self._fetcher.pulse.wait()

@@ -397,12 +397,15 @@ class Tenure:
     async def _resume_deletions(self) -> None:
         await self._execute(deletion.resume(self.state))
         for topic in deletion.finished(self.state):
+            topic_id = self.state.topic_ids[topic]
             while True:
                 nodes = await self._gather.tree(topic_path(topic))
                 outcome = await self._execute(deletion.forget(self.state, topic, nodes))
                 if outcome.obstacle is None:
                     break
                 self._note(f"topic {topic} cannot be removed yet, it is read again: {outcome.obstacle}")
+            # Whichever controller created it, and whether or not that one heard of its success.
+            self._spend_nonces([topic_id])
 
     # -- administrators --
 
@@ -427,7 +430,7 @@ class Tenure:
         outcome = await self._execute(topics.create(new, leftover))
         existing = outcome.existing_topics
         created = {topic.topic: topic.znode for topic in new if topic.topic not in existing}
-        self._spend_nonces(created.values())
+        self._spend_nonces(znode.topic_id for znode in created.values())
         try:
             await self._add_topics(created)
         finally:
@@ -435,15 +438,20 @@ class Tenure:
             # does.
             request.answer([_result(answer, existing=existing) for answer in answers])
 
-    def _spend_nonces(self, created: Iterable[TopicZnode]) -> None:
+    def _spend_nonces(self, created: Iterable[str]) -> None:
         spent = self._hooks.spent_nonces
-        for znode in created:
-            spent[topic_ids.nonce(znode.topic_id) or b""] = None
+        for topic_id in created:
+            spent[topic_ids.nonce(topic_id) or b""] = None
             if len(spent) > MOST_SPENT_NONCES:
                 del spent[next(iter(spent))]
 
     async def _delete_topics(self, request: events.DeleteTopicsRequest) -> None:
-        await self._read_new_topics(name for name in request.topics if topic_name_problem(name) is None)
+        unknown = [
+            name for name in request.topics if name not in self.state.topic_ids and topic_name_problem(name) is None
+        ]
+        if unknown:  # what is read may be old, and this controller deposed: its denial would be believed
+            await self._execute(deletion.confirm_office())
+            await self._read_new_topics(unknown)
         results: list[DeletableTopicResult] = deletion.results(self.state, request.topics)
         await self._execute(deletion.request(self.state, request.topics))
         request.answer(results)

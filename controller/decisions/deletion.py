@@ -86,6 +86,14 @@ def request(state: ClusterState, topics: Mapping[str, str]) -> Plan:
     return builder.build()
 
 
+def confirm_office() -> Plan:
+    """A write that changes nothing. It fails if this controller has been deposed, and what is read after it is as new
+    as it is."""
+    builder = PlanBuilder()
+    builder.write(EnsureNode(DELETE_TOPICS))
+    return builder.build()
+
+
 def queue(state: ClusterState, topics: Iterable[str], leave_alone: Iterable[str] = ()) -> Plan:
     """Topics are named under `/admin/delete_topics`: queue those that exist, drop requests for others.
 
