@@ -560,6 +560,7 @@ FAULTS: dict[str, Fault] = {
     "late bytes": faults_of_worlds.late_bytes,
     "rotten page": faults_of_worlds.rotten_page,
     "stale ZooKeeper": faults_of_worlds.stale_zookeeper,
+    "deposed unawares": faults_of_worlds.deposed_unawares,
     "fresh client at a deposed leader": fresh_client_at_deposed_leader,
 }
 

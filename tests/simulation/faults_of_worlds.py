@@ -4,8 +4,10 @@ sent, that what was written is what is read."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from minibroker.protocol import znodes
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.records import HEADER_SIZE, iterate_batches
 from tests.simulation.cluster import PORT, host_name
@@ -204,4 +206,31 @@ async def stale_zookeeper(storm: Storm) -> None:
     finally:
         if zookeeper.stale_sessions(host):
             storm.event("stale ZooKeeper: struck")
+        zookeeper.unlag(host)
+
+
+async def deposed_unawares(storm: Storm) -> None:
+    """`/controller` is removed while its owner reads from a server that is behind: for a while it does not know that it
+    has been deposed."""
+    dice, zookeeper = storm.dice, storm.simulation.zookeeper
+    in_office = storm.cluster.active_controllers()
+    if not in_office:
+        return
+    host = host_name(dice.choice(in_office))
+    if zookeeper.is_lagging(host):
+        return
+    lag_s = dice.choice([0.5, 2.0, 0.8 * storm.session_timeout_s])
+    storm.count("deposed unawares", f"{host} hears of it {lag_s:.1f} s late")
+    zookeeper.lag(host, lag_s)
+    try:
+        zookeeper.lose_connections(host)
+        with suppress(TimeoutError):
+            await storm.cluster.until(lambda: zookeeper.stale_sessions(host), within_s=1)
+        if zookeeper.has(znodes.CONTROLLER):
+            zookeeper.remove(znodes.CONTROLLER)
+        await asyncio.sleep(lag_s / 2)
+        if len(storm.cluster.active_controllers()) > 1:
+            storm.event("deposed unawares: two controllers")
+        await asyncio.sleep(lag_s)
+    finally:
         zookeeper.unlag(host)

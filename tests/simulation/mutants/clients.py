@@ -21,6 +21,7 @@ from minibroker.client.fetcher import Fetcher
 from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.controller import Controller
 from minibroker.controller.decisions import deletion
+from minibroker.controller.plan import Plan
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -139,6 +140,13 @@ def creation_for_another_controller(patches: Patches) -> None:
     @patches.instead_of(Controller, "create_topics")
     async def create_topics(original: Any, self: Controller, *rest: Any, **named: Any) -> Any:
         return await original(self, *rest, **(named | {"controller_epoch": NO_EPOCH}))
+
+
+@mutant("done already", "a controller denies a topic that it has not heard of, though it may have been deposed")
+def denial_without_office(patches: Patches) -> None:
+    @patches.instead_of(deletion, "confirm_office")
+    def confirm_office(original: Any) -> Plan:
+        return Plan()
 
 
 @mutant("done already", "a deletion that is repeated, or comes late, deletes the topic that was created since")
