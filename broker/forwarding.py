@@ -4,6 +4,8 @@ So a client needs to reach no particular broker, and a broker can ask for itself
 are created so. Nothing is tried again here, since whoever asked knows best whether a repetition does harm.
 """
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from minibroker.broker.metadata_cache import MetadataCache
@@ -11,10 +13,13 @@ from minibroker.protocol import apis
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
-from minibroker.protocol.messages import EnvelopeRequest, Message
+from minibroker.protocol.messages import EnvelopeRequest, EnvelopeResponse, Message
+from minibroker.protocol.rpc import Connection
 
 CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""
+LOOK_EVERY_S = 1.0
+"""At whether the answer is still wanted, and whether that broker is still the controller."""
 ENVELOPE_BYTES = 256
 """More than an envelope adds to its request."""
 
@@ -31,34 +36,63 @@ class ForwardingManager:
         self._connections = connections
 
     async def request(
-        self, api: apis.Api[Asked, Answered], body: Asked, *, timeout_s: float, is_from_client: bool = False
+        self,
+        api: apis.Api[Asked, Answered],
+        body: Asked,
+        *,
+        timeout_s: float,
+        is_from_client: bool = False,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Answered:
-        """The controller's answer. Raises BrokerError: what the controller says, or NOT_CONTROLLER where it is not
-        known, cannot be reached, or did not answer; then the request may have been carried out."""
+        """The controller's answer. Raises BrokerError: what the controller says; INVALID_REQUEST for a request that is
+        too large; or NOT_CONTROLLER where it is not known, cannot be reached, did not answer, is no longer the
+        controller, or where the answer is not wanted any more; then the request may have been carried out."""
         controller_id = self._metadata.controller_id
         endpoint = self._metadata.endpoint(controller_id)
         if endpoint is None:
             raise self._no_controller(api, "no live broker is known as the controller")
         request_data = apis.encode_request(api, 0, None, body)[4:]
         if len(request_data) > MAX_SMALL_REQUEST_BYTES - ENVELOPE_BYTES:
-            raise self._no_controller(api, f"{len(request_data)} bytes are too many to be forwarded to it")
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST,
+                f"a request for {api.name} of {len(request_data)} bytes is too large to be forwarded to the "
+                "controller: ask the controller itself, or for fewer topics at a time",
+            )
+        setup_s = min(CONNECT_TIMEOUT_S, timeout_s)
         try:
             connection = await self._connections.open(
                 controller_id,
                 endpoint.host,
                 endpoint.port,
                 client_id=f"broker-{self._broker_id}-forwarding",
-                connect_timeout_s=min(CONNECT_TIMEOUT_S, timeout_s),
-                request_timeout_s=timeout_s,
+                connect_timeout_s=setup_s,
+                request_timeout_s=setup_s,
             )
             try:
                 envelope = EnvelopeRequest(self._broker_id, is_from_client, memoryview(request_data))
-                answer = await connection.request(apis.ENVELOPE, envelope, timeout_s=timeout_s)
+                answer = await self._ask(connection, envelope, controller_id, timeout_s, is_wanted)
             finally:
                 connection.close("the request was forwarded")
+            return apis.decode_response(api, apis.decode_response_envelope(answer.response_data))
         except (NetworkError, InvalidMessage) as error:
             raise self._no_controller(api, str(error)) from error
-        return apis.decode_response(api, apis.decode_response_envelope(answer.response_data))
+
+    async def _ask(
+        self,
+        connection: Connection,
+        envelope: EnvelopeRequest,
+        controller_id: int,
+        timeout_s: float,
+        is_wanted: Callable[[], bool],
+    ) -> EnvelopeResponse:
+        """Raises as `Connection.request`, and NetworkError where there is no use in waiting any longer."""
+        answer = connection.send(apis.ENVELOPE, envelope, timeout_s=timeout_s)
+        while not (await asyncio.wait([answer], timeout=LOOK_EVERY_S))[0]:
+            if self._metadata.controller_id != controller_id:
+                raise NetworkError(f"broker {controller_id} has not answered, and is not the controller any more")
+            if not is_wanted():
+                raise NetworkError("whoever asked is gone")
+        return answer.result()
 
     def _no_controller(self, api: apis.Api[Any, Any], reason: str) -> BrokerError:
         return BrokerError(

@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import NamedTuple, Protocol, TypeVar
 
-from minibroker.client.connections import Purpose, exponential_backoff_s
+from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
 from minibroker.client.errors import InvalidSetting, TopicErrors
 from minibroker.client.lifecycle import Client
 from minibroker.client.settings import Address, check_integer, check_ms
@@ -19,7 +19,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, topic_name_problem
-from minibroker.protocol.rpc import Connection
+from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES
 from minibroker.protocol.world import World
 
@@ -31,6 +31,10 @@ logger = logging.getLogger("minibroker.client")
 KNOWN_WITHIN_S = 3.0
 """How long brokers may take to hear of a new topic before its creator goes on without them."""
 _FIRST_LOOK_S = 0.005
+
+FORWARDER_PATIENCE_S = 5.0
+"""How long a broker that takes a request to the controller may be silent before another one is asked: it may hang, or
+be cut off itself. Doubled after each time, as it may be the controller that takes long."""
 
 
 class NewTopic(NamedTuple):
@@ -111,6 +115,9 @@ class Admin(Client):
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
         )
+        self._failed_at: dict[str, float] = {}
+        """Brokers that could not be reached, or did not do what they were asked to, by `Connection.address`, and when
+        that was."""
 
     def __repr__(self) -> str:
         return f"<Admin {self._state}, bootstrap={self._runtime.bootstrap}>"
@@ -217,30 +224,42 @@ class Admin(Client):
         pending = change.names()
         attempts = 0
         was_sent = False
+        last_error: MinibrokerError = NetworkError(
+            f"{api.name}: no broker could be reached in time (see `minibroker status`)"
+        )
+        silences = 0
         stalls: Stalls[str] = Stalls(self._runtime.connections.client_id)
         while pending:
-            last_error: MinibrokerError
-            remaining_s = max(0.001, deadline - self._runtime.clock.monotonic())
-            timeout_s = min(self._runtime.request_timeout_s, remaining_s)
+            connection = None
             try:
-                connection = await self._controller(api)
+                async with asyncio.timeout(max(0.0, deadline - self._runtime.clock.monotonic())):
+                    connection = await self._controller(api)
+                remaining_s = max(0.001, deadline - self._runtime.clock.monotonic())
+                timeout_s = min(self._runtime.request_timeout_s, remaining_s)
                 # The broker may take that long, and then has a second more to say that it did not succeed.
-                controller_id = self._runtime.metadata.cluster.controller_id
-                body = change.request(
-                    pending, round(timeout_s * 1_000), self._runtime.metadata.cluster.controller_epoch
-                )
+                patience_s = timeout_s + 1.0
+                cluster = self._runtime.metadata.cluster
+                controller_id = cluster.controller_id
+                if connection.address != _connection_address(cluster.brokers.get(controller_id)):
+                    patience_s = min(patience_s, FORWARDER_PATIENCE_S * 2.0**silences)
+                body = change.request(pending, round(timeout_s * 1_000), cluster.controller_epoch)
                 was_sent = True
                 response = await self._runtime.ask(
                     connection,
                     api,
                     body,
-                    timeout_s=timeout_s + 1.0,
+                    timeout_s=patience_s,
                     is_in_charge=partial(self._is_controller, controller_id),
                 )
+            except TimeoutError:
+                pass  # what the attempt before ran into says more
             except (NetworkError, InvalidMessage) as error:
                 last_error = error
+                silences += isinstance(error, RequestTimedOut)
+                self._note_failure(connection)
             except BrokerError as error:
                 last_error = error
+                self._note_failure(connection)
                 if not error.retriable:
                     raise
             else:
@@ -294,22 +313,44 @@ class Admin(Client):
                 await asyncio.sleep(exponential_backoff_s(attempts, _FIRST_LOOK_S, self._runtime.world.random))
 
     async def _controller(self, api: Api[Request, Response]) -> Connection:
-        """To the controller, or to a broker that can ask it. Raises NetworkError, BrokerError(NOT_CONTROLLER)."""
+        """To the controller, or to a broker that can ask it (KIP-590): where this client cannot reach the controller,
+        or not soon, or its listener is not the controller's. Of several such brokers the one that failed longest ago.
+
+        Raises NetworkError, BrokerError(NOT_CONTROLLER)."""
         cluster = self._runtime.metadata.cluster
-        address = cluster.brokers.get(cluster.controller_id)
-        if address is None:
+        if cluster.controller_id == NO_CONTROLLER or not cluster.brokers:
             raise BrokerError(
                 ErrorCode.NOT_CONTROLLER, f"{api.name}: no controller can be reached (see `minibroker status`)"
             )
+
+        def order(broker_id: int) -> tuple[bool, float]:
+            failed_at = self._failed_at.get(_connection_address(cluster.brokers[broker_id]), float("-inf"))
+            return broker_id != cluster.controller_id, failed_at
+
+        reasons: dict[str, None] = {}
+        for broker_id in sorted(cluster.brokers, key=order):
+            address = cluster.brokers[broker_id]
+            try:
+                return await self._connection_soon(address)
+            except NetworkError as error:
+                reasons[str(error)] = None
+                self._runtime.metadata.suspect(address)
+                self._failed_at[_connection_address(address)] = self._runtime.clock.monotonic()
+        raise NetworkError("; ".join(reasons))
+
+    async def _connection_soon(self, address: Address) -> Connection:
+        """Raises NetworkError, also where connecting takes long; it goes on then, and a later attempt may profit."""
+        now = self._runtime.clock.monotonic()
+        began = self._runtime.connections.attempt_began(address, Purpose.REQUESTS)
         try:
-            return await self._runtime.connections.open(address, Purpose.REQUESTS)
-        except NetworkError:
-            # This client cannot reach it; any other broker takes the request to it (KIP-590).
-            for other in cluster.brokers.values():
-                with suppress(NetworkError):
-                    if other != address:
-                        return await self._runtime.connections.open(other, Purpose.REQUESTS)
-            raise
+            async with asyncio.timeout(max(0.0, OVERDUE_S if began is None else began + OVERDUE_S - now)):
+                return await self._runtime.connections.open(address, Purpose.REQUESTS)
+        except TimeoutError:
+            raise NetworkError(f"connecting to {address}: no answer yet") from None
+
+    def _note_failure(self, connection: Connection | None) -> None:
+        if connection is not None:
+            self._failed_at[connection.address] = self._runtime.clock.monotonic()
 
     def _is_controller(self, broker_id: int) -> bool:
         return self._runtime.metadata.cluster.controller_id in (broker_id, NO_CONTROLLER)
@@ -411,6 +452,11 @@ class _Deletion:
                 self.is_prepared = True
             results[topic.name] = code, topic.error_message
         return results
+
+
+def _connection_address(address: Address | None) -> str:
+    """As a Connection to it has it."""
+    return "" if address is None else f"{address.host}:{address.port}"
 
 
 def _or_yet(error: MinibrokerError, may_yet: str) -> MinibrokerError:

@@ -28,14 +28,20 @@ async def handle_or_forward(services: Services, request: Request) -> None:
 
     async def forward() -> None:
         request.respond(
-            await services.forwarding.request(request.api, body, timeout_s=timeout_ms / 1_000, is_from_client=True)
+            await services.forwarding.request(
+                request.api,
+                body,
+                timeout_s=timeout_ms / 1_000,
+                is_from_client=True,
+                is_wanted=lambda: not request.closed,
+            )
         )
 
     answer_later(services, request, timeout_ms, forward)
 
 
 async def handle_envelope(services: Services, request: Request) -> None:
-    """Raises BrokerError(INVALID_REQUEST) for what is not forwarded, and for nonsense."""
+    """Raises BrokerError: INVALID_REQUEST for what is not forwarded, and for nonsense; UNSUPPORTED_VERSION."""
     body = request.body
     assert isinstance(body, EnvelopeRequest)
     try:
@@ -44,6 +50,12 @@ async def handle_envelope(services: Services, request: Request) -> None:
         if handler is None:
             raise InvalidMessage(f"API {envelope.api_key} is not forwarded")
         api = apis.APIS[envelope.api_key]
+        if not api.min_version <= envelope.api_version <= api.max_version:
+            raise BrokerError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"in an envelope: version {envelope.api_version} of {api.name}; "
+                f"this broker knows {api.min_version} to {api.max_version}",
+            )
         inner_body = apis.decode_request(api, envelope)
     except InvalidMessage as error:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"in an envelope: {error}") from error

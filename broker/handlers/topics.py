@@ -72,6 +72,8 @@ async def _create(services: Services, request: Request, body: CreateTopicsReques
         for topic in body.topics
         if not _may_change(topic.name, request)
     ]
+    # All results for a name that the request repeats are the same.
+    results = list({result.name: result for result in results}.values())
 
     def respond(results: list[CreatableTopicResult]) -> None:
         request.respond(CreateTopicsResponse(0, results))
