@@ -225,8 +225,7 @@ def recover(
                 later.close()
                 later.remove_files()
             if scan.position < segment.size:
-                segment.file.truncate(scan.position)
-                segment.size = scan.position
+                segment.cut(scan.position)
             break
         if not segments:
             segments.append(Segment.create(disk, directory, end_offset, index_interval_bytes))

@@ -110,10 +110,16 @@ class Segment:
             assert isinstance(index, SparseIndex)
             index.in_step = False  # written even if it is empty
 
+    def cut(self, position: int) -> None:
+        """Drop the bytes from `position` on, for good: where the recovery point is the new end, the next segment may begin
+        there at once, and then this one counts as flushed. What a power cut brought back would pass for damage."""
+        self.file.truncate(position)
+        self.file.fdatasync()
+        self.size = position
+
     def truncate(self, offset: int, position: int) -> None:
         """Cut the batches from `offset` on, which begin at `position`, and be ready to append again."""
-        self.file.truncate(position)
-        self.size = position
+        self.cut(position)
         self._known = {self.base_offset: 0}
         try:
             self._load_indexes()

@@ -336,6 +336,30 @@ def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
         asyncio.run(run(seed))
 
 
+@pytest.mark.parametrize("by", ["recovery", "a truncation"])
+def test_what_was_cut_does_not_come_back_behind_a_segment_that_was_rolled_at_once(by: str) -> None:
+    """The recovery point is where the next segment begins: the one before it counts as flushed, and what came back in it
+    as damage."""
+
+    async def run(seed: int) -> None:
+        driver = Driver(Random(seed))
+        await driver.open()
+        for _ in range(3):
+            driver.append()
+        await driver.checkpoint()
+        driver.append()
+        if by == "recovery":
+            await driver.cut_the_power()
+        else:
+            await driver.checkpoint()
+            driver.truncate()
+        driver.roll()
+        await driver.cut_the_power()
+
+    for seed in range(100):
+        asyncio.run(run(seed))
+
+
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
 def test_power_cuts_kills_and_dying_disks_take_nothing_that_was_promised(seed: int, steps: int) -> None:
