@@ -54,9 +54,10 @@ class PartitionState:
         self.fetched: deque[FetchedBatch] = deque()
         self.fetched_bytes = 0
         self.outstanding_generation = -1
-        """That of the outstanding request for this partition; -1: there is none."""
+        """That of the outstanding fetch, or look-up of the position; -1: there is none."""
         self.retry_at = 0.0
         self.tried: Leader | None = None
+        """The leader that was asked last."""
         self.trouble: ErrorCode | str | None = None
         """Why the last attempt brought nothing, where it failed."""
         self.error: MinibrokerError | None = None

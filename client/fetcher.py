@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from minibroker.client.connections import OVERDUE_S, Purpose
@@ -25,7 +25,7 @@ from minibroker.client.errors import CorruptBatch, LogTruncated
 from minibroker.client.fetch_state import FetchedBatch, PartitionState, due_fetches
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.metadata import Leader
-from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, find_offsets
+from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, ask_leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.tasks import Pulse
@@ -35,9 +35,7 @@ from minibroker.protocol.errors import (
     ERRORS,
     BrokerError,
     ErrorCode,
-    InvalidMessage,
     MinibrokerError,
-    NetworkError,
     error_of,
 )
 from minibroker.protocol.fetch_schedule import MAX_REQUESTS, cut, most_in_a_request, schedule
@@ -47,7 +45,6 @@ from minibroker.protocol.rpc import Connection
 
 logger = logging.getLogger("minibroker.client")
 
-LOOK_UP_TIMEOUT_S = 1.0
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
 """How long a consumer waits for a topic that brokers say does not exist before it raises."""
 
@@ -104,7 +101,6 @@ class Fetcher:
             partition_of=lambda asked: asked.state.partition,
             overdue_s=fetch_max_wait_s + OVERDUE_S,
         )
-        self._look_up: asyncio.Task[None] | None = None
         self._confirmation: asyncio.Task[None] | None = None
         self._doubts: dict[PartitionState, _Doubt] = {}
         """Those to be confirmed next."""
@@ -229,19 +225,7 @@ class Fetcher:
         if self._requests.take_news():
             self.adopt_topics()
             self._look_for_unknown(now)
-        times = [self._send(now), self._requests.look_for_overdue(now)]
-        if self._look_up is None or self._look_up.done():
-            lost = [
-                state
-                for state in self.states.values()
-                if state.position is None and state.error is None and now >= state.retry_at
-            ]
-            unset = [state for state in lost if state.reset is None]
-            for state in unset:
-                self._stop(state, self._no_position(state.partition))
-            if len(lost) > len(unset):
-                searched = [state for state in lost if state.reset is not None]
-                self._look_up = self._runtime.tasks.start(self._find_positions(searched), "find positions")
+        times = [self._look_up(now), self._send(now), self._requests.look_for_overdue(now)]
         if self._doubts and (self._confirmation is None or self._confirmation.done()):
             doubts, self._doubts = self._doubts, {}
             self._confirmation = self._runtime.tasks.start(self._confirm(doubts), "confirm leaders")
@@ -315,6 +299,38 @@ class Fetcher:
                 "They are cut off from the others, or the topic was created again: then seek() without an epoch"
             )
         return None
+
+    def _look_up(self, now: float) -> float:
+        """Ask for the positions that are to be looked up, each leader on its own: none waits for another that does not
+        answer. Returns when to look again if nothing happens before."""
+        next_at = inf
+        by_leader: dict[Leader, list[PartitionState]] = {}
+        for state in self.states.values():
+            if state.position is not None or state.error is not None:
+                continue
+            if state.reset is None:
+                self._stop(state, self._no_position(state.partition))
+                continue
+            leader = self._metadata.cluster.leader(*state.partition)
+            if leader is None:
+                code = self._metadata.cluster.errors.get(state.partition.topic)
+                if code is not None and not ERRORS[code].retriable:
+                    self._stop(state, BrokerError(code, f"finding offsets of {state.partition}"))
+                else:
+                    self._metadata.request_refresh()
+            elif leader != state.tried:
+                by_leader.setdefault(leader, []).append(state)
+            elif state.outstanding_generation != state.generation:
+                if now < state.retry_at:
+                    next_at = min(next_at, state.retry_at)
+                else:
+                    by_leader.setdefault(leader, []).append(state)
+        for leader, states in by_leader.items():
+            for state in states:
+                state.outstanding_generation = state.generation
+                state.tried = leader
+            self._runtime.tasks.start(self._find_positions(leader, states), "find positions")
+        return next_at
 
     def _send(self, now: float) -> float:
         """Send the fetches that are due. Returns when to look again if nothing happens before."""
@@ -525,26 +541,21 @@ class Fetcher:
             position = diverging.end_offset if state.position is None else min(diverging.end_offset, state.position)
             self.move(state, position, epoch=min(diverging.epoch, state.last_epoch))
 
-    async def _find_positions(self, states: list[PartitionState]) -> None:
+    async def _find_positions(self, leader: Leader, states: list[PartitionState]) -> None:
         generations = [state.generation for state in states]
-        failure: MinibrokerError | None = None
-        trouble = ""
-        found: dict[TopicPartition, Found] = {}
         resets = {state.partition: state.reset for state in states if state.reset is not None}
-        try:
-            await find_offsets(self._runtime, resets, LOOK_UP_TIMEOUT_S, found)
-        except BrokerError as error:
-            failure, trouble = None if error.retriable else error, str(error)
-        except (NetworkError, InvalidMessage) as error:
-            trouble = str(error)  # brokers that cannot be reached are waited for
+        results = await ask_leader(self._runtime, leader, resets, self._runtime.request_timeout_s)
         for state, generation in zip(states, generations, strict=True):
-            if state.generation != generation:
-                continue
-            if state.partition in found:
-                result = found[state.partition].result
-                self.move(state, 0 if result is None else result.offset)
-            elif failure is not None:
-                self._stop(state, failure)
+            if (state.generation, state.tried) != (generation, leader):
+                continue  # the user went elsewhere, or there is another leader
+            state.outstanding_generation = -1
+            result = results[state.partition]
+            if isinstance(result, Found):
+                self.move(state, 0 if result.result is None else result.result.offset)
+            elif isinstance(result, BrokerError) and not result.retriable:
+                self._stop(state, result)
             else:
-                state.trouble = trouble
+                state.trouble = str(result)
+                state.retry_at = self._clock.monotonic() + self._runtime.retry_backoff_s
+                self._metadata.request_refresh()
         self.wake()

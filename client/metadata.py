@@ -363,7 +363,7 @@ class Metadata:
             before = self.cluster
             try:
                 request = m.MetadataRequest(self._asked_for())
-                self._learn(await self.request_any(METADATA, request, timeout_s=0.0))
+                self._learn(await self.request_any(METADATA, request))
                 self.last_error = None
             except NetworkError as error:
                 self.last_error = error
@@ -394,21 +394,33 @@ class Metadata:
         for listener in self.listeners:
             listener()
 
-    async def request_any(self, api: Api[Request, Response], body: Request, *, timeout_s: float) -> Response:
-        """The answer of the first broker that gives one. All are asked at least once, and again until `timeout_s` has
-        passed. Raises NetworkError naming every address and what was wrong, and BrokerError if a broker refused."""
-        deadline = self._clock.monotonic() + timeout_s
+    async def request_any(
+        self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None
+    ) -> Response:
+        """The answer of the first broker that gives one. All are asked, and again until `timeout_s` has passed; None:
+        all are asked once. Raises NetworkError naming every address and what was wrong, and BrokerError if a broker
+        refused."""
+        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
         stalls: Stalls[str] = Stalls(self._connections.client_id)
+        failures: dict[Address, Exception] = {}
         while True:
-            failures: dict[Address, Exception] = {}
-            for address in self._candidates():
-                patience_s = min(self._request_timeout_s, FIRST_ATTEMPT_TIMEOUT_S * 2.0 ** min(self._failed_rounds, 10))
+            candidates = self._candidates()
+            timeout_of_one_s = min(
+                self._request_timeout_s, FIRST_ATTEMPT_TIMEOUT_S * 2.0 ** min(self._failed_rounds, 10)
+            )
+            for index, address in enumerate(candidates):
+                patience_s = timeout_of_one_s
+                if deadline is not None:  # what time there is, is for all that have not been asked yet
+                    share_s = (deadline - self._clock.monotonic()) / (len(candidates) - index)
+                    patience_s = min(patience_s, max(0.0, share_s))
                 try:
                     async with asyncio.timeout(patience_s):
                         connection = await self._connections.open(address, Purpose.REQUESTS)
-                        response = await connection.request(api, body, timeout_s=patience_s)
+                        response = await connection.request(api, body, timeout_s=timeout_of_one_s)
                 except TimeoutError:
-                    failures[address] = NetworkError(f"{api.name} to {address}: no answer within {patience_s:g} s")
+                    if patience_s == timeout_of_one_s or address not in failures:  # an earlier reason says more
+                        text = f"{api.name} to {address}: no answer within {patience_s:.3g} s"
+                        failures[address] = NetworkError(text)
                 except (NetworkError, InvalidMessage) as error:
                     failures[address] = error
                 else:
@@ -419,14 +431,16 @@ class Metadata:
                 self.suspect(address)
             self._failed_rounds += 1
             reasons = "; ".join(str(error) for error in failures.values())
-            if self._clock.monotonic() >= deadline:
+            remaining_s = 0.0 if deadline is None else deadline - self._clock.monotonic()
+            if remaining_s < MIN_REFRESH_PAUSE_S:
                 raise NetworkError(
                     f"no broker answered {api.name}: {reasons}. "
                     "Start the cluster (`minibroker up`), or give the address of a running broker as bootstrap"
                 )
             waiting = {api.name: f"no broker answers: {reasons}"}
             stalls.look(self._clock.monotonic(), waiting, waiting.__getitem__)
-            await asyncio.sleep(exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random))
+            pause_s = exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random)
+            await asyncio.sleep(min(pause_s, remaining_s / 2))  # there is to be time for asking once more
 
     def _candidates(self) -> list[Address]:
         """The brokers to ask, in this order: first those that answered last time and have few requests in flight; the

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.client.connections import Purpose
+from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.metadata import Cluster, Leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import Stalls
@@ -22,6 +22,7 @@ from minibroker.protocol.errors import (
     error_of,
 )
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.rpc import RequestTimedOut
 
 CONSUMER = -1
 READ_UNCOMMITTED = 0
@@ -76,41 +77,58 @@ async def find_offsets(
     deadline = runtime.clock.monotonic() + timeout_s
     pending = dict(timestamps)
     known = known or {}
+    asked: dict[TopicPartition, Leader] = {}
+    """Whose answer is awaited."""
+    under_way: dict[asyncio.Task[dict[TopicPartition, Found | MinibrokerError]], Leader] = {}
+    errors: dict[TopicPartition, MinibrokerError] = {}
+    """Why the last attempt failed."""
     stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
-    while pending:
-        error: MinibrokerError | None = None
-        is_outdated = False
-        by_leader: dict[Leader, dict[TopicPartition, int]] = {}
-        for partition, timestamp in pending.items():
-            leader = runtime.metadata.cluster.leader(*partition)
-            code = _problem(runtime.metadata.cluster, partition, known.get(partition))
-            if leader is not None and code is None:
-                by_leader.setdefault(leader, {})[partition] = timestamp
-            else:
-                error = BrokerError(code or ErrorCode.LEADER_NOT_AVAILABLE, f"finding offsets of {partition}")
-                is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
-        # The leaders are asked at the same time; the answer of one counts whatever becomes of the others.
-        answers = await asyncio.gather(
-            *(_ask(runtime, leader, part) for leader, part in by_leader.items()), return_exceptions=True
-        )
-        for answer in answers:
-            if isinstance(answer, (NetworkError, InvalidMessage)):
-                error = answer
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                for partition, result in answer.items():
-                    if not isinstance(result, BrokerError):
+    try:
+        while pending:
+            error: MinibrokerError | None = None
+            is_outdated = False
+            by_leader: dict[Leader, dict[TopicPartition, int]] = {}
+            for partition, timestamp in pending.items():
+                leader = runtime.metadata.cluster.leader(*partition)
+                code = _problem(runtime.metadata.cluster, partition, known.get(partition))
+                if leader is not None and code is None:
+                    if asked.get(partition) != leader:
+                        by_leader.setdefault(leader, {})[partition] = timestamp
+                        asked[partition] = leader
+                elif partition not in asked:
+                    code = code or ErrorCode.LEADER_NOT_AVAILABLE
+                    error = errors[partition] = BrokerError(code, f"finding offsets of {partition}")
+                    is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
+            for leader, part in by_leader.items():
+                remaining_s = max(0.0, deadline - runtime.clock.monotonic())
+                under_way[asyncio.create_task(ask_leader(runtime, leader, part, remaining_s))] = leader
+            # The leaders are asked at the same time; the answer of one counts whatever becomes of the others. Those
+            # that have not answered are looked at again now and then: metadata may name another leader by now.
+            if under_way:
+                patience_s = OVERDUE_S if error is None else 0.0
+                await asyncio.wait(under_way, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            is_over = runtime.clock.monotonic() >= deadline
+            for task in [task for task in under_way if task.done()]:
+                leader = under_way.pop(task)
+                for partition, result in task.result().items():
+                    if asked.get(partition) != leader:
+                        continue  # another has been asked in the meantime
+                    del asked[partition]
+                    if isinstance(result, Found):
                         found[partition] = result
                         del pending[partition]
-                    elif error is None or not result.retriable:
+                        errors.pop(partition, None)
+                        continue
+                    if is_over and not _is_final(result):  # what went wrong before says more than that time is up
+                        result = errors.get(partition, result)
+                    errors[partition] = result
+                    if error is None or _is_final(result):
                         error = result
-        if pending:
-            assert error is not None
-            is_final = isinstance(error, BrokerError) and not error.retriable
-            if is_final or runtime.clock.monotonic() >= deadline:
+            if error is None:
+                continue
+            if _is_final(error) or is_over:
                 raise error
-            stalls.look(runtime.clock.monotonic(), pending, dict.fromkeys(pending, str(error)).__getitem__)
+            stalls.look(runtime.clock.monotonic(), errors, lambda partition: str(errors[partition]))
             if is_outdated:  # the broker that gave us metadata may be cut off, and a refresh would ask it again
                 await runtime.metadata.ask_everyone({partition.topic for partition in pending})
             try:
@@ -120,7 +138,14 @@ async def find_offsets(
                 continue  # no broker has sent metadata yet; the leaders may answer by now
             if isinstance(error, BrokerError) and not ERRORS[error.code].refresh_metadata:
                 await asyncio.sleep(runtime.retry_backoff_s)
+    finally:
+        for task in under_way:
+            task.cancel()
     stalls.look(runtime.clock.monotonic(), (), str)
+
+
+def _is_final(error: MinibrokerError) -> bool:
+    return isinstance(error, BrokerError) and not error.retriable
 
 
 def _problem(cluster: Cluster, partition: TopicPartition, known: Known | None) -> ErrorCode | None:
@@ -139,12 +164,15 @@ def _problem(cluster: Cluster, partition: TopicPartition, known: Known | None) -
     return None
 
 
-async def _ask(
-    runtime: ClientRuntime, leader: Leader, timestamps: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, Found | BrokerError]:
+async def ask_leader(
+    runtime: ClientRuntime, leader: Leader, timestamps: Mapping[TopicPartition, int], timeout_s: float
+) -> dict[TopicPartition, Found | MinibrokerError]:
+    """What the leader says of each partition, or why it says nothing within `timeout_s`: BrokerError, NetworkError, or
+    InvalidMessage. A connection that is not there within OVERDUE_S is such a failure, too."""
     address = runtime.metadata.address(leader.node_id)
     if address is None:
-        raise NetworkError(f"the address of broker {leader.node_id} is not known")
+        unknown = NetworkError(f"the address of broker {leader.node_id} is not known")
+        return dict.fromkeys(timestamps, unknown)
     topics: dict[str, list[m.ListOffsetsPartition]] = {}
     for partition, timestamp in timestamps.items():
         asked = m.ListOffsetsPartition(partition.partition, leader.epoch, timestamp)
@@ -157,29 +185,42 @@ async def _ask(
             for name, partitions in topics.items()
         ],
     )
+    what = f"connecting to {address}"
+    patience_s = min(timeout_s, OVERDUE_S)
     try:
-        connection = await runtime.connections.open(address, Purpose.REQUESTS)
-        response = await runtime.ask(
-            connection,
-            LIST_OFFSETS,
-            request,
-            timeout_s=runtime.request_timeout_s,
-            is_in_charge=lambda: any(runtime.metadata.cluster.leader(*partition) == leader for partition in timestamps),
-        )
-    except NetworkError:
+        async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(patience_s):  # the attempt goes on in the background
+                connection = await runtime.connections.open(address, Purpose.REQUESTS)
+            what, patience_s = f"ListOffsets to {address}", timeout_s
+            response = await runtime.ask(
+                connection,
+                LIST_OFFSETS,
+                request,
+                timeout_s=runtime.request_timeout_s,
+                is_in_charge=lambda: any(
+                    runtime.metadata.cluster.leader(*partition) == leader for partition in timestamps
+                ),
+            )
+    except TimeoutError:
         runtime.metadata.suspect(address)
-        raise
+        return dict.fromkeys(timestamps, RequestTimedOut(f"{what}: no answer within {patience_s:.3g} s"))
+    except NetworkError as error:
+        runtime.metadata.suspect(address)
+        return dict.fromkeys(timestamps, error)
+    except InvalidMessage as error:
+        return dict.fromkeys(timestamps, error)
     answered = {
         TopicPartition(topic.name, answer.partition_index): answer
         for topic in response.topics
         for answer in topic.partitions
     }
-    results: dict[TopicPartition, Found | BrokerError] = {}
+    results: dict[TopicPartition, Found | MinibrokerError] = {}
     for partition in timestamps:
         answer = answered.get(partition)
         if answer is None:
-            raise InvalidMessage(f"the answer of {address} to ListOffsets does not mention {partition}")
-        if answer.error_code != ErrorCode.NONE:
+            error_text = f"the answer of {address} to ListOffsets does not mention {partition}"
+            results[partition] = InvalidMessage(error_text)
+        elif answer.error_code != ErrorCode.NONE:
             results[partition] = BrokerError(error_of(answer.error_code), f"finding offsets of {partition}")
         else:
             result = None if answer.offset < 0 else OffsetAndTimestamp(answer.offset, answer.timestamp)
