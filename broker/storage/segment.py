@@ -111,8 +111,9 @@ class Segment:
             index.in_step = False  # written even if it is empty
 
     def cut(self, position: int) -> None:
-        """Drop the bytes from `position` on, for good: where the recovery point is the new end, the next segment may begin
-        there at once, and then this one counts as flushed. What a power cut brought back would pass for damage."""
+        """Drop the bytes from `position` on, for good: where the recovery point is the new end, the next segment may
+        begin there at once, and then this one counts as flushed. What a power cut brought back would pass for damage.
+        """
         self.file.truncate(position)
         self.file.fdatasync()
         self.size = position

@@ -338,8 +338,8 @@ def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
 
 @pytest.mark.parametrize("by", ["recovery", "a truncation"])
 def test_what_was_cut_does_not_come_back_behind_a_segment_that_was_rolled_at_once(by: str) -> None:
-    """The recovery point is where the next segment begins: the one before it counts as flushed, and what came back in it
-    as damage."""
+    """The recovery point is where the next segment begins: the one before it counts as flushed, and what came back in
+    it as damage."""
 
     async def run(seed: int) -> None:
         driver = Driver(Random(seed))
