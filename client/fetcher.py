@@ -64,11 +64,12 @@ class _Doubt(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What a fetch asks for of one partition."""
+    """What a fetch, or the look-up of a position, asks for of one partition."""
 
     state: PartitionState
     generation: int
     offset: int
+    """For a look-up, the timestamp of the offset that it is to find."""
     leader: Leader
 
 
@@ -304,7 +305,7 @@ class Fetcher:
         """Ask for the positions that are to be looked up, each leader on its own: none waits for another that does not
         answer. Returns when to look again if nothing happens before."""
         next_at = inf
-        by_leader: dict[Leader, list[PartitionState]] = {}
+        by_leader: dict[Leader, list[_Asked]] = {}
         for state in self.states.values():
             if state.position is not None or state.error is not None:
                 continue
@@ -318,18 +319,16 @@ class Fetcher:
                     self._stop(state, BrokerError(code, f"finding offsets of {state.partition}"))
                 else:
                     self._metadata.request_refresh()
-            elif leader != state.tried:
-                by_leader.setdefault(leader, []).append(state)
-            elif state.outstanding_generation != state.generation:
-                if now < state.retry_at:
-                    next_at = min(next_at, state.retry_at)
-                else:
-                    by_leader.setdefault(leader, []).append(state)
-        for leader, states in by_leader.items():
-            for state in states:
+            elif leader == state.tried and state.outstanding_generation == state.generation:
+                continue  # its answer is awaited
+            elif leader == state.tried and now < state.retry_at:
+                next_at = min(next_at, state.retry_at)
+            else:
+                by_leader.setdefault(leader, []).append(_Asked(state, state.generation, state.reset, leader))
                 state.outstanding_generation = state.generation
                 state.tried = leader
-            self._runtime.tasks.start(self._find_positions(leader, states), "find positions")
+        for leader, asked in by_leader.items():
+            self._runtime.tasks.start(self._find_positions(leader, asked), "find positions")
         return next_at
 
     def _send(self, now: float) -> float:
@@ -541,11 +540,10 @@ class Fetcher:
             position = diverging.end_offset if state.position is None else min(diverging.end_offset, state.position)
             self.move(state, position, epoch=min(diverging.epoch, state.last_epoch))
 
-    async def _find_positions(self, leader: Leader, states: list[PartitionState]) -> None:
-        generations = [state.generation for state in states]
-        resets = {state.partition: state.reset for state in states if state.reset is not None}
-        results = await ask_leader(self._runtime, leader, resets, self._runtime.request_timeout_s)
-        for state, generation in zip(states, generations, strict=True):
+    async def _find_positions(self, leader: Leader, asked: Sequence[_Asked]) -> None:
+        timestamps = {state.partition: timestamp for state, _, timestamp, _ in asked}
+        results = await ask_leader(self._runtime, leader, timestamps, self._runtime.request_timeout_s)
+        for state, generation, _, _ in asked:
             if (state.generation, state.tried) != (generation, leader):
                 continue  # the user went elsewhere, or there is another leader
             state.outstanding_generation = -1

@@ -15,7 +15,7 @@ from minibroker.protocol.apis import FETCH, LIST_OFFSETS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import ControlType, EndTransactionMarker, encode_batch, encode_control_batch
-from tests.unit.client.scripted_broker import DROP, HANG, Log, Received, ScriptedCluster, reject
+from tests.unit.client.scripted_broker import DROP, HANG, Action, Log, Received, ScriptedCluster, reject
 
 P0 = TopicPartition("orders", 0)
 P1 = TopicPartition("orders", 1)
@@ -347,6 +347,50 @@ def test_an_offset_look_up_at_a_broker_that_hangs_goes_to_the_new_leader() -> No
             assert await asking == {P0: 0}
 
     run(scenario, brokers=2)
+
+
+def test_an_offset_look_up_is_repeated_at_one_leader_while_another_hangs() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders", 1), 5)
+        async with Consumer(cluster.bootstrap, partitions=[P0], retry_backoff_ms=5) as consumer:
+            assert await consumer.position(P0) == 0
+            cluster.received.clear()
+            again = [reject(ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+
+            def asked(node_id: int) -> int:
+                return sum(received[:2] == (node_id, LIST_OFFSETS) for received in cluster.received)
+
+            def answer(received: Received) -> Action | None:
+                if received.api is not LIST_OFFSETS:
+                    return None
+                return HANG if received.node_id == 0 else again.pop() if again else None
+
+            cluster.rules.append(answer)
+            asking = asyncio.ensure_future(consumer.end_offsets([P0, P1]))
+            await cluster.until(lambda: asked(1) == 2)
+            assert not asking.done()
+            assert asked(0) == 1
+            cluster.move("orders", 0, 1)
+            assert await asking == {P0: 0, P1: 5}
+
+    run(scenario, brokers=2, partitions=2)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_seek_is_not_undone_by_the_look_up_of_the_end_that_begins_just_then(turns: int) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders", 0), 20)
+        async with Consumer(cluster.bootstrap, partitions=[P0]) as consumer:
+            assert await consumer.position(P0) == 0
+            cluster.received.clear()
+            consumer.seek_to_end(P0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            consumer.seek(P0, 3)
+            await cluster.until(lambda: any(received.api is FETCH for received in cluster.received))
+            assert (await anext(consumer)).offset == 3
+
+    run(scenario)
 
 
 def test_an_offset_that_nobody_can_tell_is_given_up_in_time() -> None:
