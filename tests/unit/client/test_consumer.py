@@ -367,7 +367,8 @@ def test_an_offset_look_up_is_repeated_at_one_leader_while_another_hangs() -> No
 
             cluster.rules.append(answer)
             asking = asyncio.ensure_future(consumer.end_offsets([P0, P1]))
-            await cluster.until(lambda: asked(1) == 2)
+            async with asyncio.timeout(10):  # much less than the request timeout
+                await cluster.until(lambda: asked(1) == 2)
             assert not asking.done()
             assert asked(0) == 1
             cluster.move("orders", 0, 1)
