@@ -112,6 +112,7 @@ def matrix(data: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # a minute of benchmarks, on a machine that may be busy
 def test_the_quick_matrix_measures_everything_and_leaves_nothing(tmp_path: Path) -> None:
     process = matrix(tmp_path / "bench", "--json", str(tmp_path / "tables.json"))

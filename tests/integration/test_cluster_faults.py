@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import pytest
+
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.delivery import Delivery, RecordMetadata
@@ -101,6 +103,7 @@ def test_a_controller_that_was_stopped_beyond_its_session_is_fenced_resigns_and_
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_a_session_survives_thirty_seconds_of_a_saturated_broker(local_cluster: ClusterFactory) -> None:
     async def test() -> None:
         cluster = local_cluster(settings=SHORT_SESSION)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.hostile_frames import report, run
 
 FRAMES = 20_000
@@ -11,6 +13,7 @@ LIVE_FRAMES = 5_000
 SEED = 2_024
 
 
+@pytest.mark.slow
 def test_frames_that_no_honest_peer_sends_harm_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
     checks = run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
     report("hostile_frames", checks)

@@ -33,6 +33,7 @@ def test_a_storm_breaks_no_promise(seed: int) -> None:
     assert report.acknowledged
 
 
+@pytest.mark.slow
 def test_a_storm_of_full_length_reaches_its_floors() -> None:
     report = simulate(9, 3)
     assert not report.anomalies, _story(report)

@@ -87,6 +87,7 @@ def test_files_are_plain_parquet_by_topic_and_day_for_other_readers(logs: Logs, 
     assert manifest.query == json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
 
 
+@pytest.mark.slow
 def test_readers_see_every_record_once_while_files_are_compacted(logs: Logs, tmp_path: Path) -> None:
     logs.create(2)
     produce(logs, 60)

@@ -138,6 +138,7 @@ def test_a_topic_that_was_created_again_ends_the_query_unless_losses_are_accepte
     assert len(logs.written(tmp_path)) == 12
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_while_a_query_runs_ends_it_unless_losses_are_accepted(
     logs: Logs, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_kappa_view_is_the_same_whatever_its_batches_are(logs: Logs, tmp_path:
     assert differences(read_view(logs.spark, tmp_path / "v1"), recomputed(logs, "v1")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_readers_of_a_kappa_view_notice_nothing_but_new_columns_when_a_version_replaces_another(
     logs: Logs, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_readers_of_a_kappa_view_notice_nothing_but_new_columns_when_a_version_r
         run_kappa(logs.spark, source(logs), tmp_path, "v1")
 
 
+@pytest.mark.slow
 def test_both_layers_of_lambda_add_up_to_everything_and_the_batch_job_corrects_what_came_too_late(
     logs: Logs, tmp_path: Path
 ) -> None:
