@@ -19,6 +19,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataRequest,
 )
 from minibroker.protocol.model import (
+    CONTROL_LISTENER,
     DEFAULT_LISTENER,
     INTERNAL_TOPICS,
     NO_CONTROLLER,
@@ -81,11 +82,10 @@ class MetadataCache:
         return None if broker is None else broker.broker_epoch
 
     def endpoint(self, broker_id: int) -> UpdateMetadataEndpoint | None:
-        """Where other brokers reach this one; None where it is not alive."""
+        """Where other brokers send it what is no order; None where it is not alive."""
         broker = self._brokers.get(broker_id)
-        if broker is None:
-            return None
-        return next((e for e in broker.endpoints if e.listener == DEFAULT_LISTENER), broker.endpoints[0])
+        data = [] if broker is None else [e for e in broker.endpoints if e.listener != CONTROL_LISTENER]
+        return next((e for e in data if e.listener == DEFAULT_LISTENER), data[0] if data else None)
 
     def topic_id(self, topic: str) -> str | None:
         cached = self._topics.get(topic)

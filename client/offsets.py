@@ -141,6 +141,8 @@ async def find_offsets(
     finally:
         for task in under_way:
             task.cancel()
+        if under_way:
+            await asyncio.wait(under_way)
     stalls.look(runtime.clock.monotonic(), (), str)
 
 
@@ -207,7 +209,7 @@ async def ask_leader(
     except NetworkError as error:
         runtime.metadata.suspect(address)
         return dict.fromkeys(timestamps, error)
-    except InvalidMessage as error:
+    except (InvalidMessage, BrokerError) as error:  # the request as a whole was refused
         return dict.fromkeys(timestamps, error)
     answered = {
         TopicPartition(topic.name, answer.partition_index): answer

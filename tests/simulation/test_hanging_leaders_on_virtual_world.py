@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut
 from minibroker.client.producer import Producer
-from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.apis import LIST_OFFSETS
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
@@ -151,3 +153,33 @@ def test_list_topics_with_little_time_is_answered_while_one_broker_hangs(hangs: 
                 assert await admin.list_topics() == []
 
     with_cluster(program, LONG_SESSION)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT])
+def test_a_look_up_that_is_refused_as_a_whole_does_not_stop_the_consumer(code: ErrorCode) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=3)
+        refused: list[Any] = []
+        for broker_id in cluster.broker_ids:
+            broker = cluster.broker(broker_id)
+
+            async def handle(request: Any, original: Any = broker._handle) -> None:
+                if request.api is LIST_OFFSETS and not refused:
+                    refused.append(request)
+                    raise BrokerError(code, "refused")
+                await original(request)
+
+            broker._handle = handle
+        partition = TopicPartition("orders", 0)
+        async with Consumer(cluster.bootstrap, partitions=[partition], world=world) as consumer:
+            if ERRORS[code].retriable:
+                assert await consumer.position(partition) == 0
+            else:
+                with pytest.raises(BrokerError, match="refused"):
+                    await anext(consumer)
+                consumer.seek_to_beginning(partition)
+                assert await consumer.position(partition) == 0
+        assert refused
+
+    with_cluster(program)
