@@ -12,11 +12,24 @@ import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from minibroker.broker.network.handler_pool import RequestHandler
+from minibroker.broker.network.request_channel import Request
 from minibroker.client.admin import Admin
+from minibroker.client.offsets import CONSUMER
 from minibroker.protocol import znodes
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.apis import (
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    FETCH,
+    INIT_PRODUCER_ID,
+    LIST_OFFSETS,
+    METADATA,
+    PRODUCE,
+    Api,
+)
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation import faults_of_starts, faults_of_worlds
 from tests.simulation.cluster import PORT, host_name
@@ -28,6 +41,15 @@ if TYPE_CHECKING:
     from tests.simulation.storm import Storm
 
 POWER_OF_SEVERAL = "power of several"
+CLIENT_APIS: list[Api[Any, Any]] = [
+    PRODUCE,
+    FETCH,
+    LIST_OFFSETS,
+    METADATA,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    INIT_PRODUCER_ID,
+]
 
 Fault = Callable[["Storm"], Awaitable[None]]
 
@@ -210,6 +232,33 @@ async def _slow_network(storm: Storm) -> None:
     finally:
         network.set_latency(MIN_LATENCY_S, MAX_LATENCY_S)
         network.set_bandwidth(None)
+
+
+async def _refusals(storm: Storm) -> None:
+    """Brokers refuse whole requests of clients before anything comes of them, as those do that wait in vain."""
+    dice, idle = storm.dice, storm.idle_brokers()
+    if not idle:
+        return
+    brokers = idle if dice.random() < 0.5 else dice.sample(idle, 1)
+    left = dict.fromkeys(CLIENT_APIS, dice.choice([1, 3, 10]))
+    """So many requests of each kind are still to be refused: the rare ones are not to be missed."""
+    span_s = dice.choice([1.0, 5.0, 20.0]) * dice.uniform(0.5, 1.5)
+    storm.count("refusals", f"brokers {brokers}: {left[LIST_OFFSETS]} requests of each kind within {span_s:.1f} s")
+    for broker_id in brokers:
+        broker = storm.cluster.broker(broker_id)
+
+        async def handle(request: Request, handler: RequestHandler = broker._handle) -> None:
+            if left.get(request.api) and getattr(request.body, "replica_id", CONSUMER) == CONSUMER:
+                left[request.api] -= 1
+                storm.event(f"refusals: {request.api.name}")
+                raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, "refused as a whole")
+            await handler(request)
+
+        broker._handle = handle  # it stays, since a second fault may have put its own around it
+    try:
+        await asyncio.sleep(span_s)
+    finally:
+        left.clear()
 
 
 async def _connection_storm(storm: Storm) -> None:
@@ -534,6 +583,7 @@ FAULTS: dict[str, Fault] = {
     "client partition": _client_partition,
     "reset": _reset,
     "slow network": _slow_network,
+    "refusals": _refusals,
     "connection storm": _connection_storm,
     "failing disk": _failing_disk,
     "full disk": _full_disk,
