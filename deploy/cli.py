@@ -33,7 +33,7 @@ from minibroker.client.cli.output import (
 )
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy import demo as demo_story
-from minibroker.deploy import status_screen
+from minibroker.deploy import log_files, status_screen
 from minibroker.deploy.bench import failover
 from minibroker.deploy.broker_process import OWN_SETTINGS
 from minibroker.deploy.cluster_file import ClusterFile
@@ -58,6 +58,7 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
     """Add the commands to the application, and the one that measures to its group `bench`."""
     for command in (up, down, status, logs, kill, pause, resume, start, stop, demo):
         app.command()(command)
+    app.add_typer(log_files.app, name="log")
     bench.command()(failover)
 
 

@@ -3,9 +3,11 @@ fails when told to."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
 
@@ -269,3 +271,42 @@ def check_indexes(log: Log) -> None:
             if key == 0:
                 break
         assert segment.max_timestamp == max(largest, default=-1)
+
+
+# --- An example ---------------------------------------------------------------------------------------------------
+
+CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
+BATCHES = 60
+
+
+def content(number: int) -> bytes:
+    """The log's batch with offsets 2 * number and 2 * number + 1."""
+    sent = batch(2, timestamp=NOW + 10 * number, producer_id=number % 3, sequence=number // 3 * 2)
+    return stamped(sent, 2 * number, number // 20)
+
+
+def write_log(path: Path, *, checkpoint_at: int = BATCHES) -> Log:
+    """A log of several segments, flushed once it holds `checkpoint_at` batches."""
+    opened = open_log(str(path), CONFIG)
+
+    async def run() -> None:
+        for number in range(BATCHES):
+            if number == checkpoint_at:
+                await opened.log.checkpoint()
+            opened.log.append_as_follower(content(number))
+        if checkpoint_at == BATCHES:
+            await opened.log.checkpoint()
+        await opened.log.close()
+
+    asyncio.run(run())
+    return opened.log
+
+
+def segments(path: Path) -> list[Path]:
+    return sorted(path.glob("*.log"))
+
+
+def flip(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 0x10
+    file.write_bytes(data)

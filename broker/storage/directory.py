@@ -180,7 +180,7 @@ class LogDirectory:
             if _DELETED_NAME.fullmatch(name):
                 deleted.append(name)
                 continue
-            partition = _parse_partition(name)
+            partition = partition_of(name)
             if partition is not None:
                 partitions.append(partition)
             elif name.removesuffix(".tmp") not in _OWN_FILES:
@@ -222,7 +222,8 @@ class LogDirectory:
         raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{doing} failed: {error}") from error
 
 
-def _parse_partition(directory: str) -> TopicPartition | None:
+def partition_of(directory: str) -> TopicPartition | None:
+    """The partition whose directory has this name; None where it is no partition's."""
     match = _PARTITION_NAME.fullmatch(directory)
     if match is None or topic_name_problem(match[1]) is not None:
         return None

@@ -46,7 +46,7 @@ from minibroker.protocol.records import (
 from minibroker.protocol.world import Disk
 
 _SCAN_BYTES = 1024 * 1024
-_LARGEST_BATCH_BYTES = 2 * MAX_BODY_BYTES
+LARGEST_BATCH_BYTES = 2 * MAX_BODY_BYTES
 """No reader accepts a body larger than half of this: a damaged length must not make recovery take gigabytes."""
 
 _EVERY_OFFSET = 1 << 62
@@ -142,7 +142,7 @@ class _Scan:
         return self._segment.file.pread(size, self.position)
 
     def _contradiction(self, header: BatchHeader) -> str:
-        if header.size > _LARGEST_BATCH_BYTES:
+        if header.size > LARGEST_BATCH_BYTES:
             return f"a batch of {header.size} bytes"
         if header.base_offset < self.next_offset:
             return f"offset {header.base_offset} where {self.next_offset} is next"

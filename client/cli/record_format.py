@@ -81,15 +81,15 @@ def _as_json(record: Record) -> bytes:
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
-        **_text_or_base64("key", record.key),
-        **_text_or_base64("value", record.value),
+        **text_or_base64("key", record.key),
+        **text_or_base64("value", record.value),
     }
     if record.headers:
-        fields["headers"] = [{"name": name, **_text_or_base64("value", value)} for name, value in record.headers]
+        fields["headers"] = [{"name": name, **text_or_base64("value", value)} for name, value in record.headers]
     return msgspec.json.encode(fields) + b"\n"
 
 
-def _text_or_base64(name: str, data: bytes | None) -> dict[str, object]:
+def text_or_base64(name: str, data: bytes | None) -> dict[str, object]:
     """Text as it is, and anything that is not UTF-8 under a name of its own: nothing is lost, and no value can be
     mistaken for one of the other kind."""
     if data is None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.broker.storage.log import Log
-from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.recovery import DamagedLog, RecoveryReport, recover
 from minibroker.broker.storage.snapshots import write_snapshot
@@ -18,38 +16,26 @@ from minibroker.protocol.messages import Buffer
 from minibroker.protocol.records import CorruptRecord
 from minibroker.protocol.world import Disk, File
 from minibroker.protocol.world.real import RealDisk
-from tests.storage_support import NOW, batch, check_indexes, everything, headers, open_log, stamped
-
-CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
-BATCHES = 60
+from tests.storage_support import (
+    BATCHES,
+    CONFIG,
+    NOW,
+    batch,
+    check_indexes,
+    content,
+    everything,
+    flip,
+    headers,
+    open_log,
+    segments,
+    stamped,
+    write_log,
+)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "orders-0"
-
-
-def content(number: int) -> bytes:
-    """The log's batch with offsets 2 * number and 2 * number + 1."""
-    sent = batch(2, timestamp=NOW + 10 * number, producer_id=number % 3, sequence=number // 3 * 2)
-    return stamped(sent, 2 * number, number // 20)
-
-
-def write_log(path: Path, *, checkpoint_at: int = BATCHES) -> Log:
-    """A log of several segments, flushed once it holds `checkpoint_at` batches."""
-    opened = open_log(str(path), CONFIG)
-
-    async def run() -> None:
-        for number in range(BATCHES):
-            if number == checkpoint_at:
-                await opened.log.checkpoint()
-            opened.log.append_as_follower(content(number))
-        if checkpoint_at == BATCHES:
-            await opened.log.checkpoint()
-        await opened.log.close()
-
-    asyncio.run(run())
-    return opened.log
 
 
 def report_of(
@@ -89,16 +75,6 @@ def check(path: Path, batches: int, *, recovery_point: int = 0, clean: bool = Fa
         for number in range(last, max(last - 15, -1), -3):
             assert log.append_as_leader(content(number), log.latest_epoch, NOW).first_offset == 2 * number
     asyncio.run(log.close())
-
-
-def segments(path: Path) -> list[Path]:
-    return sorted(path.glob("*.log"))
-
-
-def flip(file: Path, position: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[position] ^= 0x10
-    file.write_bytes(data)
 
 
 def test_a_log_that_was_closed_in_order_is_opened_without_reading_it(path: Path) -> None:

@@ -1,0 +1,410 @@
+"""Whether the files of a stopped broker agree with themselves and with each other, without changing a byte.
+
+A broker checks what it needs in order to start (`recovery`): what is below the recovery point it takes on trust. Here
+every CRC, record, index entry, snapshot and checkpoint is looked at, as far as somebody relies on it: what the active
+segment's index, the snapshots and the leader epochs say from the recovery point on is built again at the next start,
+and may say anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from minibroker.broker.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    HIGH_WATERMARK_FILE,
+    LEADER_EPOCH_FILE,
+    LOG_START_OFFSET_FILE,
+    META_PROPERTIES_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINT_FILE,
+    EpochEntry,
+    MalformedFile,
+    decode_clean_shutdown,
+    decode_epochs,
+    decode_meta_properties,
+    decode_offsets,
+    decode_topic_id,
+)
+from minibroker.broker.storage.continuity import CONTINUITY_FILE, decode_continuity
+from minibroker.broker.storage.directory import partition_of
+from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout
+from minibroker.broker.storage.inspection import BadBytes, Batch, base_offset_of, read_index, scan
+from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
+from minibroker.broker.storage.segment import LOG_SUFFIX, file_name
+from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
+
+_EVERY = 1 << 62
+
+BUILT_AGAIN = "stop the broker and remove the file: it is built again from the batches"
+"""What helps where nothing but a file that is derived from the batches is wrong."""
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Something that is wrong. `position` to `end` are bytes of the file; `offset` is the first that is concerned.
+    `costs_records`: records are missing or cannot be read; otherwise all that is wrong can be built again."""
+
+    file: str
+    problem: str
+    position: int | None = None
+    end: int | None = None
+    offset: int | None = None
+    costs_records: bool = False
+
+
+class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a partition's directory holds. `log_end_offset`: what the next record would get."""
+
+    directory: str
+    segments: int
+    batches: int
+    records: int
+    bytes: int
+    log_start_offset: int
+    log_end_offset: int
+    findings: list[Finding]
+
+
+class DirectoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a broker's data directory holds; `findings` are those about its own files."""
+
+    directory: str
+    partitions: list[PartitionReport]
+    findings: list[Finding]
+
+
+class Checkpointed(NamedTuple):
+    """What the data directory's files say of one partition; None: nothing, or they are not at hand."""
+
+    recovery_point: int | None = None
+    log_start_offset: int | None = None
+    high_watermark: int | None = None
+
+
+def is_data_directory(path: Path) -> bool:
+    return (path / META_PROPERTIES_FILE).is_file()
+
+
+def verify_data_directory(path: Path) -> DirectoryReport:
+    """Raises OSError."""
+    findings: list[Finding] = []
+    for name, decode in (
+        (META_PROPERTIES_FILE, decode_meta_properties),
+        (CLEAN_SHUTDOWN_FILE, decode_clean_shutdown),
+        (CONTINUITY_FILE, decode_continuity),
+    ):
+        file = path / name
+        try:
+            if file.exists():
+                decode(str(file), file.read_bytes())
+        except MalformedFile as error:
+            findings.append(Finding(file=str(file), problem=str(error)))
+    recovery_points, log_start_offsets, high_watermarks = (
+        _read_offsets(path / name, findings)
+        for name in (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE)
+    )
+    directories = {partition: child for child in sorted(path.iterdir()) if (partition := _partition_at(child))}
+    for partition, offset in sorted(recovery_points.items()):
+        if offset > 0 and partition not in directories:
+            problem = f"{offset} records of {partition} had been on disk, and its directory is gone"
+            findings.append(Finding(file=str(path / RECOVERY_POINT_FILE), problem=problem, costs_records=True))
+    reports = [
+        verify_partition(
+            directory,
+            Checkpointed(
+                recovery_points.get(partition),
+                log_start_offsets.get(partition),
+                high_watermarks.get(partition),
+            ),
+        )
+        for partition, directory in sorted(directories.items())
+    ]
+    return DirectoryReport(directory=str(path), partitions=reports, findings=findings)
+
+
+def checkpointed(directory: Path) -> Checkpointed:
+    """What the data directory around a partition's directory says of it, as far as that can be read."""
+    partition = _partition_at(directory)
+    if partition is None or not is_data_directory(directory.parent):
+        return Checkpointed()
+    return Checkpointed(
+        *(
+            _read_offsets(directory.parent / name, []).get(partition)
+            for name in (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE)
+        )
+    )
+
+
+def _partition_at(path: Path) -> TopicPartition | None:
+    return partition_of(path.name) if path.is_dir() else None
+
+
+def _read_offsets(path: Path, findings: list[Finding]) -> Mapping[TopicPartition, int]:
+    try:
+        return decode_offsets(str(path), path.read_bytes()) if path.exists() else {}
+    except MalformedFile as error:
+        findings.append(Finding(file=str(path), problem=f"{error}; {BUILT_AGAIN}"))
+        return {}
+
+
+def verify_partition(directory: Path, known: Checkpointed) -> PartitionReport:
+    """Raises OSError."""
+    names: dict[str, list[int]] = {}
+    for child in sorted(directory.iterdir()):
+        if parsed := base_offset_of(child.name):
+            names.setdefault(parsed[1], []).append(parsed[0])
+    bases = names.get(LOG_SUFFIX, [])
+    walk = _Walk(directory, known, bases[0] if bases else 0)
+    for number, base in enumerate(bases):
+        walk.segment(base, bases[number + 1] if number + 1 < len(bases) else None)
+    walk.compare_with_checkpoints(bases[0] if bases else 0)
+    walk.compare_epochs()
+    for offset in names.get(SNAPSHOT_SUFFIX, []):
+        walk.snapshot(offset)
+    walk.topic_id()
+    return PartitionReport(
+        directory=str(directory),
+        segments=len(bases),
+        batches=walk.batches,
+        records=walk.records,
+        bytes=walk.bytes,
+        log_start_offset=max(known.log_start_offset or 0, bases[0] if bases else 0),
+        log_end_offset=walk.next_offset,
+        findings=walk.findings,
+    )
+
+
+@dataclass
+class _Walk:
+    """Through the segments of one partition, in their order."""
+
+    directory: Path
+    known: Checkpointed
+    next_offset: int
+    """What the next batch should begin with."""
+    leader_epoch: int = NO_EPOCH
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    epoch_starts: list[EpochEntry] = field(default_factory=list)
+    """Of the batches."""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def relied_upon(self) -> int:
+        """Up to where the files beside the batches are believed at the next start."""
+        return self.next_offset if self.known.recovery_point is None else self.known.recovery_point
+
+    def segment(self, base: int, next_base: int | None) -> None:
+        path = self.directory / file_name(base, LOG_SUFFIX)
+        self.bytes += path.stat().st_size
+        if base != self.next_offset:
+            self._gap(path, 0, base, f"the segment before ends at {self.next_offset}, and this one begins at {base}")
+            self.next_offset = base
+        indexes = _Indexes(self, base, is_active=next_base is None)
+        bad: BadBytes | None = None
+        for part in scan(path):
+            if isinstance(part, BadBytes):
+                bad = part
+                continue
+            if bad is not None:
+                self._bad_bytes(path, bad, part.header.base_offset)
+                indexes.bad_bytes(bad, self.next_offset, part.header.base_offset)
+                self.next_offset = max(self.next_offset, part.header.base_offset)
+                bad = None
+            self._batch(path, part, next_base)
+            indexes.batch(part)
+        if bad is not None:
+            self._bad_bytes(path, bad, next_base)
+            indexes.bad_bytes(bad, self.next_offset, next_base)
+            if next_base is not None:
+                self.next_offset = next_base
+        indexes.end()
+
+    def _bad_bytes(self, path: Path, bad: BadBytes, goes_on_at: int | None) -> None:
+        if goes_on_at is not None:
+            missing = f"offsets {self.next_offset} to {goes_on_at - 1} are missing"
+        elif bad.is_incomplete:
+            missing = "the next start cuts what was being appended when the broker died"
+        else:
+            missing = f"nothing can be read from offset {self.next_offset} on"
+        finding = Finding(
+            file=str(path),
+            problem=f"{bad.problem}; {missing}",
+            position=bad.position,
+            end=bad.end,
+            offset=self.next_offset,
+            costs_records=goes_on_at is not None or not bad.is_incomplete,
+        )
+        self.findings.append(finding)
+
+    def _gap(self, path: Path, position: int, offset: int, problem: str) -> None:
+        self.findings.append(
+            Finding(file=str(path), problem=problem, position=position, offset=offset, costs_records=True)
+        )
+
+    def _batch(self, path: Path, batch: Batch, next_base: int | None) -> None:
+        header, position = batch.header, batch.position
+        first, last = header.base_offset, header.last_offset
+        if first != self.next_offset:
+            self._gap(path, position, first, f"a batch of offset {first} where {self.next_offset} is next")
+        if next_base is not None and last >= next_base:
+            self._gap(path, position, last, f"offset {last} in a segment that ends before {next_base}")
+        if header.partition_leader_epoch < self.leader_epoch:
+            problem = f"leader epoch {header.partition_leader_epoch} follows {self.leader_epoch}"
+            self._gap(path, position, first, problem)
+        elif header.partition_leader_epoch > self.leader_epoch:
+            self.leader_epoch = header.partition_leader_epoch
+            self.epoch_starts.append(EpochEntry(self.leader_epoch, first))
+        try:
+            if header.is_control:
+                decode_control_batch(batch.data, header)
+            else:
+                decode_batch(batch.data, header, check_crc=False)
+        except CorruptRecord as error:
+            self._gap(path, position, first, f"the CRC is right, but the records cannot be read: {error}")
+        self.batches += 1
+        self.records += header.records_count
+        self.next_offset = max(self.next_offset, last + 1)
+
+    def compare_with_checkpoints(self, first_base: int) -> None:
+        recovery_point, log_start_offset, high_watermark = self.known
+        for name, offset, what in (
+            (RECOVERY_POINT_FILE, recovery_point, "had been on disk"),
+            (HIGH_WATERMARK_FILE, high_watermark, "had been committed"),
+        ):
+            if offset is not None and offset > self.next_offset:
+                problem = f"the log ends at offset {self.next_offset}, but all below {offset} {what}"
+                self.findings.append(
+                    Finding(
+                        file=str(self.directory.parent / name),
+                        problem=f"{self.directory.name}: {problem}",
+                        offset=self.next_offset,
+                        costs_records=True,
+                    )
+                )
+        if log_start_offset is not None and log_start_offset < first_base:
+            problem = f"the log should begin at offset {log_start_offset}, and its first segment begins at {first_base}"
+            self.findings.append(
+                Finding(file=str(self.directory), problem=problem, offset=log_start_offset, costs_records=True)
+            )
+
+    def compare_epochs(self) -> None:
+        path = self.directory / LEADER_EPOCH_FILE
+        if not path.exists():
+            if self.known.recovery_point and self.epoch_starts:
+                self.findings.append(Finding(file=str(path), problem="it is missing; the next start writes it again"))
+            return
+        try:
+            entries = decode_epochs(str(path), path.read_bytes())
+        except MalformedFile as error:
+            self.findings.append(Finding(file=str(path), problem=f"{error}; {BUILT_AGAIN}"))
+            return
+        if any(finding.costs_records for finding in self.findings):
+            return  # an epoch may have begun in what is missing
+        end = min(self.relied_upon, self.next_offset)
+        said = {entry.epoch: entry.start_offset for entry in entries if entry.start_offset < end}
+        first = self.known.log_start_offset or 0
+        found = {entry.epoch: entry.start_offset for entry in self.epoch_starts if entry.start_offset < end}
+        for epoch in sorted({*said, *found}):
+            # What begins the log may be cut off at its start, and then the epoch begins there.
+            if max(said.get(epoch, -1), first) != max(found.get(epoch, -1), first):
+                problem = (
+                    f"leader epoch {epoch} begins at offset {said.get(epoch, 'none')} by this file, and at "
+                    f"{found.get(epoch, 'none')} by the batches; {BUILT_AGAIN}"
+                )
+                self.findings.append(Finding(file=str(path), problem=problem))
+
+    def snapshot(self, offset: int) -> None:
+        path = self.directory / file_name(offset, SNAPSHOT_SUFFIX)
+        if offset > self.relied_upon:
+            return
+        try:
+            producers = decode_snapshot(path.read_bytes())
+        except InvalidSnapshot as error:
+            self.findings.append(Finding(file=str(path), problem=f"not a snapshot: {error}; {BUILT_AGAIN}"))
+            return
+        for producer_id, producer in producers:
+            if producer.batches and producer.batches[-1].last_offset >= offset:
+                problem = f"producer {producer_id} wrote offset {producer.batches[-1].last_offset}, past the snapshot's"
+                self.findings.append(Finding(file=str(path), problem=f"{problem}; {BUILT_AGAIN}"))
+
+    def topic_id(self) -> None:
+        path = self.directory / PARTITION_METADATA_FILE
+        try:
+            if path.exists():
+                decode_topic_id(str(path), path.read_bytes())
+        except MalformedFile as error:
+            problem = f"{error}; the broker does not open this replica"
+            self.findings.append(Finding(file=str(path), problem=problem, costs_records=True))
+
+
+class _Indexes:
+    """The two indexes of one segment, compared with its batches as they come."""
+
+    def __init__(self, walk: _Walk, base: int, *, is_active: bool) -> None:
+        self._walk = walk
+        self._base = base
+        self._is_active = is_active
+        self._positions = {position: offset for offset, position in self._read(OFFSET_INDEX)}
+        self._timestamps = {offset: timestamp for timestamp, offset in self._read(TIME_INDEX)}
+        self._newest = max(self._timestamps.values(), default=None)
+        self._newer: int | None = None
+        """A timestamp that the time index does not reach."""
+
+    def _path(self, layout: Layout) -> Path:
+        return self._walk.directory / file_name(self._base, layout.suffix)
+
+    def _read(self, layout: Layout) -> Iterator[tuple[int, int]]:
+        path = self._path(layout)
+        try:
+            yield from read_index(path, layout)
+        except FileNotFoundError:
+            if not self._is_active and self._base < self._walk.relied_upon:
+                self._walk.findings.append(
+                    Finding(file=str(path), problem="it is missing; the next start builds it again")
+                )
+        except InvalidIndex as error:
+            self._walk.findings.append(Finding(file=str(path), problem=f"not an index: {error}; {BUILT_AGAIN}"))
+
+    def batch(self, batch: Batch) -> None:
+        last_offset = batch.header.last_offset - self._base
+        if self._positions.get(batch.position) == last_offset:
+            del self._positions[batch.position]
+        if self._timestamps.get(last_offset) == batch.header.max_timestamp:
+            del self._timestamps[last_offset]
+        if self._newest is not None and batch.header.max_timestamp > self._newest:
+            self._newer = batch.header.max_timestamp
+
+    def bad_bytes(self, bad: BadBytes, first_missing: int, goes_on_at: int | None) -> None:
+        """Entries of batches that cannot be read are not wrong."""
+        missing = range(first_missing - self._base, _EVERY if goes_on_at is None else goes_on_at - self._base)
+        self._positions = {p: o for p, o in self._positions.items() if not bad.position <= p < bad.end}
+        self._timestamps = {offset: t for offset, t in self._timestamps.items() if offset not in missing}
+
+    def end(self) -> None:
+        limit = self._walk.relied_upon - self._base if self._is_active else None
+        wrong_offsets = [(offset, position) for position, offset in self._positions.items() if _counts(offset, limit)]
+        wrong_times = [(timestamp, offset) for offset, timestamp in self._timestamps.items() if _counts(offset, limit)]
+        for layout, wrong, meaning in (
+            (OFFSET_INDEX, wrong_offsets, "offset {} at position {}"),
+            (TIME_INDEX, wrong_times, "timestamp {} at offset {}"),
+        ):
+            if wrong:
+                first = meaning.format(*(wrong[0][0], wrong[0][1]))
+                problem = f"{len(wrong)} entries fit no batch, the first says {first} (relative); {BUILT_AGAIN}"
+                self._walk.findings.append(Finding(file=str(self._path(layout)), problem=problem))
+        if self._newer is not None and not self._is_active:
+            problem = f"it ends before timestamp {self._newer} of a batch; {BUILT_AGAIN}"
+            self._walk.findings.append(Finding(file=str(self._path(TIME_INDEX)), problem=problem))
+
+
+def _counts(relative_offset: int, limit: int | None) -> bool:
+    return limit is None or relative_offset < limit

@@ -1,0 +1,304 @@
+"""`minibroker log`: the files of a broker's data directory, read while it is stopped.
+
+The one place outside the broker that knows how a broker stores its log: a second reader of these files would have to be
+kept in step with the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minibroker.broker.storage import inspection, verification
+from minibroker.broker.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    HIGH_WATERMARK_FILE,
+    LEADER_EPOCH_FILE,
+    LOG_START_OFFSET_FILE,
+    META_PROPERTIES_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINT_FILE,
+    MalformedFile,
+    decode_clean_shutdown,
+    decode_epochs,
+    decode_meta_properties,
+    decode_offsets,
+    decode_topic_id,
+)
+from minibroker.broker.storage.continuity import CONTINUITY_FILE, decode_continuity
+from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex
+from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
+from minibroker.broker.storage.segment import LOG_SUFFIX
+from minibroker.client.cli.output import UNHEALTHY, Format, FormatOption, UsageError, print_json
+from minibroker.client.cli.record_format import text_or_base64
+from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
+
+PathArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH...",
+        help="A file, the directory of a partition, or a broker's data directory.",
+        show_default=False,
+    ),
+]
+
+app = typer.Typer(help="Look into the files of a stopped broker.", no_args_is_help=True)
+
+Entry = dict[str, Any]
+
+
+@app.command()
+def dump(
+    paths: PathArgument,
+    records: Annotated[bool, typer.Option("--records", help="Each record, too, with key, value and headers.")] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Print what files hold: batches, index entries, producers, offsets, leader epochs; and bytes that are none of it.
+
+    With --format json, one object per line. Exit code 4 where bytes are bad.
+    """
+    is_damaged = False
+    for path in paths:
+        for file in _files(path):
+            if format is Format.TABLE:
+                sys.stdout.write(f"{file}\n")
+            for entry in _entries(file, records):
+                is_damaged = is_damaged or entry["kind"] == "bad"
+                if format is Format.JSON:
+                    print_json({"file": str(file), **entry})
+                else:
+                    _print_entry(entry)
+    if is_damaged:
+        raise typer.Exit(UNHEALTHY)
+
+
+@app.command()
+def verify(paths: PathArgument, format: FormatOption = Format.TABLE) -> None:
+    """Check files against themselves and each other: CRCs, records, offsets, leader epochs, indexes, snapshots,
+    checkpoints.
+
+    Stop the broker first: while it writes, its files need not agree. Exit code 4 where something is wrong.
+    """
+    findings: list[verification.Finding] = []
+    for path in paths:
+        findings += _verified(path, format)
+    if findings:
+        raise typer.Exit(UNHEALTHY)
+
+
+def _verified(path: Path, format: Format) -> list[verification.Finding]:
+    """Prints what is found."""
+    _require(path)
+    if verification.is_data_directory(path):
+        whole = verification.verify_data_directory(path)
+        partitions, own = whole.partitions, whole.findings
+        if format is Format.JSON:
+            print_json(whole)
+    elif _is_partition(path):
+        partitions, own = [verification.verify_partition(path, verification.checkpointed(path))], []
+        if format is Format.JSON:
+            print_json(partitions[0])
+    else:
+        raise UsageError(
+            f"{path} is neither a broker's data directory (with {META_PROPERTIES_FILE}) nor the directory of a "
+            f"partition (with {LOG_SUFFIX} files): name one of these, or use `minibroker log dump` for a single file"
+        )
+    findings = [*own, *(finding for partition in partitions for finding in partition.findings)]
+    if format is Format.TABLE:
+        for partition in partitions:
+            wrong = len(partition.findings)
+            state = "ok" if not wrong else "1 problem" if wrong == 1 else f"{wrong} problems"
+            sys.stdout.write(
+                f"{Path(partition.directory).name}: offsets {partition.log_start_offset} to "
+                f"{partition.log_end_offset}, {partition.records} records in {partition.batches} batches, "
+                f"{partition.segments} segments, {partition.bytes} bytes: {state}\n"
+            )
+        for finding in findings:
+            sys.stdout.write(f"{'LOST' if finding.costs_records else 'wrong'}: {_where(finding)}: {finding.problem}\n")
+    return findings
+
+
+def _where(finding: verification.Finding) -> str:
+    where = finding.file
+    if finding.position is not None:
+        where += f", byte {finding.position}"
+        if finding.end is not None:
+            where += f" to {finding.end}"
+    return where
+
+
+def _require(path: Path) -> None:
+    if not path.exists():
+        raise UsageError(f"there is no {path}")
+
+
+def _is_partition(path: Path) -> bool:
+    return path.is_dir() and any(child.suffix == LOG_SUFFIX for child in path.iterdir())
+
+
+# --- dump --------------------------------------------------------------------------------------------------------
+
+_OFFSETS = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE)
+_SMALL_FILES = (
+    *_OFFSETS,
+    LEADER_EPOCH_FILE,
+    PARTITION_METADATA_FILE,
+    META_PROPERTIES_FILE,
+    CLEAN_SHUTDOWN_FILE,
+    CONTINUITY_FILE,
+)
+
+
+def _is_known(path: Path) -> bool:
+    return path.name in _SMALL_FILES or inspection.base_offset_of(path.name) is not None
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Those that `dump` can read: the path itself, or what is in that directory and below. Raises UsageError."""
+    _require(path)
+    if path.is_file():
+        if not _is_known(path):
+            raise UsageError(
+                f"{path.name} is no file of a log: {', '.join(inspection.SUFFIXES)} files that are named after an "
+                f"offset, and {', '.join(_SMALL_FILES)} are"
+            )
+        yield path
+        return
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and _is_known(file)]
+    if not files:
+        raise UsageError(f"there is no file of a log in {path}: name a broker's data directory, or a partition's in it")
+    yield from files
+
+
+def _entries(path: Path, with_records: bool) -> Iterator[Entry]:
+    """What a file holds, in its order."""
+    parsed = inspection.base_offset_of(path.name)
+    try:
+        if parsed is None:
+            yield from _small_file(path)
+        elif parsed[1] == LOG_SUFFIX:
+            yield from _batches(path, with_records)
+        elif parsed[1] == OFFSET_INDEX.suffix:
+            for offset, position in inspection.read_index(path, OFFSET_INDEX):
+                yield {"kind": "index entry", "last_offset": parsed[0] + offset, "position": position}
+        elif parsed[1] == TIME_INDEX.suffix:
+            for timestamp, offset in inspection.read_index(path, TIME_INDEX):
+                yield {"kind": "index entry", "timestamp": timestamp, "last_offset": parsed[0] + offset}
+        else:
+            for producer_id, producer in decode_snapshot(path.read_bytes()):
+                entry = {"kind": "producer", "producer_id": producer_id, "producer_epoch": producer.epoch}
+                yield from ({**entry, **batch._asdict()} for batch in producer.batches)
+                if not producer.batches:
+                    yield entry
+    except (MalformedFile, InvalidIndex, InvalidSnapshot) as error:
+        yield {"kind": "bad", "position": 0, "end": path.stat().st_size, "problem": str(error)}
+
+
+def _small_file(path: Path) -> Iterator[Entry]:
+    name, data = str(path), path.read_bytes()
+    if path.name in _OFFSETS:
+        for (topic, partition), offset in decode_offsets(name, data).items():
+            yield {"kind": "offset", "topic": topic, "partition": partition, "offset": offset}
+    elif path.name == LEADER_EPOCH_FILE:
+        for epoch, start_offset in decode_epochs(name, data):
+            yield {"kind": "leader epoch", "epoch": epoch, "start_offset": start_offset}
+    elif path.name == PARTITION_METADATA_FILE:
+        yield {"kind": "topic", "topic_id": decode_topic_id(name, data)}
+    elif path.name == META_PROPERTIES_FILE:
+        yield {"kind": "owner", **decode_meta_properties(name, data)._asdict()}
+    elif path.name == CLEAN_SHUTDOWN_FILE:
+        yield {"kind": "clean shutdown", "broker_epoch": decode_clean_shutdown(name, data)}
+    else:
+        found = decode_continuity(name, data)
+        yield {"kind": "continuity", "boot_id": found.boot_id, "trusted_since": found.trusted_since}
+
+
+def _batches(path: Path, with_records: bool) -> Iterator[Entry]:
+    for part in inspection.scan(path):
+        if isinstance(part, inspection.BadBytes):
+            problem = f"{part.problem}, where the file ends" if part.is_incomplete else part.problem
+            yield {"kind": "bad", "position": part.position, "end": part.end, "problem": problem}
+            continue
+        header = part.header
+        entry: Entry = {
+            "kind": "control batch" if header.is_control else "batch",
+            "position": part.position,
+            "size": header.size,
+            "first_offset": header.base_offset,
+            "last_offset": header.last_offset,
+            "records_count": header.records_count,
+            "max_timestamp": header.max_timestamp,
+            "leader_epoch": header.partition_leader_epoch,
+            "compression": header.compression.name.lower(),
+            "magic": header.magic,
+        }
+        if header.has_producer_id:
+            entry |= {
+                "producer_id": header.producer_id,
+                "producer_epoch": header.producer_epoch,
+                "first_sequence": header.base_sequence,
+                "last_sequence": header.last_sequence,
+            }
+        if header.is_transactional:
+            entry["transactional"] = True
+        try:
+            if header.is_control:
+                entry["marker"] = decode_control_batch(part.data, header).type.name.lower()
+            elif with_records:
+                entry["records"] = _records(part)
+        except CorruptRecord as error:
+            problem = f"the CRC is right, but the records cannot be read: {error}"
+            yield {"kind": "bad", "position": part.position, "end": part.end, "problem": problem}
+        yield entry
+
+
+def _records(batch: inspection.Batch) -> list[Entry]:
+    decoded = decode_batch(batch.data, batch.header, check_crc=False)
+    records: list[Entry] = []
+    for number, (offset, timestamp) in enumerate(zip(decoded.offsets, decoded.timestamps, strict=True)):
+        record: Entry = {
+            "offset": offset,
+            "timestamp": timestamp,
+            **text_or_base64("key", None if decoded.keys is None else decoded.keys[number]),
+            **text_or_base64("value", decoded.values[number]),
+        }
+        headers = None if decoded.headers is None else decoded.headers[number]
+        if headers:
+            record["headers"] = [{"name": name, **text_or_base64("value", value)} for name, value in headers]
+        records.append(record)
+    return records
+
+
+def _print_entry(entry: Entry) -> None:
+    records: Sequence[Entry] = entry.pop("records", ())
+    _print_line("  ", entry)
+    for record in records:
+        _print_line("    ", {"kind": "record", **record})
+
+
+def _print_line(indent: str, entry: Entry) -> None:
+    fields = dict(entry)
+    kind = "BAD" if fields["kind"] == "bad" else fields["kind"]
+    del fields["kind"]
+    shown = " ".join(f"{name}={_shown(name, value)}" for name, value in fields.items())
+    sys.stdout.write(f"{indent}{kind}: {shown}\n")
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, int) and name in ("timestamp", "max_timestamp"):
+        return _time(value)
+    if value is None or isinstance(value, int):
+        return "null" if value is None else str(value)
+    return repr(value)
+
+
+def _time(timestamp_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)

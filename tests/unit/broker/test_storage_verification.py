@@ -1,0 +1,229 @@
+"""What is found in files that are whole, and in files of which one byte is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minibroker.broker.storage.checkpoints import (
+    HIGH_WATERMARK_FILE,
+    LEADER_EPOCH_FILE,
+    META_PROPERTIES_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINT_FILE,
+    MetaProperties,
+    encode_meta_properties,
+    encode_offsets,
+    encode_topic_id,
+)
+from minibroker.broker.storage.inspection import BadBytes, Batch, scan
+from minibroker.broker.storage.verification import (
+    Checkpointed,
+    Finding,
+    PartitionReport,
+    checkpointed,
+    verify_data_directory,
+    verify_partition,
+)
+from minibroker.protocol.records import ControlType, EndTransactionMarker, encode_control_batch
+from tests.storage_support import BATCHES, CONFIG, NOW, PARTITION, content, flip, open_log, segments, write_log
+
+END = 2 * BATCHES
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of several segments, all of it flushed."""
+    path = tmp_path_factory.mktemp("data") / str(PARTITION)
+    write_log(path)
+    (path / PARTITION_METADATA_FILE).write_bytes(encode_topic_id("AAAAAAAAAAAAAAAAAAAAAA"))
+    return path
+
+
+@pytest.fixture
+def path(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / str(PARTITION)))
+
+
+def verified(path: Path, recovery_point: int = END) -> PartitionReport:
+    return verify_partition(path, Checkpointed(recovery_point, 0, END))
+
+
+def only(report: PartitionReport) -> Finding:
+    [finding] = report.findings
+    return finding
+
+
+def test_a_whole_log_is_counted_and_nothing_is_wrong(path: Path) -> None:
+    report = verified(path)
+    assert report.findings == []
+    assert (report.batches, report.records, report.log_start_offset, report.log_end_offset) == (BATCHES, END, 0, END)
+    assert report.segments == len(segments(path)) > 2
+    assert report.bytes == sum(file.stat().st_size for file in segments(path))
+
+
+def test_each_byte_of_a_segment_is_in_a_batch_or_among_the_bad_ones(path: Path) -> None:
+    file = segments(path)[1]
+    size = file.stat().st_size
+    flip(file, 70)
+    flip(file, size - 5)
+    parts = list(scan(file))
+    assert [type(part) for part in parts].count(BadBytes) == 2
+    assert [part.position for part in parts] == [0, *(part.end for part in parts[:-1])]
+    assert parts[-1].end == size
+
+
+def test_bytes_that_are_wrong_in_the_middle_are_named_with_the_offsets_that_are_missing(path: Path) -> None:
+    file = segments(path)[1]
+    third = [part for part in scan(file) if isinstance(part, Batch)][2]
+    flip(file, third.position + 80)
+    finding = only(verified(path))
+    assert (finding.file, finding.position, finding.end) == (str(file), third.position, third.end)
+    assert finding.offset == third.header.base_offset
+    assert finding.costs_records
+    assert f"offsets {third.header.base_offset} to {third.header.last_offset} are missing" in finding.problem
+    assert "CRC" in finding.problem
+
+
+def test_a_batch_that_is_cut_short_at_the_end_is_called_incomplete_and_costs_nothing(path: Path) -> None:
+    file = segments(path)[-1]
+    os.truncate(file, file.stat().st_size - 7)
+    report = verify_partition(path, Checkpointed(END - 2))
+    finding = only(report)
+    assert "the next start cuts" in finding.problem
+    assert not finding.costs_records
+    assert report.log_end_offset == END - 2
+
+
+def test_a_log_that_ends_before_what_was_on_disk_or_committed_is_short_of_records(path: Path) -> None:
+    segments(path)[-1].unlink()
+    findings = verified(path).findings
+    assert [Path(finding.file).name for finding in findings if finding.costs_records] == [
+        RECOVERY_POINT_FILE,
+        HIGH_WATERMARK_FILE,
+    ]
+
+
+def test_a_segment_that_is_missing_in_the_middle_leaves_a_gap(path: Path) -> None:
+    files = segments(path)
+    files[1].unlink()
+    findings = [finding for finding in verified(path).findings if finding.costs_records]
+    assert [finding.file for finding in findings] == [str(files[2])]
+    assert f"ends at {int(files[1].stem)}" in findings[0].problem
+
+
+def test_a_first_segment_that_is_missing_is_missed_where_the_log_should_begin_there(path: Path) -> None:
+    segments(path)[0].unlink()
+    [finding] = [finding for finding in verified(path).findings if finding.costs_records]
+    assert "should begin at offset 0" in finding.problem
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda file: file.unlink(), "missing"),
+        (lambda file: os.truncate(file, file.stat().st_size - 1), "not a multiple"),
+        (lambda file: flip(file, file.stat().st_size - 1), "fit no batch|do not increase"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_batches_is_named_and_costs_no_records(
+    path: Path, suffix: str, spoil: Callable[[Path], None], problem: str
+) -> None:
+    file = segments(path)[1].with_suffix(suffix)
+    assert file.stat().st_size
+    spoil(file)
+    finding = only(verified(path))
+    assert finding.file == str(file)
+    assert re.search(problem, finding.problem)
+    assert not finding.costs_records
+
+
+def test_what_the_files_beside_the_batches_say_from_the_recovery_point_on_counts_for_nothing(path: Path) -> None:
+    last = segments(path)[-1]
+    recovery_point = int(last.stem)
+    for suffix in (".index", ".timeindex"):
+        index = last.with_suffix(suffix)
+        os.truncate(index, 0)
+        index.write_bytes(bytes(range(24)))
+    last.with_name(f"{END:020d}.snapshot").write_bytes(b"half a snapshot")
+    assert verified(path, recovery_point).findings == []
+    assert verified(path, END).findings != []
+
+
+def test_a_damaged_snapshot_is_named(path: Path) -> None:
+    file = sorted(path.glob("*.snapshot"))[0]
+    flip(file, 8)
+    assert only(verified(path)).file == str(file)
+
+
+def test_leader_epochs_that_the_batches_contradict_are_named(path: Path) -> None:
+    file = path / LEADER_EPOCH_FILE
+    file.write_text(file.read_text().replace("1 40", "1 38"))
+    finding = only(verified(path))
+    assert finding.file == str(file)
+    assert "leader epoch 1 begins at offset 38 by this file, and at 40 by the batches" in finding.problem
+
+
+def test_a_control_batch_is_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / str(PARTITION)
+    log = open_log(str(path), CONFIG).log
+    log.append_as_follower(content(0))
+    marker = EndTransactionMarker(ControlType.COMMIT, 3)
+    log.append_as_follower(
+        encode_control_batch(
+            marker, timestamp=NOW, producer_id=1, producer_epoch=0, base_offset=2, partition_leader_epoch=0
+        )
+    )
+    asyncio.run(log.close())
+    report = verify_partition(path, Checkpointed())
+    assert (report.findings, report.batches, report.records) == ([], 2, 3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_flipped_bit_of_what_a_broker_relies_on_goes_unnoticed(
+    written: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = Path(shutil.copytree(written, tmp_path_factory.mktemp("flipped") / str(PARTITION)))
+    file = data.draw(st.sampled_from(sorted(file for file in path.iterdir() if file.stat().st_size)))
+    content = bytearray(file.read_bytes())
+    position = data.draw(st.integers(0, len(content) - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(content)
+    report = verified(path)
+    is_of_the_active_segment = file.stem == segments(path)[-1].stem and file.suffix != ".log"
+    if file.name == PARTITION_METADATA_FILE or is_of_the_active_segment:
+        return  # any text may be an id, and what points past the end is left over from before a truncation
+    if (
+        file.name == LEADER_EPOCH_FILE
+        and content.decode("latin-1").split() == (written / file.name).read_text().split()
+    ):
+        return  # another kind of line break
+    assert report.findings
+
+
+def test_a_data_directory_is_verified_with_what_its_own_files_say(path: Path) -> None:
+    data = path.parent
+    (data / META_PROPERTIES_FILE).write_bytes(encode_meta_properties(MetaProperties(1, "a cluster")))
+    (data / RECOVERY_POINT_FILE).write_bytes(encode_offsets({PARTITION: END}))
+    (data / HIGH_WATERMARK_FILE).write_bytes(encode_offsets({PARTITION: END + 1}))
+    report = verify_data_directory(data)
+    assert report.findings == []
+    [partition] = report.partitions
+    assert "all below 121 had been committed" in only(partition).problem
+    assert checkpointed(path) == Checkpointed(END, None, END + 1)
+
+    shutil.rmtree(path)
+    (data / HIGH_WATERMARK_FILE).write_bytes(b"no checkpoint")
+    gone, damaged = sorted(verify_data_directory(data).findings, key=lambda finding: finding.file)
+    assert "120 records of orders-0 had been on disk, and its directory is gone" in gone.problem
+    assert "replication-offset-checkpoint is damaged" in damaged.problem
