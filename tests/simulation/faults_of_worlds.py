@@ -116,14 +116,16 @@ async def late_bytes(storm: Storm) -> None:
     slow = network.delay_standing(client, server, late_s)
     if not slow:
         return
+    try:
+        await asyncio.sleep(late_s * dice.random())
+    finally:
+        broken = network.reset_at(client, server)  # they would be slow for good
     late = 0
 
     def count(arrival: Arrival) -> None:
         nonlocal late
         late += arrival.is_late and arrival.source == client and arrival.target == server
 
-    await asyncio.sleep(late_s * dice.random())
-    broken = network.reset_at(client, server)
     storm.count("late bytes", f"{slow} connections of {client} to {server} by {late_s} s, {broken} given up")
     network.taps.append(count)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.protocol import znodes
-from tests.simulation.cluster import VirtualCluster
+from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.faults_of_worlds import late_bytes
 from tests.simulation.loop import run
-from tests.simulation.storm import Report, simulate
+from tests.simulation.network import VirtualTransport
+from tests.simulation.storm import Report, Storm, simulate
 from tests.simulation.users import Users
 from tests.simulation.world import Simulation
 
@@ -84,3 +87,27 @@ def test_a_link_that_an_administrator_has_broken_comes_back_even_if_he_is_killed
 
     run(main(), seed=seed)
     assert not accused
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_called_off(seed: int) -> None:
+    async def main() -> None:
+        storm = Storm(Report(seed=seed), Random(seed))
+        await storm.cluster.start()
+        network = storm.simulation.network
+        hosts = [network._address(host_name(broker_id)) for broker_id in storm.cluster.broker_ids]
+
+        def late() -> list[VirtualTransport]:
+            return [end for a in hosts for b in hosts if a != b for end in network._ends(a, b) if end.delay_s]
+
+        was_late = False
+        while not was_late:  # it draws a pair of hosts that have no connections, too
+            fault = asyncio.create_task(late_bytes(storm))
+            await asyncio.sleep(0.001)
+            was_late = bool(late())
+            fault.cancel()
+            await asyncio.wait([fault])
+        await asyncio.sleep(0.001)
+        assert not late()
+
+    run(main(), seed=seed)
