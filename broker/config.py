@@ -4,6 +4,7 @@ A field `log_dirs` is the setting `log.dirs`. Values arrive as text (a propertie
 znode) and leave typed; whatever is unknown, malformed or out of bounds is one `InvalidConfig` that names it.
 """
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -224,8 +225,10 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
             raise InvalidConfig(f"{what} setting {missing} is missing: give {rule_of(schema, missing)}") from error
         if "unknown field" in text:
             unknown = text.rpartition("unknown field `")[2].rstrip("`")
-            known = ", ".join(f.encode_name for f in msgspec.structs.fields(schema))
-            raise InvalidConfig(f"{what} setting {unknown!r} is not known; the known ones are {known}") from error
+            known = [f.encode_name for f in msgspec.structs.fields(schema)]
+            near = difflib.get_close_matches(unknown, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the known ones are {', '.join(known)}"
+            raise InvalidConfig(f"{what} setting {unknown!r} is not known; {hint}") from error
         raise InvalidConfig(f"{what} settings: {text}") from error
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
 from minibroker.client.errors import InvalidSetting, TopicErrors
 from minibroker.client.lifecycle import Client
-from minibroker.client.settings import Address, check_integer, check_ms
+from minibroker.client.settings import Address, check_integer, check_ms, check_names
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
@@ -144,6 +144,8 @@ class Admin(Client):
 
     async def create_topics(self, topics: Iterable[NewTopic]) -> None:
         """Create several topics. Raises TopicErrors naming those that failed; the others are created."""
+        if isinstance(topics, NewTopic):
+            raise InvalidSetting("topics", topics, "give a list of NewTopic, or call create_topic")
         creation = _Creation([_creatable(topic) for topic in topics], self._runtime.world.random)
         errors = await self._change_topics(creation)
         created = [name for name in creation.names() if name not in errors]
@@ -161,7 +163,7 @@ class Admin(Client):
 
     async def delete_topics(self, names: Iterable[str]) -> None:
         """Delete several topics. Raises TopicErrors naming those that failed; the others are deleted."""
-        errors = await self._change_topics(_Deletion(names))
+        errors = await self._change_topics(_Deletion(check_names("names", names)))
         if errors:
             raise TopicErrors(errors)
 
@@ -179,7 +181,7 @@ class Admin(Client):
 
     async def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
         """What the topics, or all of them, look like now, by name. Raises TopicErrors for those that do not exist."""
-        response = await self._metadata(None if names is None else list(dict.fromkeys(names)))
+        response = await self._metadata(None if names is None else check_names("names", names))
         errors: dict[str, MinibrokerError] = {
             topic.name: BrokerError(error_of(topic.error_code), topic.name)
             for topic in response.topics
@@ -462,7 +464,8 @@ def _connection_address(address: Address | None) -> str:
 def _or_yet(error: MinibrokerError, may_yet: str) -> MinibrokerError:
     """The error of the last attempt, with the warning that this or an earlier attempt may yet be carried out."""
     if isinstance(error, BrokerError):
-        said = error.detail.rstrip(".") + ". " if error.detail else ""
+        said = error.detail if error.detail.endswith("?") else error.detail.rstrip(".") + "." if error.detail else ""
+        said += " " if said else ""
         return BrokerError(error.code, said + may_yet, is_complete=True)
     return NetworkError(f"{error}. {may_yet}")
 
@@ -476,6 +479,8 @@ async def _single(name: str, change: Coroutine[object, object, None]) -> None:
 
 
 def _creatable(topic: NewTopic) -> m.CreatableTopic:
+    if not isinstance(topic, NewTopic):
+        raise InvalidSetting("topics", topic, "give a list of NewTopic, or call create_topic")
     problem = topic_name_problem(topic.name)
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)

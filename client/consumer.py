@@ -14,10 +14,11 @@ from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.lifecycle import Client
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.records import ConsumerBatch, Record
-from minibroker.client.settings import check_choice, check_integer, check_ms
+from minibroker.client.settings import check_choice, check_integer, check_ms, check_names, check_partitions
+from minibroker.client.stalls import STALL_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
-from minibroker.protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import CorruptRecord, decode_batch
 from minibroker.protocol.world import World
 
@@ -72,8 +73,8 @@ class Consumer(Client):
     ) -> None:
         if (topics is None) == (partitions is None) or not (topics or partitions):
             raise InvalidSetting("topics", topics, 'give either topics=["name"] or partitions=[TopicPartition(...)]')
-        self._topics = _checked_topics(topics or ())
-        self._partitions = _checked_partitions(partitions or ())
+        self._topics = check_names("topics", topics or ())
+        self._partitions = check_partitions("partitions", partitions or ())
         check_choice("auto_offset_reset", auto_offset_reset, ["earliest", "latest", "none"])
         check_integer("fetch_min_bytes", fetch_min_bytes, 0, 1 << 30)
         check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
@@ -129,16 +130,20 @@ class Consumer(Client):
 
     async def _find_topics(self) -> None:
         patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s)
-        deadline = self._runtime.clock.monotonic() + patience_s
-        metadata = self._runtime.metadata
+        clock, metadata = self._runtime.clock, self._runtime.metadata
+        deadline = clock.monotonic() + patience_s
+        stalls: Stalls[str] = Stalls(self._runtime.connections.client_id)
         while (problem := self._missing()) is not None:
-            if not ERRORS[problem.code].retriable or self._runtime.clock.monotonic() >= deadline:
+            if not ERRORS[problem.code].retriable or clock.monotonic() >= deadline:
                 raise problem
+            waiting = {"start": str(problem)}
+            stalls.look(clock.monotonic(), waiting, waiting.__getitem__)
             try:
-                async with asyncio.timeout(max(0.0, deadline - self._runtime.clock.monotonic())):
+                async with asyncio.timeout(max(0.0, min(deadline - clock.monotonic(), STALL_S))):
                     await metadata.refreshed()
             except TimeoutError:
                 continue
+        stalls.look(clock.monotonic(), (), str)
 
     def _missing(self) -> BrokerError | None:
         cluster = self._runtime.metadata.cluster
@@ -356,7 +361,8 @@ class Consumer(Client):
 
     async def _offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
         self._check_running()
-        found = await list_offsets(self._runtime, dict.fromkeys(partitions, timestamp), self._api_timeout_s)
+        asked = dict.fromkeys(check_partitions("partitions", partitions), timestamp)
+        found = await list_offsets(self._runtime, asked, self._api_timeout_s)
         return {partition: 0 if result is None else result.offset for partition, result in found.items()}
 
     async def offsets_for_times(
@@ -365,9 +371,10 @@ class Consumer(Client):
         """For each partition the first record at or after the given time; None if there is none. Raises BrokerError,
         NetworkError."""
         self._check_running()
-        for timestamp_ms in timestamps_ms.values():
+        asked = dict(zip(check_partitions("timestamps_ms", timestamps_ms), timestamps_ms.values(), strict=True))
+        for timestamp_ms in asked.values():
             check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62)
-        return await list_offsets(self._runtime, timestamps_ms, self._api_timeout_s)
+        return await list_offsets(self._runtime, asked, self._api_timeout_s)
 
     def _state_of(self, partition: TopicPartition) -> PartitionState:
         self._check_running()
@@ -390,23 +397,3 @@ class _Batches:
 
     async def __anext__(self) -> ConsumerBatch:
         return await self._consumer._whole_batch()
-
-
-def _checked_topics(topics: Sequence[str]) -> list[str]:
-    if isinstance(topics, str):
-        raise InvalidSetting("topics", topics, f"give a list: topics=[{topics!r}]")
-    for topic in topics:
-        problem = topic_name_problem(topic)
-        if problem is not None:
-            raise InvalidSetting("topics", topic, problem)
-    return list(dict.fromkeys(topics))
-
-
-def _checked_partitions(partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-    checked = []
-    for partition in partitions:
-        if not isinstance(partition, tuple) or len(partition) != 2 or type(partition[1]) is not int:
-            raise InvalidSetting("partitions", partition, 'give TopicPartition("topic", 0)')
-        _checked_topics([partition[0]])
-        checked.append(TopicPartition(*partition))
-    return list(dict.fromkeys(checked))

@@ -97,7 +97,9 @@ async def find_offsets(
                         asked[partition] = leader
                 elif partition not in asked:
                     code = code or ErrorCode.LEADER_NOT_AVAILABLE
-                    error = errors[partition] = BrokerError(code, f"finding offsets of {partition}")
+                    topic = runtime.metadata.cluster.topics.get(partition.topic)
+                    has = f", of which there are {len(topic.partitions)} partitions" if topic is not None else ""
+                    error = errors[partition] = BrokerError(code, f"finding offsets of {partition}{has}")
                     is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
             for leader, part in by_leader.items():
                 remaining_s = max(0.0, deadline - runtime.clock.monotonic())

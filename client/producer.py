@@ -128,12 +128,18 @@ class Producer(Client):
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
         )
+        linger_s = check_ms("linger_ms", linger_ms)
+        delivery_timeout_s = check_ms("delivery_timeout_ms", delivery_timeout_ms, lowest=1)
+        if linger_s >= delivery_timeout_s:
+            raise InvalidSetting(
+                "linger_ms", linger_ms, f"keep it below delivery_timeout_ms, which is {delivery_timeout_ms:g}"
+            )
         self._accumulator = Accumulator(
             batch_size=min(batch_size, max_request_size),
             buffer_memory=buffer_memory,
             max_request_size=max_request_size,
-            linger_s=check_ms("linger_ms", linger_ms),
-            delivery_timeout_s=check_ms("delivery_timeout_ms", delivery_timeout_ms, lowest=1),
+            linger_s=linger_s,
+            delivery_timeout_s=delivery_timeout_s,
             is_idempotent=is_idempotent,
             partitioner=partitioner,
             random=self._runtime.world.random,
@@ -244,7 +250,9 @@ class Producer(Client):
             key = _as_bytes("key", key)
         if partition is not None and (type(partition) is not int or partition < 0):
             raise BrokerError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition={partition!r}: give a whole number from 0 on"
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"partition={partition!r}: give a whole number from 0 on",
+                is_complete=True,
             )
         if headers is not None:
             headers = _checked_headers(headers)
@@ -408,6 +416,8 @@ def _as_bytes(name: str, data: object) -> bytes:
 
 
 def _checked_headers(headers: _Headers) -> _Headers:
+    if isinstance(headers, dict):
+        raise TypeError("headers must be a list of (str, bytes or None), not a dict: list(headers.items())")
     for header in headers:
         if (
             type(header) is not tuple

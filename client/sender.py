@@ -176,9 +176,13 @@ class Sender:
             return cause, f"the last attempt failed: {cause}"
         if topic in self._accumulator.changing_topics():
             return None, "the topic was created again, and what was sent to the old one has had no answer yet"
-        if self._metadata.cluster.leader(topic, partition) is None:
+        leader = self._metadata.cluster.leader(topic, partition)
+        if leader is None:
             return None, "it has no leader that can be reached: see `minibroker status`"
-        return None, "no broker answered in time: see `minibroker status`, or raise delivery_timeout_ms"
+        if self._requests.count(leader.node_id):
+            wait = ", or still waits for its replicas" if self._acks == -1 else ""
+            return None, f"its leader, broker {leader.node_id}, has not answered{wait}: see `minibroker status`"
+        return None, f"nothing was sent to its leader, broker {leader.node_id}, yet: raise delivery_timeout_ms"
 
     def _look_for_stalls(self, now: float) -> None:
         """A partition whose first batch is still the same is stuck; so is one whose first batch has failed since."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from minibroker.client.errors import InvalidSetting
+from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 MAX_MS = 2**31 - 1
 
@@ -42,6 +43,33 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
     if not addresses:
         raise InvalidSetting("bootstrap", bootstrap, rule)
     return tuple(dict.fromkeys(addresses))
+
+
+def check_names(name: str, values: Iterable[str]) -> list[str]:
+    """The topics' names, each once. A single name is refused: it would be taken for a list of letters. Raises
+    InvalidSetting."""
+    if isinstance(values, str):
+        raise InvalidSetting(name, values, f"give a list: [{values!r}]")
+    checked = list(dict.fromkeys(values))
+    for value in checked:
+        problem = topic_name_problem(value) if isinstance(value, str) else "a name is a str"
+        if problem is not None:
+            raise InvalidSetting(name, value, problem)
+    return checked
+
+
+def check_partitions(name: str, values: Iterable[TopicPartition] | TopicPartition) -> list[TopicPartition]:
+    """The partitions, each once; pairs of a topic and a number will do. Raises InvalidSetting."""
+    if isinstance(values, TopicPartition):
+        raise InvalidSetting(name, values, 'give a list: [TopicPartition("topic", 0)]')
+    checked = []
+    for value in values:
+        is_pair = isinstance(value, tuple) and len(value) == 2
+        if not is_pair or type(value[1]) is not int or value[1] < 0:
+            raise InvalidSetting(name, value, 'give TopicPartition("topic", 0)')
+        check_names(name, [value[0]])
+        checked.append(TopicPartition(*value))
+    return list(dict.fromkeys(checked))
 
 
 def check_integer(name: str, value: int, lowest: int, highest: int) -> int:

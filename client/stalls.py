@@ -46,7 +46,7 @@ class Stalls(Generic[K]):
             self._told |= new
             first = next(iter(new))
             why = reason(first)
-            remedy = "" if "minibroker status" in why else ". See `minibroker status`"
+            remedy = "" if "`minibroker " in why else ". See `minibroker status`"
             logger.warning(
                 "%s: no progress for %.1f s of %s: %s%s",
                 self._who,

@@ -8,8 +8,10 @@ are, and for each partition the state with the newest leader epoch counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from minibroker.protocol.apis import LIST_OFFSETS, METADATA, Api
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
@@ -50,6 +52,21 @@ class ClusterView(NamedTuple):
     def is_unknown(self) -> bool:
         """No broker answered, or none that did has heard from a controller yet."""
         return not self.brokers
+
+    def without(self, dead: Collection[int]) -> ClusterView:
+        """What is left of it where these brokers are known to be dead, though nobody has said so to the others yet; as
+        it stays if there is no ZooKeeper."""
+        return self._replace(
+            controller_id=None if self.controller_id in dead else self.controller_id,
+            partitions={
+                name: replace(
+                    state,
+                    leader_id=NO_LEADER if state.leader_id in dead else state.leader_id,
+                    isr_nodes=[broker for broker in state.isr_nodes if broker not in dead],
+                )
+                for name, state in self.partitions.items()
+            },
+        )
 
     def offline_partitions(self) -> list[TopicPartition]:
         """Those that have no leader."""

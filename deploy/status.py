@@ -115,6 +115,7 @@ def status_of_processes(
 ) -> Status:
     """Of a cluster that was started here. `states` are those of the brokers' processes, `last_errors` why some of them
     ended; a ZooKeeper elsewhere is RUNNING if it answers, else GONE."""
+    view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])
     brokers = [
         BrokerStatus(
             id=entry.id,

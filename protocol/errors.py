@@ -74,7 +74,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.UNKNOWN_SERVER_ERROR: ErrorInfo(False, False, "Read the broker's log (`minibroker logs ID`): it met a bug."),
     _E.NONE: ErrorInfo(False, False, ""),
     _E.OFFSET_OUT_OF_RANGE: ErrorInfo(
-        False, False, "Ask for an offset between the log's start and end (--from beginning, or end)."
+        False, False, "Ask for an offset between the log's start and end, or begin at one of them."
     ),
     _E.CORRUPT_MESSAGE: ErrorInfo(
         True, False, "The batch failed its checksum or has an impossible header; check the producer."
@@ -108,12 +108,12 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.NOT_ENOUGH_REPLICAS: ErrorInfo(
         True,
         False,
-        "Fewer replicas are in sync than min.insync.replicas: restart brokers or lower the setting.",
+        "Fewer replicas are in sync than min.insync.replicas: start those that are down (see `minibroker status`).",
     ),
     _E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorInfo(
         True,
         False,
-        "The ISR shrank below min.insync.replicas while the record was replicated: restart brokers.",
+        "The ISR shrank below min.insync.replicas while the record was replicated: start brokers.",
     ),
     _E.INVALID_REQUIRED_ACKS: ErrorInfo(False, False, "Use acks 0, 1 or all (-1)."),
     _E.CLUSTER_AUTHORIZATION_FAILED: ErrorInfo(

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.lines import read_lines
+from minibroker.client.cli.lines import MAX_LINE_BYTES, read_lines
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -56,6 +56,8 @@ class Codec(StrEnum):
 AcksOption = Annotated[Acks, typer.Option(help="Replicas that must have a record: all in-sync ones, the leader, none.")]
 CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")]
 
+_MAX_REQUEST_SIZE = 2 * MAX_LINE_BYTES
+"""More than a line can have: what is too large is for the topic's max.message.bytes to say."""
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
 
 
@@ -152,8 +154,8 @@ def produce(
         print_json({**produced._asdict(), "records_per_second": round(produced.records_per_second)})
     else:
         sys.stdout.write(
-            f"produced {produced.records} records to {topic} in {produced.seconds:.2f} s "
-            f"({produced.records_per_second:.0f} records/s)\n"
+            f"produced {produced.records} {'record' if produced.records == 1 else 'records'} to {topic} in "
+            f"{produced.seconds:.2f} s ({produced.records_per_second:.0f} records/s)\n"
         )
 
 
@@ -257,7 +259,13 @@ async def _end(tasks: Iterable[asyncio.Task[object]]) -> None:
 
 
 def open_producer(bootstrap: str, acks: Acks, compression: Codec) -> Producer:
-    return Producer(bootstrap, acks=_ACKS[acks], compression=compression.value, client_id="minibroker-cli")
+    return Producer(
+        bootstrap,
+        acks=_ACKS[acks],
+        compression=compression.value,
+        max_request_size=_MAX_REQUEST_SIZE,
+        client_id="minibroker-cli",
+    )
 
 
 def _progress(size: int) -> AbstractContextManager[Progress | None]:

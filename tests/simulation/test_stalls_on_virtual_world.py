@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Literal
 
 import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
@@ -109,3 +112,48 @@ def test_a_failover_and_a_long_linger_are_no_stalls(caplog: pytest.LogCaptureFix
 
     run(scenario(), seed=2)
     assert not _lines(caplog, "p", logging.WARNING) + _lines(caplog, "c", logging.WARNING)
+
+
+def test_a_consumer_that_waits_for_a_topic_that_is_not_there_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        cluster = await _start_cluster()
+        world = cluster.client("client")
+
+        async def use() -> None:
+            with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+                async with Consumer(cluster.bootstrap, topics=["oders"], client_id="c", world=world):
+                    pass
+
+        await world.process.run(use())
+
+    run(scenario())
+    [warning] = _lines(caplog, "c", logging.WARNING)
+    assert "UNKNOWN_TOPIC_OR_PARTITION: oders. Check the name with `minibroker topics list`" in warning
+
+
+@pytest.mark.parametrize("acks", ["all", 1])
+def test_a_producer_whose_leader_says_nothing_says_that_and_not_that_time_was_short(
+    acks: Literal["all", 1], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        cluster = await _start_cluster()
+        world = cluster.client("client")
+
+        async def use() -> None:
+            async with Producer(cluster.bootstrap, acks=acks, client_id="p", world=world) as producer:
+                await producer.send("orders", b"before", partition=0)
+                leader = cluster.state(TopicPartition("orders", 0)).leader
+                cluster.pause_broker(leader)
+                cluster.simulation.zookeeper.stop()
+                delivery = producer.send("orders", b"after", partition=0)
+                await asyncio.sleep(7)
+                cluster.simulation.zookeeper.start()
+                cluster.resume_broker(leader)
+                await delivery
+
+        await world.process.run(use())
+
+    run(scenario())
+    [warning] = _lines(caplog, "p", logging.WARNING)
+    waits = ", or still waits for its replicas" if acks == "all" else ""
+    assert f"has not answered{waits}: see `minibroker status`" in warning

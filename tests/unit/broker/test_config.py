@@ -107,3 +107,10 @@ def test_a_secret_that_is_missing_or_too_short_is_named_and_never_shown(tmp_path
         with pytest.raises(InvalidConfig, match="has 5 bytes, but at least 16 are needed") as raised:
             broker_secret(too_short, RealDisk())
         assert "short" not in str(raised.value)
+
+
+def test_a_setting_that_is_mistyped_is_answered_with_the_one_that_is_meant() -> None:
+    with pytest.raises(InvalidConfig, match=r"'min.insync.replica' is not known; did you mean min.insync.replicas\?"):
+        topic_config({"min.insync.replica": "2"})
+    with pytest.raises(InvalidConfig, match="'nope' is not known; the known ones are min.insync.replicas, "):
+        topic_config({"nope": "2"})

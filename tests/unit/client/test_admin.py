@@ -188,3 +188,19 @@ def test_an_admin_that_is_closed_says_so() -> None:
             await admin.start()
 
     run(scenario)
+
+
+def test_a_name_where_a_list_is_expected_is_refused_and_nothing_is_deleted() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        await admin.create_topics([NewTopic("a", 1), NewTopic("b", 1), NewTopic("ab", 1)])
+        for call in (admin.delete_topics, admin.describe_topics):
+            with pytest.raises(InvalidSetting, match=r"names='ab': give a list: \['ab'\]"):
+                await call("ab")
+            with pytest.raises(InvalidSetting, match="a name is a str"):
+                await call([b"ab"])  # type: ignore[list-item]
+        for topics in ("ab", ["ab"], NewTopic("ab")):
+            with pytest.raises(InvalidSetting, match="give a list of NewTopic, or call create_topic"):
+                await admin.create_topics(topics)  # type: ignore[arg-type]
+        assert await admin.list_topics() == ["a", "ab", "b"]
+
+    run(scenario)

@@ -49,6 +49,8 @@ def test_a_bootstrap_of_a_wrong_type_is_refused(bootstrap: object) -> None:
         {"compression": "brotli"},
         {"linger_ms": -1},
         {"linger_ms": "5"},
+        {"linger_ms": 120_000},
+        {"linger_ms": 5_000, "delivery_timeout_ms": 1_000},
         {"delivery_timeout_ms": 0},
         {"batch_size": 0},
         {"batch_size": 1.5},

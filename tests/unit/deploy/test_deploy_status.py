@@ -165,3 +165,14 @@ def test_a_cluster_elsewhere_shows_who_is_registered() -> None:
     status = status_of_view(merge([answer(brokers=(3, 1))]))
     assert [(broker.id, broker.pid, broker.alive) for broker in status.brokers] == [(1, None, True), (3, None, True)]
     assert status.zookeeper is None
+
+
+def test_a_dead_leader_leads_nothing_though_brokers_have_not_heard_of_its_end() -> None:
+    """As it is without ZooKeeper, which would tell them."""
+    states = {**ALL_RUN, 3: ProcessState.GONE}
+    view = merge([answer(controller=(3, 7), partitions={0: (1, 0, [1, 2, 3]), 1: (3, 3, [1, 2, 3])})])
+    status = status_of_processes(CLUSTER, states, ProcessState.GONE, view)
+    assert status.offline_partitions == ["orders-1"]
+    assert status.under_replicated_partitions == ["orders-0", "orders-1"]
+    assert status.controller.id is None
+    assert [broker.leaders for broker in status.brokers] == [1, 0, 0]
