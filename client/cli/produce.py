@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.lines import MAX_LINE_BYTES, read_lines
+from minibroker.client.cli.lines import read_lines
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -56,8 +56,9 @@ class Codec(StrEnum):
 AcksOption = Annotated[Acks, typer.Option(help="Replicas that must have a record: all in-sync ones, the leader, none.")]
 CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")]
 
-_MAX_REQUEST_SIZE = 2 * MAX_LINE_BYTES
-"""More than a line can have: what is too large is for the topic's max.message.bytes to say."""
+MAX_REQUEST_SIZE = 1024 * 1024
+"""As the producer's default."""
+
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
 
 
@@ -125,6 +126,15 @@ def produce(
     ] = False,
     acks: AcksOption = Acks.ALL,
     compression: CompressionOption = Codec.NONE,
+    max_request_size: Annotated[
+        int,
+        typer.Option(
+            metavar="BYTES",
+            min=1_024,
+            max=64 * 1024 * 1024,
+            help="The longest line; the topic's max.message.bytes must allow it, too.",
+        ),
+    ] = MAX_REQUEST_SIZE,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
@@ -146,7 +156,9 @@ def produce(
         if os.isatty(descriptor):
             note("each line is a record; Ctrl-D ends the input")
         try:
-            produced = run(produce_lines(servers, topic, descriptor, template, acks, compression, tally))
+            produced = run(
+                produce_lines(servers, topic, descriptor, template, acks, compression, tally, max_request_size)
+            )
         except KeyboardInterrupt:
             sys.stderr.write(pastable(f"interrupted: {tally}\n"))
             raise
@@ -154,8 +166,8 @@ def produce(
         print_json({**produced._asdict(), "records_per_second": round(produced.records_per_second)})
     else:
         sys.stdout.write(
-            f"produced {produced.records} {'record' if produced.records == 1 else 'records'} to {topic} in "
-            f"{produced.seconds:.2f} s ({produced.records_per_second:.0f} records/s)\n"
+            f"produced {produced.records} records to {topic} in {produced.seconds:.2f} s "
+            f"({produced.records_per_second:.0f} records/s)\n"
         )
 
 
@@ -193,6 +205,7 @@ async def produce_lines(
     acks: Acks,
     compression: Codec,
     tally: Tally,
+    max_request_size: int = MAX_REQUEST_SIZE,
 ) -> Produced:
     """Stops reading at the first failure. After that, or if the input cannot be read, raises an error that says what
     became of the lines before."""
@@ -200,7 +213,7 @@ async def produce_lines(
     await described(bootstrap, topic)
     began = time.monotonic()
     try:
-        async with open_producer(bootstrap, acks, compression) as producer:
+        async with open_producer(bootstrap, acks, compression, max_request_size) as producer:
             sending = asyncio.create_task(_send_lines(producer, topic, descriptor, template, tally))
             settling = asyncio.create_task(tally.keep_settling(producer))
             try:
@@ -258,12 +271,12 @@ async def _end(tasks: Iterable[asyncio.Task[object]]) -> None:
     await asyncio.wait(tasks)
 
 
-def open_producer(bootstrap: str, acks: Acks, compression: Codec) -> Producer:
+def open_producer(bootstrap: str, acks: Acks, compression: Codec, max_request_size: int = MAX_REQUEST_SIZE) -> Producer:
     return Producer(
         bootstrap,
         acks=_ACKS[acks],
         compression=compression.value,
-        max_request_size=_MAX_REQUEST_SIZE,
+        max_request_size=max_request_size,
         client_id="minibroker-cli",
     )
 

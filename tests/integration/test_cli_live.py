@@ -394,6 +394,13 @@ def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibrok
     assert minibroker.ok("consume", "large", "--exit-at-end") == "small\n"
 
 
+def test_a_line_is_as_long_as_its_topic_takes_if_produce_is_told_so(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "longer", "--partitions", "1", "-c", "max.message.bytes=5000000")
+    line = b"x" * 2_000_000 + b"\n"
+    minibroker.ok("produce", "longer", "--max-request-size", "5000000", stdin=line)
+    assert minibroker.ok("consume", "longer", "--exit-at-end") == line.decode()
+
+
 def broker(minibroker: Shell, log_dir: Path, broker_id: int, port: int) -> list[str]:
     connect = minibroker.cluster.file().zookeeper.connect
     settings = {

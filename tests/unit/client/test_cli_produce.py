@@ -70,10 +70,6 @@ class Pipe:
     def write(self, data: bytes) -> None:
         os.write(self._writing, data)
 
-    def write_all(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._writing, data) :]
-
     def end(self) -> None:
         if self._writing >= 0:
             os.close(self._writing)
@@ -147,11 +143,7 @@ def test_lines_that_a_broker_refuses_at_the_end_are_named_too(pipe: Pipe) -> Non
     run(scenario)
 
 
-def test_a_line_that_cannot_be_sent_is_the_last_and_those_before_it_are_acknowledged(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minibroker.client.cli.produce._MAX_REQUEST_SIZE", 1_000_000)
-
+def test_a_line_that_cannot_be_sent_is_the_last_and_those_before_it_are_acknowledged(pipe: Pipe) -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         task = produced(cluster, pipe, Tally())
         lines = b"one\n" + b"x" * 2_000_000 + b"\nthree\n"
@@ -278,16 +270,3 @@ def test_many_reasons_are_cut_short() -> None:
         "0 of 9 lines acknowledged, 9 not: line 1: reason 0; line 2: reason 1; line 3: reason 2; line 4: reason 3; "
         "line 5: reason 4; and 4 other reasons"
     )
-
-
-def test_a_line_is_as_long_as_its_topic_takes(pipe: Pipe) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        task = produced(cluster, pipe, Tally())
-        line = b"x" * 5_000_000
-        for piece in (line, b"\n"):
-            await asyncio.to_thread(pipe.write_all, piece)
-        pipe.end()
-        await task
-        assert cluster.log("orders").values() == [line]
-
-    run(scenario)
