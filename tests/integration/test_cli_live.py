@@ -22,7 +22,7 @@ import pytest
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports, is_free
 from minibroker.deploy.processes import is_alive, wait_until
-from tests.integration.shell import PATIENCE_S, Shell, start
+from tests.integration.shell import PATIENCE_S, Ended, Shell, start
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,15 @@ def test_a_topic_is_created_listed_described_and_deleted(minibroker: Shell) -> N
     assert "repeat with --yes" in minibroker.refused(1, "topics", "delete", "orders")
     assert minibroker("topics", "delete", "orders", "--yes", "--format", "json").json() == {"deleted": "orders"}
     assert "UNKNOWN_TOPIC_OR_PARTITION" in minibroker.refused(1, "topics", "describe", "orders")
-    # The name is free again.
-    assert minibroker("topics", "create", "orders", "--format", "json").json()["replication_factor"] == 3
+    # The name is free again, once the brokers have removed their replicas.
+    again: list[Ended] = []
+
+    def is_created() -> bool:
+        again.append(minibroker("topics", "create", "orders", "--format", "json"))
+        return "is still being deleted: try again" not in again[-1].err
+
+    assert wait_until(is_created, PATIENCE_S)
+    assert again[-1].json()["replication_factor"] == 3
     minibroker.ok("topics", "delete", "orders", "--yes")
 
 
