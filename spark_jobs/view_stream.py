@@ -125,7 +125,11 @@ class ViewStream:
     # -- batches --
 
     def _process(self, changes: DataFrame, number: int) -> None:
+        is_new = False
+
         def write(directory: Path) -> None:
+            nonlocal is_new
+            is_new = True
             write_changes(changes, number, directory)
 
         end = self._writer.checkpoint.end_of(number)
@@ -137,6 +141,10 @@ class ViewStream:
                 raise
         elif not self._takes_over_with(end, number, write):
             self._writer.publish(number, write)
+        if not is_new:
+            # The table has had it since before this query was started; but the state that belongs to it was not kept,
+            # or Spark would not give it to us again, and Spark keeps only the state of what is computed.
+            changes.write.format("noop").mode("overwrite").save()
         self._writer.compact(
             lambda files, directory: rewrite_newest(self._spark, self._view, self._writer.table.data, files, directory),
             FAN_IN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from minibroker.spark_jobs.lambda_ import Lambda, run_lambda
 from minibroker.spark_jobs.manifests import Table
 from minibroker.spark_jobs.offsets import from_json
 from minibroker.spark_jobs.serving import Serving, reached
-from minibroker.spark_jobs.view_stream import read_view
+from minibroker.spark_jobs.view_stream import CHECKPOINT, read_view
 from minibroker.spark_jobs.views import VIEWS
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs
@@ -173,3 +174,22 @@ def test_both_layers_of_lambda_add_up_to_everything_and_the_batch_job_corrects_w
     boundary = Table(tmp_path / "batch-2").end()
     assert boundary is not None
     assert json.loads(json.dumps(boundary[logs.topic]["offsets"])) == {"0": 92, "1": 91}
+
+
+@pytest.mark.parametrize("state", ["kept", "lost"])
+def test_a_batch_that_the_table_has_and_the_checkpoint_lacks_counts_once(
+    state: str, logs: Logs, tmp_path: Path
+) -> None:
+    """As a driver leaves it that dies between the two."""
+    root = tmp_path / "view"
+    logs.create(2)
+    produce(logs, 0, 50)
+    assert run_kappa(logs.spark, source(logs), root, "v1")
+    checkpoint = root / "v1" / CHECKPOINT
+    shutil.rmtree(checkpoint / "commits")
+    if state == "lost":
+        shutil.rmtree(checkpoint / "state")
+    produce(logs, 50, 30)
+    assert run_kappa(logs.spark, source(logs), root, "v1")
+    assert log_end(logs, {0: 80, 1: 80})(root)
+    assert differences(read_view(logs.spark, root), recomputed(logs, "v1")) == (0, 0)
