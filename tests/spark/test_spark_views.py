@@ -176,6 +176,7 @@ def test_both_layers_of_lambda_add_up_to_everything_and_the_batch_job_corrects_w
     assert json.loads(json.dumps(boundary[logs.topic]["offsets"])) == {"0": 92, "1": 91}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["kept", "lost"])
 def test_a_batch_that_the_table_has_and_the_checkpoint_lacks_counts_once(
     state: str, logs: Logs, tmp_path: Path
