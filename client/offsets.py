@@ -98,8 +98,9 @@ async def find_offsets(
                 elif partition not in asked:
                     code = code or ErrorCode.LEADER_NOT_AVAILABLE
                     topic = runtime.metadata.cluster.topics.get(partition.topic)
-                    has = f", of which there are {len(topic.partitions)} partitions" if topic is not None else ""
-                    error = errors[partition] = BrokerError(code, f"finding offsets of {partition}{has}")
+                    is_there = topic is None or partition.partition in topic.partitions
+                    known_ones = "" if topic is None or is_there else f"; there are {len(topic.partitions)} partitions"
+                    error = errors[partition] = BrokerError(code, f"finding offsets of {partition}{known_ones}")
                     is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
             for leader, part in by_leader.items():
                 remaining_s = max(0.0, deadline - runtime.clock.monotonic())

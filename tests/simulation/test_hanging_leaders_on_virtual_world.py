@@ -183,3 +183,16 @@ def test_a_look_up_that_is_refused_as_a_whole_does_not_stop_the_consumer(code: E
         assert refused
 
     with_cluster(program)
+
+
+def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused_with_how_many_there_are() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=2, replication_factor=1)
+        async with Consumer(
+            cluster.bootstrap, topics=["orders"], default_api_timeout_ms=2_000, world=world
+        ) as consumer:
+            with pytest.raises(BrokerError, match="finding offsets of orders-9; there are 2 partitions"):
+                await consumer.end_offsets([TopicPartition("orders", 9)])
+
+    with_cluster(program)
