@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, Layout, SparseIndex
 from minibroker.broker.storage.recovery import LARGEST_BATCH_BYTES
-from minibroker.broker.storage.segment import LOG_SUFFIX
+from minibroker.broker.storage.segment import LOG_SUFFIX, parse_file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX
 from minibroker.protocol.records import (
     HEADER_SIZE,
@@ -36,7 +36,6 @@ SUFFIXES = (LOG_SUFFIX, OFFSET_INDEX.suffix, TIME_INDEX.suffix, SNAPSHOT_SUFFIX)
 _MAGIC_POSITION = 16
 _MAGICS = re.compile(b"[%c%c]" % (MAGIC_RECORDS, MAGIC_COLUMNS))
 _SEARCH_BYTES = 1024 * 1024
-_NAME = re.compile(r"(\d{20})(\.[a-z]+)", re.ASCII)
 
 
 class Batch(NamedTuple):
@@ -62,9 +61,9 @@ class BadBytes(NamedTuple):
 
 
 def base_offset_of(name: str) -> tuple[int, str] | None:
-    """The offset and the suffix of a file that is named after an offset; None for other names."""
-    match = _NAME.fullmatch(name)
-    return None if match is None or match[2] not in SUFFIXES else (int(match[1]), match[2])
+    """The offset and the suffix of a log's file that is named after an offset; None for other names."""
+    parsed = parse_file_name(name)
+    return parsed if parsed is not None and parsed[1] in SUFFIXES else None
 
 
 def scan(path: Path) -> Iterator[Batch | BadBytes]:

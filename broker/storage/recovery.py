@@ -22,7 +22,6 @@ segment below the recovery point, which no crash explains, nothing is touched an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ from minibroker.broker.storage.checkpoints import LEADER_EPOCH_FILE, MalformedFi
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX
 from minibroker.broker.storage.leader_epochs import LeaderEpochCache
 from minibroker.broker.storage.producer_state import ProducerState
-from minibroker.broker.storage.segment import LOG_SUFFIX, Appended, Segment, file_name
+from minibroker.broker.storage.segment import LOG_SUFFIX, Appended, Segment, file_name, parse_file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, drop_snapshots_above, load_producers
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
@@ -50,8 +49,6 @@ LARGEST_BATCH_BYTES = 2 * MAX_BODY_BYTES
 """No reader accepts a body larger than half of this: a damaged length must not make recovery take gigabytes."""
 
 _EVERY_OFFSET = 1 << 62
-
-_FILE_NAME = re.compile(r"(\d{20})(\.[a-z]+)", re.ASCII)
 
 
 class DamagedLog(MinibrokerError):
@@ -282,9 +279,9 @@ def _tidy(disk: Disk, directory: str) -> tuple[list[int], list[int]]:
     """The base offsets of segments and the offsets of snapshots; removes temporary files and orphaned indexes."""
     found: dict[str, list[int]] = {}
     for name in disk.list(directory):
-        match = _FILE_NAME.fullmatch(name)
-        if match:
-            found.setdefault(match[2], []).append(int(match[1]))
+        parsed = parse_file_name(name)
+        if parsed is not None:
+            found.setdefault(parsed[1], []).append(parsed[0])
         elif name.endswith(".tmp"):
             disk.remove(f"{directory}/{name}")
     bases = found.get(LOG_SUFFIX, [])

@@ -9,6 +9,7 @@ read once, by one call, and not copied again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from minibroker.protocol.world import Disk
 
 LOG_SUFFIX = ".log"
 
+_FILE_NAME = re.compile(r"(\d{20})(\.[a-z]+)", re.ASCII)
 _NO_TIMESTAMP = -1
 _WALK_BYTES = 8 * 1024
 _KNOWN_OFFSETS = 64
@@ -26,6 +28,12 @@ _KNOWN_OFFSETS = 64
 def file_name(offset: int, suffix: str) -> str:
     """`00000000000000000042.log`."""
     return f"{offset:020d}{suffix}"
+
+
+def parse_file_name(name: str) -> tuple[int, str] | None:
+    """The offset and the suffix of a name that `file_name` makes; None for other names."""
+    match = _FILE_NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
 
 
 class Appended(NamedTuple):

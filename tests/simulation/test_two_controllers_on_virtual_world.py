@@ -59,8 +59,7 @@ def test_what_is_said_to_be_deleted_is_deleted() -> None:
         async with AdminOfSeveralBrokers(cluster.bootstrap, world=world) as admin:
             admin.ways = [new, old, new]
             await admin.delete_topic("orders")  # returns: it is deleted
-        await asyncio.sleep(5)
-        assert not cluster.simulation.zookeeper.has(znodes.topic_path("orders"))
+        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path("orders")), within_s=5)
 
     with_cluster(program)
 
