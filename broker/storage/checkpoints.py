@@ -175,6 +175,11 @@ class OffsetCheckpoint:
             self.values = decode_offsets(self.path, self._disk.read_file(self.path))
         return dict(self.values)
 
+    @property
+    def is_written(self) -> bool:
+        """The file says what `values` says, durably."""
+        return self._written == self._staged
+
     def stage(self, values: Mapping[TopicPartition, int]) -> Staged:
         """Take a picture, to be written by `write` in this thread or another. Does not block."""
         with self._staging:

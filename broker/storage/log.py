@@ -44,8 +44,9 @@ from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import Producer, ProducerState
 from minibroker.broker.storage.recovery import Recovered, replay
+from minibroker.broker.storage.retention import Removal, SegmentExtent
 from minibroker.broker.storage.segment import Appended, Segment
-from minibroker.broker.storage.snapshots import drop_snapshots_above, load_producers
+from minibroker.broker.storage.snapshots import drop_snapshots_above, load_producers, sync_snapshot
 from minibroker.broker.storage.validator import validated_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
@@ -112,6 +113,8 @@ class Log:
         self._clock = directory.world.clock
         self._segments = recovered.segments
         self._active = recovered.segments[-1]
+        self._jitter = directory.world.random.random()
+        """Of the active segment: how much of `segment_jitter_ms` it does without."""
         self._log_end_offset = recovered.log_end_offset
         self._log_start_offset = recovered.log_start_offset
         self._recovery_point = recovered.recovery_point
@@ -130,6 +133,8 @@ class Log:
         self._written_now: Flush | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._retired: list[Segment] = []
+        self._removal: Removal | None = None
+        self._removing: asyncio.Task[None] | None = None
         self._closed = False
 
     # -- where it is --
@@ -263,8 +268,11 @@ class Log:
         active = self._active
         last_offset = appended[-1].last_offset
         try:
-            if (active.size and active.size + size > self.config.segment_bytes) or (
-                last_offset - active.base_offset > MAX_RELATIVE_OFFSET
+            if active.size and (
+                active.size + size > self.config.segment_bytes
+                or last_offset - active.base_offset > MAX_RELATIVE_OFFSET
+                or appended[-1].max_timestamp - active.first_timestamp
+                > self.config.segment_ms - self._jitter * self.config.segment_jitter_ms
             ):
                 self.roll()
                 active = self._active
@@ -288,6 +296,7 @@ class Log:
         self._active.seal()
         self._segments.append(segment)
         self._active = segment
+        self._jitter = self._directory.world.random.random()
         self._changes += 1
         self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
         self._flush_in_background()
@@ -444,6 +453,8 @@ class Log:
         try:
             # Down to 0: of the files that vanish a power cut may keep any, and recovery must look for gaps.
             self._begin_cut(0, keep=False)
+            if self._removal is not None:
+                self._segments[:0] = self._removal.stop()
             self._pending_snapshots.clear()
             self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, -1)
             for segment in reversed(self._segments):
@@ -461,13 +472,78 @@ class Log:
             self._directory.fail_and_raise(error, f"emptying {self.path}")
 
     def move_log_start_offset(self, offset: int) -> None:
-        """Records below `offset` are gone for readers; never moves back. Raises BrokerError OFFSET_OUT_OF_RANGE."""
+        """Records below `offset` are gone for readers; never moves back. Raises BrokerError OFFSET_OUT_OF_RANGE.
+
+        What they take on disk goes with `remove_old_segments`, a segment at a time; where no record is left, the active
+        segment is sealed for that."""
         self._require_usable()
         if offset > self._log_end_offset:
             raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{self.partition} ends at {self._log_end_offset}")
         if offset > self._log_start_offset:
-            self._log_start_offset = offset
-            self._epochs.truncate_from_start(offset)
+            self._log_start_offset = offset  # the epochs' file must not be ahead of the one that has this
+            if offset == self._log_end_offset:
+                self.roll()
+
+    def extents(self) -> list[SegmentExtent]:
+        """Of all segments, the oldest first."""
+        ends = [*(segment.base_offset for segment in self._segments[1:]), self._log_end_offset]
+        return [
+            SegmentExtent(segment.base_offset, end, segment.size, segment.max_timestamp)
+            for segment, end in zip(self._segments, ends, strict=True)
+        ]
+
+    @property
+    def has_old_segments(self) -> bool:
+        """There are segments below the log's start that could be removed."""
+        return self._removing is None and self._count_old(self._log_start_offset) > 0
+
+    def _count_old(self, start: int) -> int:
+        """How many segments can be removed: they end at or below `start`, no flush has anything to do with them, and
+        the producers of their batches are in a snapshot that no truncation will take away."""
+        count = 0
+        for number in range(1, len(self._segments)):
+            end = self._segments[number].base_offset
+            if end > min(start, self._log_start_offset, self._recovery_point) or not self._segments[number - 1].stored:
+                break
+            if end in self._snapshots:
+                count = number
+        return count
+
+    async def remove_old_segments(self, start: int) -> None:
+        """Take the segments that end at or below `start` off the disk. `start` is the log start offset, or less; it and
+        the recovery point must be on disk. What cannot be removed yet stays, and so may segments when this is
+        interrupted: until the next time."""
+        self._directory.check()
+        count = 0 if self._closed or self._removing is not None else self._count_old(start)
+        if not count:
+            return
+        kept = self._segments[count].base_offset
+        try:
+            is_whole = await self._directory.world.executor.run(sync_snapshot, self._disk, self.path, kept)
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"reading snapshots of {self.path}")
+        if not is_whole:
+            self._snapshots = [offset for offset in self._snapshots if offset != kept]
+        if self._closed or self._removing is not None or count != self._count_old(start):
+            return  # things have changed; the next time
+        removed, self._segments = self._segments[:count], self._segments[count:]
+        snapshots = [offset for offset in self._snapshots if offset < kept]
+        self._snapshots = self._snapshots[len(snapshots) :]
+        self._epochs.truncate_from_start(kept)
+        self._removal = Removal(self._disk, self.path, removed, snapshots)
+        self._removing = asyncio.get_running_loop().create_task(self._remove(), name=f"removal {self.partition}")
+        await asyncio.shield(self._removing)
+
+    async def _remove(self) -> None:
+        assert self._removal is not None
+        try:
+            await self._directory.world.executor.run(self._removal.carry_out)
+        except OSError as error:
+            self._directory.fail(error, f"removing segments of {self.path}")
+        finally:
+            for segment in self._removal.stop():
+                segment.close()
+            self._removal = self._removing = None
 
     def _begin_cut(self, offset: int, *, keep: bool = True) -> None:
         """From now on nothing may rely on what a flush under way writes, nor on a checkpoint that says more than
@@ -623,6 +699,10 @@ class Log:
         self._closed = True
         if self._flushing is not None:
             await asyncio.shield(self._flushing)
+        if self._removal is not None and self._removing is not None:
+            for segment in self._removal.stop():
+                segment.close()
+            await asyncio.shield(self._removing)
         for segment in self._segments:
             segment.close()
 

@@ -13,6 +13,14 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How far ahead of the broker's clock a batch's largest timestamp may be; None: any time is accepted."""
     producer_id_expiration_ms: int = 86_400_000
     """Forget a producer that was silent for this long while the log was looked after (`checkpoint`)."""
+    segment_ms: int = 604_800_000
+    """Begin a new segment when a batch is this much younger than the first one of the active segment."""
+    segment_jitter_ms: int = 0
+    """So much less than `segment_ms`, at most: drawn for each segment, lest all logs roll at once."""
+    retention_ms: int | None = 604_800_000
+    """Records older than this may be deleted, a segment at a time; None: however old they are, they stay."""
+    retention_bytes: int | None = None
+    """The oldest segments may be deleted without which the log still has this much; None: however many there are."""
     flush_bytes: int = 32 * 1024**2
     """Flush in the background each time this much was appended: it bounds what a crash leaves to check, and keeps the
     kernel from writing back all at once."""

@@ -111,6 +111,7 @@ class LogManager:
                 # What the files promised may be more than what is there.
                 await self._write_recovery_points()
                 await self._lower_high_watermarks()
+                await self._write_log_start_offsets()
             except BaseException:
                 await self.close(clean=False)
                 raise
@@ -377,15 +378,28 @@ class LogManager:
         points = {partition: log.recovery_point for partition, log in self._logs.items()}
         await self._world.executor.run(self._recovery_points.write, self._recovery_points.stage(points))
 
-    async def checkpoint_log_start_offsets(self) -> None:
-        """For logs that begin later than their first segment. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        offsets = {p: log.log_start_offset for p, log in self._logs.items() if log.log_start_offset > 0}
-        if offsets == self._log_start_offsets.values:
+    async def remove_old_segments(self) -> None:
+        """Take off the disk what lies below the logs' start. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        logs = [log for log in self.logs() if log.has_old_segments]
+        if not logs:
             return
+        await self._checkpoint_recovery_points()
+        starts = await self.checkpoint_log_start_offsets()
+        for log in logs:
+            await log.remove_old_segments(starts.get(log.partition, 0))
+
+    async def checkpoint_log_start_offsets(self) -> Mapping[TopicPartition, int]:
+        """Write down where logs begin, if not at 0. Returns what is on disk. Raises BrokerError KAFKA_STORAGE_ERROR."""
         try:
-            await self._world.executor.run(self._log_start_offsets.write, self._log_start_offsets.stage(offsets))
+            return await self._write_log_start_offsets()
         except OSError as error:
             self._directory.fail_and_raise(error, f"writing {self._log_start_offsets.path}")
+
+    async def _write_log_start_offsets(self) -> Mapping[TopicPartition, int]:
+        offsets = {p: log.log_start_offset for p, log in self._logs.items() if log.log_start_offset > 0}
+        if offsets != self._log_start_offsets.values or not self._log_start_offsets.is_written:
+            await self._world.executor.run(self._log_start_offsets.write, self._log_start_offsets.stage(offsets))
+        return offsets
 
     def high_watermark(self, partition: TopicPartition) -> int:
         """As last checkpointed, 0 where it never was: of this very log, and not past what it held then."""

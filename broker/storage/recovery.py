@@ -202,6 +202,8 @@ def recover(
                 problem = f"{segment.path}, position {scan.position}: {scan.bad.problem}"
             elif next_base is not None and end_offset != next_base:
                 problem = f"{segment.path} ends at offset {end_offset}, but the next segment begins at {next_base}"
+            if problem and flushed and next_base is not None and next_base <= log_start_offset:
+                problem, end_offset = "", next_base  # being removed: a power cut keeps any of the names
             if not (flushed or clean):
                 _write_again(segment, start, scan.position)
             if not problem:

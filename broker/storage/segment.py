@@ -56,6 +56,7 @@ class Segment:
         """The end of the last whole batch: where the next append goes."""
         self.max_timestamp = _NO_TIMESTAMP
         self._max_timestamp_offset = base_offset
+        self._first_timestamp: int | None = None
         self._bytes_since_entry = 0
         self._index_interval_bytes = index_interval_bytes
         self._disk = disk
@@ -78,6 +79,13 @@ class Segment:
             assert isinstance(index, SparseIndex)
             index.in_step = undisturbed and not disk.exists(segment._index_path(index.layout))
         return segment
+
+    @property
+    def first_timestamp(self) -> int:
+        """The largest of the first batch, which there must be, in ms."""
+        if self._first_timestamp is None:
+            self._first_timestamp = parse_header(self.file.pread(HEADER_SIZE, 0)).max_timestamp
+        return self._first_timestamp
 
     # -- writing --
 
@@ -129,6 +137,7 @@ class Segment:
     def truncate(self, offset: int, position: int) -> None:
         """Cut the batches from `offset` on, which begin at `position`, and be ready to append again."""
         self.cut(position)
+        self._first_timestamp = None
         self._known = {self.base_offset: 0}
         try:
             self._load_indexes()

@@ -30,6 +30,22 @@ def write_snapshot(disk: Disk, directory: str, offset: int, captured: list[tuple
         snapshot.close()
 
 
+def sync_snapshot(disk: Disk, directory: str, offset: int) -> bool:
+    """Make it durable. False: it is not there, or not whole. Raises OSError."""
+    path = _path(directory, offset)
+    try:
+        decode_snapshot(disk.read_file(path))
+        snapshot = disk.open(path)
+    except (FileNotFoundError, InvalidSnapshot):
+        return False
+    try:
+        snapshot.fdatasync()
+    finally:
+        snapshot.close()
+    disk.sync_directory(directory)
+    return True
+
+
 def remove_snapshot(disk: Disk, directory: str, offset: int) -> None:
     """If it is there: a worker thread of the same log may have removed it first. Raises OSError."""
     with suppress(FileNotFoundError):

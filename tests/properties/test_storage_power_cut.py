@@ -4,6 +4,7 @@
 - Power cut: everything below the recovery point is there, and what comes above is the beginning of what had been
   written, never a mixture.
 - Leader epochs, producer state and lookups say what the batches say.
+- What was removed as too old stays gone once that is on disk, its producers are remembered, and nothing else goes.
 """
 
 from __future__ import annotations
@@ -65,12 +66,18 @@ class Driver:
             flush_bytes=random.choice((600, 100_000)),
         )
         self.state: State = ()
-        """What was appended, and not truncated."""
+        """What was appended, and not truncated; also what is too old, below `start`."""
         self.history: set[State] = {()}
         """Every state since the last one known to be on disk, which is in it."""
         self.promised = 0
         """What lies below is on disk."""
+        self.base = 0
+        """Where the log began when it was empty."""
         self.start = 0
+        """Where it begins for readers."""
+        self.durable_start = 0
+        self.knows_what_is_gone = True
+        """`state` has all that there was since the log was empty."""
         self.emptied = False
         """The log was told to begin elsewhere, so of older states any part may reappear while that is not on disk."""
         self.epoch = 0
@@ -87,19 +94,27 @@ class Driver:
 
     @property
     def end(self) -> int:
-        return header_of(self.state[-1]).next_offset if self.state else self.start
+        return header_of(self.state[-1]).next_offset if self.state else self.base
+
+    def readable(self, state: State, start: int | None = None) -> State:
+        """What a reader of it finds."""
+        start = self.start if start is None else start
+        return tuple(b for b in state if header_of(b).last_offset >= start)
 
     # -- what happens while all is well --
 
     def append(self) -> None:
         producer_id = self.random.randrange(3)
-        mine = [h for h in map(header_of, self.state) if h.producer_id == producer_id]
+        mine = [h.last_sequence for h in map(header_of, self.state) if h.producer_id == producer_id]
+        known = self.log._producers.get(producer_id)
+        if not self.knows_what_is_gone and known is not None:
+            mine = [known.batches[-1].last_sequence]
         record_set = batch(
             self.random.randint(1, 4),
             size=self.random.choice((10, 60, 200)),
             timestamp=NOW + self.random.randrange(1_000),
             producer_id=producer_id,
-            sequence=mine[-1].last_sequence + 1 if mine else 0,
+            sequence=mine[-1] + 1 if mine else 0,
             fill=self.random.randbytes(3),
         )
         changed = (*self.state, stamped(record_set, self.end, self.epoch))
@@ -115,17 +130,20 @@ class Driver:
         offset = self.random.randint(lowest, self.end)
         changed = tuple(b for b in self.state if header_of(b).last_offset < offset)
         self.history.add(changed)
-        self.promised = min(self.promised, header_of(changed[-1]).next_offset if changed else self.start)
+        end = header_of(changed[-1]).next_offset if changed else self.base
+        self.promised = min(self.promised, end)
+        self.durable_start = min(self.durable_start, end)
         self.log.truncate_to(offset)
-        self.state = changed
+        self.state, self.start = changed, min(self.start, end)
 
     def empty(self) -> None:
         self.epoch += 1
         offset = self.end + self.random.randint(0, 3)
         self.history.add(())
-        self.promised, self.emptied = 0, True
+        self.promised, self.durable_start, self.emptied = 0, 0, True
         self.log.truncate_fully_and_start_at(offset)
-        self.state, self.start, self.emptied = (), offset, False
+        self.state, self.base, self.start, self.emptied = (), offset, offset, False
+        self.knows_what_is_gone = True
         self.history = {()}
 
     def roll(self) -> None:
@@ -140,6 +158,18 @@ class Driver:
         self.world.executor.before = None
         self._flushed(before < self.log.recovery_point)
 
+    async def expire(self) -> None:
+        """Let the log begin later, and remove what that leaves over, while the event loop goes on."""
+        self.start = self.random.randint(self.start, self.end)
+        self.log.move_log_start_offset(self.start)
+        start = self.start
+        if self.random.random() < 0.5:
+            self.world.executor.before = self.random.choice((self.append, self.truncate, self.empty, self.roll))
+        await self.manager.remove_old_segments()
+        self.world.executor.before = None
+        if self.manager._log_start_offsets.values.get(PARTITION) == start == self.start:
+            self.durable_start = start
+
     async def checkpoint(self) -> None:
         await self.manager.checkpoint_recovery_points()
         self._flushed(True)
@@ -153,16 +183,19 @@ class Driver:
     async def delete(self) -> None:
         await self.manager.delete(PARTITION)
         self.topic += 1
-        self.state, self.history, self.promised, self.start = (), {()}, 0, 0
+        self.state, self.history, self.promised = (), {()}, 0
+        self.base = self.start = self.durable_start = 0
+        self.knows_what_is_gone = True
         self.log = await self.manager.get_or_create(PARTITION, f"topic-{self.topic}", self.config)
 
     async def stop(self) -> None:
         await self.manager.close()
-        self.promised = self.end
+        self.promised, self.durable_start = self.end, self.start
         self.history = {self.state}
         await self.open()
         assert self.manager.was_clean
         assert self.manager.reports[PARTITION].problem == ""
+        assert self.log.log_start_offset == self.start
         self.check_content(self.state)
 
     # -- what happens when it is not --
@@ -177,9 +210,9 @@ class Driver:
 
     async def kill(self) -> None:
         """All but the process survives."""
-        state, history = self.state, self.history
+        history = self.history
         await self.open()
-        found = split(everything(self.log))
+        found, state = self._found(), self.state
         if self.emptied:
             assert any(is_run_of(found, s) for s in history)
         else:
@@ -190,6 +223,13 @@ class Driver:
         self._adopt(found)
         self.history |= history
 
+    def _found(self) -> State:
+        """What was read back, with what is too old in front of it."""
+        start = self.log.log_start_offset
+        assert self.emptied or min(self.durable_start, self.log.log_end_offset) <= start <= self.start
+        old = () if self.emptied else tuple(b for b in self.state if header_of(b).last_offset < start)
+        return old + split(everything(self.log))
+
     def _cut_halfway(self, found: State) -> bool:
         return self.interrupted_truncation and any(found == s[: len(found)] for s in self.history)
 
@@ -198,7 +238,7 @@ class Driver:
         promised, emptied, history = self.promised, self.emptied, self.history
         kept = tuple(b for b in self.state if header_of(b).last_offset < promised)
         await self.open()
-        found = split(everything(self.log))
+        found = self._found()
         if not emptied:
             assert found[: len(kept)] == kept
             assert any(found == s[: len(found)] for s in history)
@@ -214,7 +254,10 @@ class Driver:
         self.history.add(found)
         self.history = {s for s in self.history if s[: len(found)] == found} | {found[:n] for n in range(len(found))}
         self.promised = self.log.recovery_point
-        self.start = self.log.log_start_offset if not found else header_of(found[0]).base_offset
+        self.start = self.durable_start = self.log.log_start_offset
+        if self.emptied:
+            self.knows_what_is_gone = False
+            self.base = self.start if not found else header_of(found[0]).base_offset
         self.epoch = max([self.epoch, *(header_of(b).partition_leader_epoch for b in found)])
         # Opening has put on disk what segments there are.
         whole, self.emptied = not self.emptied, False
@@ -223,20 +266,20 @@ class Driver:
 
     def check_content(self, state: State, *, producers: bool = True) -> None:
         log = self.log
-        assert split(everything(log)) == state
+        assert split(everything(log)) == self.readable(state)
         check_indexes(log)
-        assert log.log_end_offset == (header_of(state[-1]).next_offset if state else self.start)
-        known = list(map(header_of, state))
+        assert log.log_end_offset == (header_of(state[-1]).next_offset if state else self.base)
+        known = list(map(header_of, self.readable(state)))
         for header in known:
-            assert log.epoch_at(header.base_offset) == header.partition_leader_epoch
+            assert log.epoch_at(max(self.start, header.base_offset)) == header.partition_leader_epoch
         if known:
             youngest = max(h.max_timestamp for h in known)
             found = log.offset_for_timestamp(youngest, log.log_end_offset)
-            assert found is not None
-            assert found[0] == youngest
+            assert header_of(self.readable(state)[0]).base_offset < self.start or found is not None
+            assert found is None or found[0] == youngest or known[0].base_offset < self.start
         assert log.offset_for_timestamp(NOW + 10_000, log.log_end_offset) is None
         if producers:
-            self.check_producers(known)
+            self.check_producers(list(map(header_of, state)))
 
     def check_producers(self, known: list[BatchHeader]) -> None:
         for producer_id in range(3):
@@ -245,7 +288,7 @@ class Driver:
                 content = next(b for b in self.state if header_of(b).base_offset == header.base_offset)
                 info = self.log.append_as_leader(content, self.epoch, NOW)
                 assert (info.duplicate, info.first_offset) == (True, header.base_offset)
-            if not mine:
+            if not mine and self.knows_what_is_gone:
                 assert self.log._producers.get(producer_id) is None
 
     async def step(self) -> None:
@@ -253,7 +296,7 @@ class Driver:
         dies = self.random.random() < 0.15
         if dies:
             self.host.medium.faults.die_after(self.random.randrange(8))
-        kind = self.random.randrange(20)
+        kind = self.random.randrange(22)
         try:
             if kind < 10:
                 self.append()
@@ -275,6 +318,10 @@ class Driver:
                 await self.stop()
             elif kind == 18 and not dies:
                 await self.delete()
+            elif kind > 19:
+                self.interrupted_truncation = True
+                await self.expire()
+                self.interrupted_truncation = False
             await asyncio.sleep(0)
         except BrokerError:
             assert dies

@@ -1,0 +1,97 @@
+"""Which old segments a log need not keep, and their removal from disk.
+
+What goes is decided by the leader alone (`expired`, a pure function) and is one number, the log start offset: followers
+take it from the answers to their fetches, so all replicas begin at the same offset, whatever their clocks say and
+wherever their segments end. (Kafka's replicas each delete by their own clock.) It never passes the high watermark
+(KAFKA-5634).
+
+Removing files is left to a worker thread. A power cut keeps any of the names that were removed, so before the first one
+goes, the log start offset is on disk, and recovery takes no gap below it for damage. Gone with the batches is what
+their producers wrote; so the producers' snapshot at the end of what goes is on disk, too, and a recovery point below
+which it is believed. Otherwise a batch whose answer was lost could be appended again after a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from minibroker.broker.storage.segment import Segment
+from minibroker.broker.storage.snapshots import remove_snapshot
+from minibroker.protocol.world import Disk
+
+
+class SegmentExtent(NamedTuple):
+    """What retention needs to know of a segment. `end_offset` is where the next one begins, or the log's end."""
+
+    base_offset: int
+    end_offset: int
+    size: int
+    max_timestamp: int
+    """In ms; -1 where there is none."""
+
+
+def expired(
+    segments: Sequence[SegmentExtent],
+    *,
+    log_start_offset: int,
+    high_watermark: int,
+    now_ms: int,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+) -> int:
+    """Where the log should begin: after the oldest segments all of whose records are older than `retention_ms`, and
+    after those without which it would still have `retention_bytes` (Kafka's UnifiedLog.deleteOldSegments). Never above
+    `high_watermark`, nor below `log_start_offset`. None: no limit. A segment without a timestamp has no age."""
+    start = log_start_offset
+    excess = 0
+    if retention_bytes is not None:
+        excess = sum(segment.size for segment in segments if segment.end_offset > start) - retention_bytes
+    for segment in segments:
+        if segment.end_offset <= start:
+            continue
+        is_old = retention_ms is not None and 0 <= segment.max_timestamp < now_ms - retention_ms
+        is_excess = retention_bytes is not None and segment.size <= excess
+        if not (is_old or is_excess) or not segment.size or segment.end_offset > high_watermark:
+            break
+        start = segment.end_offset
+        excess -= segment.size
+    return start
+
+
+class Removal:
+    """Segments and snapshots that are no longer the log's, on their way out."""
+
+    def __init__(self, disk: Disk, directory: str, segments: list[Segment], snapshots: list[int]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._left = segments
+        self._snapshots = snapshots
+        self._step = threading.Lock()
+        self._is_stopped = False
+
+    def carry_out(self) -> None:
+        """In a worker thread. Raises OSError."""
+        for step in (*[self._remove_segment] * len(self._left), self._remove_snapshots):
+            with self._step:
+                if self._is_stopped:
+                    return
+                step()
+
+    def _remove_segment(self) -> None:
+        self._left[0].remove_files()
+        self._left.pop(0).close()
+
+    def _remove_snapshots(self) -> None:
+        for offset in self._snapshots:
+            remove_snapshot(self._disk, self._directory, offset)
+        self._disk.sync_directory(self._directory)
+
+    def stop(self) -> list[Segment]:
+        """No file is removed here any more: another one may get its name. Returns the segments that are left, once.
+        Called in the event loop; waits for one step at most."""
+        with self._step:
+            self._is_stopped = True
+            left, self._left = self._left, []
+            return left
