@@ -32,6 +32,10 @@ def _kafka_name(field: str) -> str:
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Milliseconds = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Limit = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+"""-1: none."""
+Age = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+"""In milliseconds."""
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name, forbid_unknown_fields=True):
@@ -99,6 +103,18 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """The largest batch, as it is sent: where it is compressed, this is its compressed size."""
     log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024 * 1024
     """A segment that would become larger is closed, and the next one begun."""
+    log_roll_ms: Age = 604_800_000
+    """A segment is closed, and the next one begun, when a batch is this much younger than the segment's first one."""
+    log_roll_jitter_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Up to so much earlier, drawn for each segment, lest all logs begin new segments at the same time."""
+    log_retention_ms: Limit = 604_800_000
+    """Records older than this, by their timestamps, are deleted, a segment at a time; -1: never. The leader decides,
+    and the other replicas follow (in Kafka, each decides for itself)."""
+    log_retention_bytes: Limit = -1
+    """How large each partition may grow: the oldest segments are deleted without which it still has this much; -1: any
+    size."""
+    log_retention_check_interval_ms: Milliseconds = 300_000
+    """How often a broker looks for what may be deleted."""
     log_index_interval_bytes: Bytes = 4_096
     """How many bytes of the log there are for each entry of its offset index."""
     log_flush_offset_checkpoint_interval_ms: Milliseconds = 60_000
@@ -193,6 +209,14 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """The broker's `message.max.bytes`, for this topic."""
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
     """The broker's `log.segment.bytes`, for this topic."""
+    segment_ms: Age | None = None
+    """The broker's `log.roll.ms`, for this topic."""
+    segment_jitter_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    """The broker's `log.roll.jitter.ms`, for this topic."""
+    retention_ms: Limit | None = None
+    """The broker's `log.retention.ms`, for this topic."""
+    retention_bytes: Limit | None = None
+    """The broker's `log.retention.bytes`, for this topic."""
     index_interval_bytes: Bytes | None = None
     """The broker's `log.index.interval.bytes`, for this topic."""
 

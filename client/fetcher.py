@@ -526,6 +526,17 @@ class Fetcher:
             code = ErrorCode.OFFSET_OUT_OF_RANGE
             self._stop(state, BrokerError(code, f"{state.partition} at offset {state.fetch_offset}{log}"))
         else:
+            if answer is not None and state.fetch_offset < answer.log_start_offset:
+                logger.warning(
+                    "%s: %d records of %s were deleted unread: offset %d is next, and its log begins at %d; going on "
+                    "at its %s, as auto_offset_reset says",
+                    self._runtime.connections.client_id,
+                    answer.log_start_offset - state.fetch_offset,
+                    state.partition,
+                    state.fetch_offset,
+                    answer.log_start_offset,
+                    "beginning" if self._reset == m.EARLIEST_TIMESTAMP else "end",
+                )
             self.move(state, None, self._reset)
 
     def _diverged(self, state: PartitionState, diverging: m.EpochEndOffset) -> None:

@@ -16,6 +16,7 @@ from minibroker.broker.replication.delayed import AdmittedFetch, DelayedFetch, D
 from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
+from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
@@ -147,6 +148,7 @@ class ReplicaManager:
         self._checkpoint = HighWatermarkCheckpoint(
             world.executor, logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
         )
+        self._retention = LogRetention(world.clock, logs, self._partitions, config.log_retention_check_interval_ms)
 
     # -- start and stop --
 
@@ -154,6 +156,7 @@ class ReplicaManager:
         """After the logs were opened, before the first control request."""
         self.isr_writer.start()
         self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
+        self._supervisor.start(self._retention.run(), "log retention")
 
     def add_listener(self, listener: LeadershipListener) -> None:
         """Before the first control request: the listener hears of nothing that was before. Listeners are called in the
@@ -500,6 +503,10 @@ class ReplicaManager:
             segment_bytes=topic.segment_bytes or config.log_segment_bytes,
             index_interval_bytes=topic.index_interval_bytes or config.log_index_interval_bytes,
             max_message_bytes=topic.max_message_bytes or config.message_max_bytes,
+            segment_ms=topic.segment_ms or config.log_roll_ms,
+            segment_jitter_ms=_either(topic.segment_jitter_ms, config.log_roll_jitter_ms),
+            retention_ms=_limit(_either(topic.retention_ms, config.log_retention_ms)),
+            retention_bytes=_limit(_either(topic.retention_bytes, config.log_retention_bytes)),
         )
 
     def _apply_state(self, entry: _Assigned, addresses: dict[int, tuple[str, int]]) -> None:
@@ -585,6 +592,14 @@ class ReplicaManager:
             self._supervisor.start(
                 self._logs.set_aside(topic_partition, reason), f"end of the log of {topic_partition}"
             )
+
+
+def _either(of_topic: int | None, of_broker: int) -> int:
+    return of_broker if of_topic is None else of_topic
+
+
+def _limit(setting: int) -> int | None:
+    return None if setting == -1 else setting
 
 
 def _admit_to(partition: Partition, fetch: FetchPartition, replica_id: int) -> AdmittedFetch | RefusedFetch:

@@ -16,6 +16,7 @@ import msgspec
 
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication.isr import Follower
+from minibroker.broker.storage import retention
 from minibroker.broker.storage.log import AppendInfo, Log
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -472,6 +473,23 @@ class Partition:
                 f"{self.topic_partition} is led by broker {self.leader_id} in epoch {self.leader_epoch}",
             )
 
+    # -- leader: what is too old --
+
+    def expire(self, now_ms: int) -> None:
+        """Let the log begin after what is too old or too much by the topic's settings. Only a leader does that, and
+        none that may have a successor, whose log would begin earlier. Raises BrokerError where the disk has failed."""
+        if not self.is_leader or self._may_be_deposed(self.told_in_broker_epoch):
+            return
+        start = retention.expired(
+            self.log.extents(),
+            log_start_offset=self.log.log_start_offset,
+            high_watermark=self.high_watermark,
+            now_ms=now_ms,
+            retention_ms=self.log.config.retention_ms,
+            retention_bytes=self.log.config.retention_bytes,
+        )
+        self.log.move_log_start_offset(start)
+
     # -- follower --
 
     def next_fetch(self, partition_max_bytes: int) -> FetchPartition:
@@ -497,6 +515,7 @@ class Partition:
             self.log.append_as_follower(response.records)
             self.traffic.replication_bytes_in += len(response.records)
         self.high_watermark = max(self.high_watermark, min(response.high_watermark, self.log.log_end_offset))
+        self.log.move_log_start_offset(min(response.log_start_offset, self.high_watermark))
         return Fetched(appended=appended)
 
     def restart_at(self, offset: int) -> None:
