@@ -31,7 +31,6 @@ whoever needs more).
 
 import asyncio
 import logging
-import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
@@ -51,17 +50,18 @@ from minibroker.broker.storage.validator import validated_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
+    CRC_END,
     BatchHeader,
     Buffer,
     CorruptRecord,
     decode_batch,
     parse_header,
+    stamp,
     validate_batch,
 )
 
 logger = logging.getLogger("minibroker.storage")
 
-_STAMP = struct.Struct(">qii")  # base offset, batch length, partition leader epoch: what the leader writes anew
 _MAX_PIECES = 512
 """A vectored write takes at most 1,024 pieces (IOV_MAX)."""
 _KEPT_SNAPSHOTS = 2
@@ -195,8 +195,8 @@ class Log:
         max_timestamp = first.max_timestamp
         for header in headers:
             size = header.size
-            pieces.append(_STAMP.pack(offset, header.batch_length, leader_epoch))
-            pieces.append(view[position + _STAMP.size : position + size])
+            pieces.append(stamp(header, offset, leader_epoch))
+            pieces.append(view[position + CRC_END : position + size])
             offset += header.last_offset_delta + 1
             appended.append(Appended(offset - 1, header.max_timestamp, size))
             max_timestamp = max(max_timestamp, header.max_timestamp)

@@ -14,7 +14,7 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
 from minibroker.protocol.records import BatchHeader
-from tests.storage_support import NOW, Opened, batch, check_indexes, everything, headers, open_log, stamped
+from tests.storage_support import NOW, Opened, batch, check_indexes, everything, headers, open_log, produced, stamped
 
 PRODUCERS = 3
 
@@ -126,7 +126,7 @@ class Driver:
             if mine:
                 _, offset = self.random.choice(mine)
                 content = next(data for header, data in self.model.batches if header.base_offset == offset)
-                info = self.log.append_as_leader(stamped(content, 0, -1), self.epoch, NOW)
+                info = self.log.append_as_leader(produced(content), self.epoch, NOW)
                 assert info.duplicate
                 assert info.first_offset == offset
 

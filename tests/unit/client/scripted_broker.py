@@ -20,8 +20,15 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.framing import FrameReader, response_limit
-from minibroker.protocol.records import BatchHeader, DecodedBatch, decode_batch, parse_header, validate_batch
-from minibroker.protocol.records import assign as assign_offsets
+from minibroker.protocol.records import (
+    CRC_END,
+    BatchHeader,
+    DecodedBatch,
+    decode_batch,
+    parse_header,
+    stamp,
+    validate_batch,
+)
 
 
 class Action(NamedTuple):
@@ -85,7 +92,7 @@ class Log:
                 return ErrorCode.NONE, repeated.first_offset
             self.producers.update(header, self.end, now_ms=0)
         data = bytearray(records)
-        assign_offsets(data, 0, self.end, self.epoch)
+        data[:CRC_END] = stamp(parse_header(data), self.end, self.epoch)
         base = self.end
         self.batches.append(StoredBatch(parse_header(data), bytes(data)))
         self.end += header.last_offset_delta + 1
