@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, count
 from pathlib import Path
 from random import Random
 
@@ -22,11 +24,12 @@ from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.recovery import PAGE_BYTES, recover
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import CorruptRecord, iterate_batches, validate_batch
 from minibroker.protocol.world.real import RealDisk
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
-from tests.storage_support import NOW, PARTITION, StorageWorld, batch
+from tests.storage_support import NOW, PARTITION, StorageWorld, batch, stamped
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
 TOPIC_ID = "aGVsbG8gd29ybGQhISEhIQ"
@@ -34,7 +37,8 @@ BATCHES = 70
 FLUSHED = 50
 """So many batches were there when the log was flushed last, before the crash."""
 FLIPS = 10_000
-TAIL_BYTES = 65_536
+TAIL_BYTES = 64 * 1024
+"""What was appended since the last flush."""
 
 
 class UnsyncedDisk(RealDisk):
@@ -216,11 +220,11 @@ def test_undamaged_directories_are_as_they_were(origins: list[Origin], tmp_path:
         assert damaged(origin, tmp_path / "copy", lambda _: None) == "as it was"
 
 
-def flips(origins: list[Origin], tmp_path: Path, count: int, seed: int) -> Counter[tuple[str, str]]:
+def flips(origins: list[Origin], tmp_path: Path, times: int, seed: int) -> Counter[tuple[str, str]]:
     random = Random(seed)
     ends: Counter[tuple[str, str]] = Counter()
     wrong: list[str] = []
-    for number in range(count):
+    for number in range(times):
         origin = origins[number % len(origins)]
         kinds: dict[str, list[Path]] = {}
         for file in origin.files():
@@ -240,7 +244,7 @@ def flips(origins: list[Origin], tmp_path: Path, count: int, seed: int) -> Count
             ends[kind, damaged(origin, tmp_path / f"{number}", flip)] += 1
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told with what has led to it
             wrong.append(f"{origin.path.name} {file} at {position}, {bit:#04x}: {str(error).splitlines()[0]}")
-    assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong[:40])
+    assert not wrong, f"{len(wrong)} of {times}:\n" + "\n".join(wrong[:40])
     return ends
 
 
@@ -252,6 +256,77 @@ def test_a_flipped_bit_anywhere_is_never_served(origins: list[Origin], tmp_path:
 @pytest.mark.slow
 def test_ten_thousand_flipped_bits_are_never_served(origins: list[Origin], tmp_path: Path) -> None:
     ends = flips(origins, tmp_path, FLIPS, 2)
-    for (kind, end), count in sorted(ends.items()):
-        print(f"{kind:40} {end:25} {count}")
+    for (kind, end), times in sorted(ends.items()):
+        print(f"{kind:40} {end:25} {times}")
     assert ends.total() == FLIPS
+
+
+# --- The end of a log is gone, or overwritten ----------------------------------------------------------------------
+
+
+class Tail:
+    """A log whose last TAIL_BYTES, at least, came after the recovery point."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        self.file = path / "00000000000000000000.log"
+        batches = [stamped(batch(2, size=size), 2 * n, 0) for n, size in enumerate(self._sizes())]
+        self.content = b"".join(batches)
+        self.ends = list(accumulate(map(len, batches), initial=0))
+        self.begin = self.ends[FLUSHED]
+
+    def _sizes(self) -> Iterator[int]:
+        random = Random(3)
+        total = 0
+        for number in count():
+            if number > FLUSHED and total > TAIL_BYTES:
+                return
+            size = random.choice((20, 100, 400, 3_000))
+            total += 2 * size if number >= FLUSHED else 0
+            yield size
+
+    def check(self, content: bytes, intact: int) -> None:
+        """What a start makes of `content`, of which the first `intact` bytes are as they were."""
+        self.file.write_bytes(content)
+        recovered = recover(
+            UnsyncedDisk(),
+            str(self.path),
+            recovery_point=2 * FLUSHED,
+            clean=False,
+            log_start_offset=0,
+            index_interval_bytes=400,
+            now_ms=NOW,
+        )
+        for segment in recovered.segments:
+            segment.close()
+        whole = bisect_right(self.ends, intact) - 1
+        assert recovered.log_end_offset == 2 * whole
+        assert self.file.read_bytes() == self.content[: self.ends[whole]]
+        report = recovered.report
+        is_torn_append = len(content) == intact and intact % PAGE_BYTES == 0
+        assert report.lost_more_than_an_incomplete_batch == (self.ends[whole] < len(content) and not is_torn_append)
+
+
+@pytest.fixture(scope="module")
+def tail(tmp_path_factory: pytest.TempPathFactory) -> Tail:
+    return Tail(tmp_path_factory.mktemp("tail") / "orders-0")
+
+
+def check_tail(tail: Tail, places: Iterable[int]) -> None:
+    random = Random(4)
+    for place in places:
+        tail.check(tail.content[:place], place)
+        garbage = random.randbytes(random.choice((1, 60, 500)))
+        if garbage[:1] != tail.content[place : place + 1]:
+            tail.check(tail.content[:place] + garbage + tail.content[place + len(garbage) :], place)
+
+
+def test_a_tail_that_is_cut_or_overwritten_leaves_the_batches_before_it(tail: Tail) -> None:
+    check_tail(tail, range(tail.begin, len(tail.content), 331))
+
+
+@pytest.mark.slow
+def test_a_tail_that_is_cut_or_overwritten_at_any_byte_leaves_the_batches_before_it(tail: Tail) -> None:
+    assert len(tail.content) - tail.begin >= TAIL_BYTES
+    check_tail(tail, range(tail.begin, len(tail.content)))
