@@ -210,7 +210,9 @@ def high_watermark_moves_below_min_isr(patches: Patches) -> None:
 def join_before_epoch_start(patches: Patches) -> None:
     @patches.instead_of(Partition, "_may_join")
     def may_join(original: Any, self: Partition, broker_id: int) -> bool:
-        return isr_rules.may_join(self.followers[broker_id], self.high_watermark, 0, self._alive_epoch(broker_id))
+        alive_epoch = self._alive_epoch(broker_id)
+        start = self.log.log_start_offset
+        return isr_rules.may_join(self.followers[broker_id], start, self.high_watermark, 0, alive_epoch)
 
 
 @mutant("an ensemble's stale read", "a topic's settings are read from whichever server of ZooKeeper the session is at")

@@ -38,7 +38,7 @@ def fetches(partition: Partition, follower: int, offset: int, broker_epoch: int 
         offset, epoch=partition.leader_epoch, last_epoch=partition.log.epoch_at(offset - 1) if offset else -1
     )
     assert partition.check_fetch(asked, follower) is None
-    return partition.record_follower_fetch(follower, offset, broker_epoch)
+    return partition.record_follower_fetch(follower, asked, broker_epoch)
 
 
 def answered(
