@@ -152,7 +152,7 @@ async def ask_leaders(
                         errors[partition] = result
                         del pending[partition]
                         continue
-                    if is_over and not _is_final(result):  # what went wrong before says more than that time is up
+                    if is_over and isinstance(result, RequestTimedOut):  # what went wrong before says more
                         result = errors.get(partition, result)
                     errors[partition] = result
                     if error is None or _is_final(result):
