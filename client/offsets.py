@@ -107,6 +107,8 @@ async def ask_leaders(
     known = known or {}
     asked: dict[TopicPartition, Leader] = {}
     """Whose answer is awaited."""
+    leaderless: set[TopicPartition] = set()
+    """Whose error is that nobody could be asked."""
     under_way: dict[asyncio.Future[dict[TopicPartition, Answer | MinibrokerError]], Leader] = {}
     stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
     try:
@@ -119,6 +121,9 @@ async def ask_leaders(
                 code = _problem(runtime.metadata.cluster, partition, known.get(partition))
                 if leader is not None and code is None:
                     if asked.get(partition) != leader:
+                        if partition in leaderless:
+                            leaderless.remove(partition)
+                            errors.pop(partition, None)
                         by_leader.setdefault(leader, {})[partition] = question
                         asked[partition] = leader
                 elif partition not in asked:
@@ -127,6 +132,7 @@ async def ask_leaders(
                     is_there = topic is None or partition.partition in topic.partitions
                     known_ones = "" if topic is None or is_there else f"; there are {len(topic.partitions)} partitions"
                     error = errors[partition] = BrokerError(code, f"{doing} of {partition}{known_ones}")
+                    leaderless.add(partition)
                     is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
             for leader, part in by_leader.items():
                 remaining_s = max(0.0, deadline - runtime.clock.monotonic())
