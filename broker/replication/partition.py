@@ -558,14 +558,15 @@ class Partition:
 
     def next_fetch(self, partition_max_bytes: int) -> FetchPartition:
         """Tells the leader where this log begins and ends."""
-        stored_start = self.log.stored_start_offset
-        if stored_start < self.log.log_start_offset:
+        log = self.log
+        stored_start = log.stored_start_offset
+        if stored_start != log.log_start_offset:
             self._store_start_soon(self.topic_partition)
         return FetchPartition(
             partition=self.topic_partition.partition,
             current_leader_epoch=self.leader_epoch,
-            fetch_offset=self.log.log_end_offset,
-            last_fetched_epoch=self.log.latest_epoch,
+            fetch_offset=log.log_end_offset,
+            last_fetched_epoch=log.latest_epoch,
             log_start_offset=stored_start,
             partition_max_bytes=partition_max_bytes,
         )
