@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minibroker.client.metadata import Leader
-from minibroker.client.offsets import Known, ask_leaders, not_mentioned, request_leader
+from minibroker.client.offsets import Known, ask_leader, ask_leaders, not_mentioned, request_leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DELETE_RECORDS
@@ -33,24 +33,40 @@ class Deleted(NamedTuple):
 async def delete_records(
     runtime: ClientRuntime, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str], timeout_s: float
 ) -> Deleted:
-    """What comes before each offset, in the topics of these ids: others of their names lose nothing."""
+    """What comes before each offset (UP_TO_HIGH_WATERMARK: before the end as it is now), in the topics of these ids:
+    others of their names lose nothing."""
     found: dict[TopicPartition, int] = {}
     errors: dict[TopicPartition, MinibrokerError] = {}
     undecided: set[TopicPartition] = set()
+    ends: dict[TopicPartition, int] = {}
+    """What UP_TO_HIGH_WATERMARK means, in all attempts: one that is carried out late must not delete what was produced
+    since."""
 
     async def ask(
         runtime: ClientRuntime, leader: Leader, offsets: Mapping[TopicPartition, int], timeout_s: float
     ) -> dict[TopicPartition, int | MinibrokerError]:
         broker_patience_s = min(timeout_s, runtime.request_timeout_s)
-        request = _request(offsets, topic_ids, round(broker_patience_s * 1_000))
+        results: dict[TopicPartition, int | MinibrokerError] = {}
+        unknown = [p for p, offset in offsets.items() if offset == m.UP_TO_HIGH_WATERMARK and p not in ends]
+        if unknown:
+            latest = await ask_leader(runtime, leader, dict.fromkeys(unknown, m.LATEST_TIMESTAMP), broker_patience_s)
+            for partition, answer in latest.items():
+                if isinstance(answer, MinibrokerError):
+                    results[partition] = answer
+                elif answer.result is not None:
+                    ends[partition] = answer.result.offset
+        exact = {p: ends.get(p, offset) for p, offset in offsets.items() if p not in results}
+        if not exact:
+            return results
+        request = _request(exact, topic_ids, round(broker_patience_s * 1_000))
         try:
             response = await request_leader(
-                runtime, leader, DELETE_RECORDS, request, offsets, broker_patience_s + _GRACE_S
+                runtime, leader, DELETE_RECORDS, request, exact, broker_patience_s + _GRACE_S
             )
         except MinibrokerError as error:
-            undecided.update(offsets)
-            return dict.fromkeys(offsets, error)
-        results = _results(leader, offsets, response)
+            undecided.update(exact)
+            return results | dict.fromkeys(exact, error)
+        results |= _results(leader, exact, response)
         for partition, result in results.items():
             if isinstance(result, BrokerError) and result.code in _AFTER_IT_BEGAN:
                 undecided.add(partition)

@@ -264,6 +264,36 @@ def test_a_deletion_whose_answer_is_lost_or_negative_is_asked_for_again(action: 
     run(scenario)
 
 
+def test_an_attempt_at_deleting_everything_that_comes_late_deletes_nothing_that_was_produced_since() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 1)
+
+        def produced_meanwhile(received: Received) -> None:
+            if received.api is DELETE_RECORDS:
+                cluster.log("orders", 0).end += 1
+
+        cluster.rules.append(produced_meanwhile)
+        cluster.script(DELETE_RECORDS, DROP)
+        assert await admin.delete_records({TopicPartition("orders", 0): -1}) == {TopicPartition("orders", 0): 10}
+        asked = [request.topics[0].partitions[0].offset for request in cluster.requests(DELETE_RECORDS)]
+        assert asked == [10, 10]
+
+    run(scenario)
+
+
+def test_a_partition_without_a_leader_does_not_keep_the_others_from_being_deleted_from() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 2)
+        cluster.log("orders", 0).leader = -1
+        with pytest.raises(PartitionErrors) as caught:
+            await admin.delete_records({TopicPartition("orders", index): -1 for index in range(2)})
+        assert list(caught.value.errors) == [TopicPartition("orders", 0)]
+        assert "may yet" not in str(caught.value)
+        assert cluster.log("orders", 1).start == 10
+
+    run(scenario, default_api_timeout_ms=500)
+
+
 def test_a_deletion_is_asked_of_the_next_leader() -> None:
     async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
         with_ten_records_each(cluster, 1)
