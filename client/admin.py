@@ -221,9 +221,9 @@ class Admin(Client):
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records of each partition that come before its offset; -1: all that are committed by now. Returns
         the low watermark of each: no replica that may become leader has records below it, and none will, whatever
-        processes are killed or hosts lose their power. (Where an unclean election makes another replica leader, they may
-        be back; and a deposed leader that is cut off may serve them until it hears of its successor.) An offset before
-        the first one deletes nothing, and is no error, so a call may be repeated.
+        processes are killed or hosts lose their power. (An unclean election may bring them back, and a deposed leader
+        that is cut off may serve them until it hears of its successor.) An offset before the first one deletes nothing,
+        and is no error, so a call may be repeated.
 
         Nothing is deleted in a topic of that name that is created later. Disk space is freed later, a segment at a
         time. Raises PartitionErrors naming those that failed, of which an error may say that the records may yet be
