@@ -32,9 +32,11 @@ def _kafka_name(field: str) -> str:
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Milliseconds = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Limit = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+_UNBOUNDED = 2**63 - 1
+"""The bound is that of the type: for a person there is none."""
+Limit = Annotated[int, Meta(ge=-1, le=_UNBOUNDED)]
 """-1: none."""
-Age = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Age = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 """In milliseconds."""
 
 
@@ -105,7 +107,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """A segment that would become larger is closed, and the next one begun."""
     log_roll_ms: Age = 604_800_000
     """A segment is closed, and the next one begun, when a batch is this much younger than the segment's first one."""
-    log_roll_jitter_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    log_roll_jitter_ms: Annotated[int, Meta(ge=0, le=_UNBOUNDED)] = 0
     """Up to so much earlier, drawn for each segment, lest all logs begin new segments at the same time."""
     log_retention_ms: Limit = 604_800_000
     """Records older than this, by their timestamps, are deleted, a segment at a time; -1: never. The leader decides,
@@ -211,7 +213,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """The broker's `log.segment.bytes`, for this topic."""
     segment_ms: Age | None = None
     """The broker's `log.roll.ms`, for this topic."""
-    segment_jitter_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    segment_jitter_ms: Annotated[int, Meta(ge=0, le=_UNBOUNDED)] | None = None
     """The broker's `log.roll.jitter.ms`, for this topic."""
     retention_ms: Limit | None = None
     """The broker's `log.retention.ms`, for this topic."""
@@ -261,6 +263,8 @@ def rule_of(schema: type[Any], name: str) -> str:
     kind = msgspec.inspect.type_info(next(f.type for f in msgspec.structs.fields(schema) if f.encode_name == name))
     for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
         match choice:
+            case msgspec.inspect.IntType(ge=least, le=most) if most == _UNBOUNDED:
+                return f"a whole number, {least} or more"
             case msgspec.inspect.IntType(ge=least, le=most):
                 return f"a whole number from {least} to {most}"
             case msgspec.inspect.BoolType():

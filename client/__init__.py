@@ -28,6 +28,7 @@ from minibroker.client.errors import (
     FailedRecord,
     InvalidSetting,
     LogTruncated,
+    PartitionErrors,
     TopicErrors,
     WrongEventLoop,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "NewTopic",
     "OffsetAndTimestamp",
     "PartitionDescription",
+    "PartitionErrors",
     "Partitioner",
     "Producer",
     "Record",

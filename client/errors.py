@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
@@ -88,6 +89,17 @@ class TopicErrors(MinibrokerError):
         super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
 
     def __reduce__(self) -> tuple[type[TopicErrors], tuple[dict[str, MinibrokerError]]]:
+        return type(self), (self.errors,)
+
+
+class PartitionErrors(MinibrokerError):
+    """Some partitions of a request failed. `errors` has one entry for each; the other partitions succeeded."""
+
+    def __init__(self, errors: dict[TopicPartition, MinibrokerError]) -> None:
+        self.errors = errors
+        super().__init__("; ".join(f"{partition}: {error}" for partition, error in errors.items()))
+
+    def __reduce__(self) -> tuple[type[PartitionErrors], tuple[dict[TopicPartition, MinibrokerError]]]:
         return type(self), (self.errors,)
 
 

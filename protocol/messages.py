@@ -486,6 +486,50 @@ class DeleteTopicsResponse(Message):
     responses: Annotated[list[DeletableTopicResult], Meta(max_length=MAX_TOPICS)]
 
 
+# --- DeleteRecords (21) --------------------------------------------------------------------------------------
+
+UP_TO_HIGH_WATERMARK = -1
+"""Delete all that is committed."""
+
+
+class DeleteRecordsPartition(Message):
+    """`offset`: what comes before it is deleted; or UP_TO_HIGH_WATERMARK."""
+
+    partition_index: Int32
+    offset: Int64
+
+
+class DeleteRecordsTopic(Message):
+    name: Name
+    partitions: Annotated[list[DeleteRecordsPartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """The topic that is meant: of another one of the same name nothing is deleted (INCONSISTENT_TOPIC_ID)."""
+
+
+class DeleteRecordsRequest(Message):
+    topics: Annotated[list[DeleteRecordsTopic], Meta(max_length=MAX_TOPICS)]
+    timeout_ms: Int32
+
+
+class DeleteRecordsPartitionResult(Message):
+    """`low_watermark`: no replica that may become leader has records below it; -1 with an error."""
+
+    partition_index: Int32
+    low_watermark: Int64
+    error_code: Int16
+    error_message: String = ""
+
+
+class DeleteRecordsTopicResult(Message):
+    name: Name
+    partitions: Annotated[list[DeleteRecordsPartitionResult], Meta(max_length=MAX_PARTITIONS)]
+
+
+class DeleteRecordsResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[DeleteRecordsTopicResult], Meta(max_length=MAX_TOPICS)]
+
+
 # --- InitProducerId (22) -------------------------------------------------------------------------------------
 
 

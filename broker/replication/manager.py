@@ -1,18 +1,26 @@
 """The table of this broker's replicas, and the entry for handlers and the controller's orders (Kafka's ReplicaManager).
 
-Handlers append and read, and what cannot be answered yet waits in one of two purgatories; orders say which broker
-leads. What goes on by itself has modules of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`.
+Handlers append, read and delete, and what cannot be answered yet waits in one of three purgatories; orders say which
+broker leads. What goes on by itself has modules of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`,
+`LogRetention`.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, topic_config
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
-from minibroker.broker.replication.delayed import AdmittedFetch, DelayedFetch, DelayedProduce, ProduceStatus
+from minibroker.broker.replication.delayed import (
+    AdmittedFetch,
+    DelayedDeleteRecords,
+    DelayedFetch,
+    DelayedProduce,
+    DeletionStatus,
+    ProduceStatus,
+)
 from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
@@ -26,6 +34,7 @@ from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     Buffer,
+    DeleteRecordsPartitionResult,
     FetchPartition,
     FetchPartitionResponse,
     FetchRequest,
@@ -125,10 +134,12 @@ class ReplicaManager:
         self._timer = Timer()
         self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
         self._fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
+        self._deletions: Purgatory[DelayedDeleteRecords] = Purgatory("DeleteRecords", self._timer)
         self._up_to_date: ZooKeeperSession | None = None
         """See `_up_to_date_session`."""
         self.expired_produces = 0
         self.expired_fetches = 0
+        self.expired_deletions = 0
         self.traffic: dict[str, Traffic] = {}
         """By topic, of those that have a partition here."""
         self._settings = Settings(
@@ -148,7 +159,13 @@ class ReplicaManager:
         self._checkpoint = HighWatermarkCheckpoint(
             world.executor, logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
         )
-        self._retention = LogRetention(world.clock, logs, self._partitions, config.log_retention_check_interval_ms)
+        self._retention = LogRetention(
+            world.clock,
+            logs,
+            self._partitions,
+            config.log_retention_check_interval_ms,
+            self._deletions.check_soon,
+        )
 
     # -- start and stop --
 
@@ -157,6 +174,7 @@ class ReplicaManager:
         self.isr_writer.start()
         self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
         self._supervisor.start(self._retention.run(), "log retention")
+        self._supervisor.start(self._retention.store_starts(), "log start checkpoint")
 
     def add_listener(self, listener: LeadershipListener) -> None:
         """Before the first control request: the listener hears of nothing that was before. Listeners are called in the
@@ -168,6 +186,7 @@ class ReplicaManager:
         await self._fetchers.close()
         self._produces.close()
         self._fetches.close()
+        self._deletions.close()
         self._timer.close()
         self._checkpoint.write()
 
@@ -179,9 +198,9 @@ class ReplicaManager:
     def partitions(self) -> list[Partition]:
         return list(self._partitions.values())
 
-    def purgatories(self) -> list[Purgatory[DelayedProduce] | Purgatory[DelayedFetch]]:
+    def purgatories(self) -> list[Purgatory[Any]]:
         """To be looked at."""
-        return [self._produces, self._fetches]
+        return [self._produces, self._fetches, self._deletions]
 
     def leader(self, topic_partition: TopicPartition) -> Partition:
         """The partition, if it is here at all. Raises BrokerError: NOT_LEADER_OR_FOLLOWER where the cluster has it
@@ -223,10 +242,7 @@ class ReplicaManager:
     ) -> ProduceStatus:
         index = topic_partition.partition
         try:
-            if topic_partition.topic in INTERNAL_TOPICS:
-                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, "only brokers write to a topic of their own")
-            partition = self.leader(topic_partition)
-            partition.check_topic_id(topic_id)
+            partition = self._leader_for_clients(topic_partition, topic_id)
             before = partition.high_watermark
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:
@@ -235,12 +251,12 @@ class ReplicaManager:
             if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None:
                 response.current_leader_id = known.leader
                 response.current_leader_epoch = known.leader_epoch
-            return ProduceStatus(response)
+            return ProduceStatus(response=response)
         self._fetches.check_soon(topic_partition)
         if partition.high_watermark != before:
             self._produces.check_soon(topic_partition)
         return ProduceStatus(
-            ProducePartitionResponse(
+            response=ProducePartitionResponse(
                 index,
                 ErrorCode.NONE,
                 base_offset=info.first_offset,
@@ -250,6 +266,48 @@ class ReplicaManager:
             leading_since_epoch=partition.leading_since_epoch,
             pending=acks == -1,
         )
+
+    def _leader_for_clients(self, topic_partition: TopicPartition, topic_id: str) -> Partition:
+        """For what changes the log. Raises BrokerError."""
+        if topic_partition.topic in INTERNAL_TOPICS:
+            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, "only brokers write to a topic of their own")
+        partition = self.leader(topic_partition)
+        partition.check_topic_id(topic_id)
+        return partition
+
+    def delete_records(self, topic_partition: TopicPartition, topic_id: str, offset: int) -> DeletionStatus:
+        """Let the partition's log begin at `offset`, as leader, in the topic of that id. To be awaited by
+        `await_deletions`, unless it has failed."""
+        response = DeleteRecordsPartitionResult(topic_partition.partition, -1, ErrorCode.NONE)
+        try:
+            partition = self._leader_for_clients(topic_partition, topic_id)
+            required_offset = partition.delete_records(offset)
+        except BrokerError as error:
+            response.error_code, response.error_message = error.code, error.detail
+            return DeletionStatus(response=response)
+        return DeletionStatus(
+            response=response,
+            required_offset=required_offset,
+            leading_since_epoch=partition.leading_since_epoch,
+            pending=True,
+        )
+
+    def await_deletions(
+        self,
+        statuses: dict[TopicPartition, DeletionStatus],
+        *,
+        timeout_ms: int,
+        respond: Callable[[dict[TopicPartition, DeletionStatus]], None],
+    ) -> None:
+        """`respond` once all are settled."""
+        if not any(status.pending for status in statuses.values()):
+            respond(statuses)
+            return
+        operation = DelayedDeleteRecords(timeout_ms, statuses, self._partitions.get, respond, self._deletion_expired)
+        self._deletions.try_complete_else_watch(operation, statuses)
+
+    def _deletion_expired(self) -> None:
+        self.expired_deletions += 1
 
     def _known(self, topic_partition: TopicPartition, topic_id: str) -> UpdateMetadataPartition | None:
         """The leader, for a client that came to the wrong broker (KIP-951). None also where another topic has the name:
@@ -326,8 +384,9 @@ class ReplicaManager:
     def _note_progress(self, admitted: AdmittedFetch, replica_id: int, broker_epoch: int) -> None:
         """A follower asks for what comes after all that it has."""
         partition = admitted.partition
-        if partition.record_follower_fetch(replica_id, admitted.fetch.fetch_offset, broker_epoch):
+        if partition.record_follower_fetch(replica_id, admitted.fetch, broker_epoch):
             self._high_watermark_moved(partition)
+        self._deletions.check_soon(partition.topic_partition)
         if replica_id not in partition.isr:
             self.isr_writer.propose(partition)
 
@@ -338,6 +397,12 @@ class ReplicaManager:
 
     def _isr_changed(self, partition: Partition) -> None:
         self._produces.check_soon(partition.topic_partition)  # an ISR that is too small now is an answer too
+        self._deletions.check_soon(partition.topic_partition)
+
+    def _check_waits(self, topic_partition: TopicPartition) -> None:
+        """The partition's role may have changed."""
+        for purgatory in self.purgatories():
+            purgatory.check_soon(topic_partition)
 
     def _read(self, admissions: Sequence[AdmittedFetch | RefusedFetch], request: FetchRequest) -> FetchAnswer:
         """Whole batches, `max_bytes` in all; the first that has any is served even where it is larger."""
@@ -489,6 +554,7 @@ class ReplicaManager:
             min_insync_replicas=config.min_insync_replicas,
             traffic=self.traffic.setdefault(topic_partition.topic, Traffic()),
             may_be_deposed=self._may_be_deposed,
+            store_start_soon=self._retention.store_start_soon,
         )
         return partition
 
@@ -534,8 +600,7 @@ class ReplicaManager:
             partition.leader_id,
             list(partition.isr),
         )
-        self._produces.check_soon(topic_partition)
-        self._fetches.check_soon(topic_partition)
+        self._check_waits(topic_partition)
         if (partition.role, partition.leader_epoch) != (known_role, known_epoch):
             for listener in self._listeners:
                 told = listener.on_leader if partition.is_leader else listener.on_follower
@@ -571,8 +636,7 @@ class ReplicaManager:
                             listener.on_follower(topic_partition, partition.leader_epoch)
                     await self._logs.delete(topic_partition)
                     logger.info("%s: deleted", topic_partition)
-                self._produces.check_soon(topic_partition)
-                self._fetches.check_soon(topic_partition)
+                self._check_waits(topic_partition)
             deleted = any(state.delete_partition for state in topic.partition_states)
             if deleted and not any(partition.topic == topic.topic_name for partition in self._partitions):
                 self.traffic.pop(topic.topic_name, None)

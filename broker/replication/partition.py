@@ -22,6 +22,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    UP_TO_HIGH_WATERMARK,
     Buffer,
     EpochEndOffset,
     FetchPartition,
@@ -94,7 +95,9 @@ class Partition:
         min_insync_replicas: int | None = None,
         traffic: Traffic | None = None,
         may_be_deposed: Callable[[int], bool] = lambda told_in_broker_epoch: False,
+        store_start_soon: Callable[[TopicPartition], None] = lambda topic_partition: None,
     ) -> None:
+        """`store_start_soon`: called where the log begins later than it would after a crash, and others wait for it."""
         self.topic_partition = topic_partition
         self.log = log
         self.traffic = traffic or Traffic()
@@ -124,6 +127,7 @@ class Partition:
         self._clock = clock
         self._alive_epoch = alive_epoch
         self._may_be_deposed = may_be_deposed
+        self._store_start_soon = store_start_soon
         self._topic_min_insync_replicas = min_insync_replicas
 
     # -- what the controller says --
@@ -195,17 +199,20 @@ class Partition:
         log refuses; then nothing was written."""
         self._require_leader(NO_EPOCH)
         if required_acks == -1 and len(self.isr) < self.min_insync_replicas:
-            raise BrokerError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{self.topic_partition} has {len(self.isr)} replicas in sync {list(self.isr)}, "
-                f"but min.insync.replicas is {self.min_insync_replicas}",
-            )
+            raise self._not_enough_replicas()
         info = self.log.append_as_leader(records, self.leader_epoch, now_ms)  # P4
         self.traffic.bytes_in += len(records)
         self.traffic.messages_in += info.last_offset - info.first_offset + 1
         if len(self.isr) == 1:
             self.advance_high_watermark()
         return info
+
+    def _not_enough_replicas(self) -> BrokerError:
+        return BrokerError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"{self.topic_partition} has {len(self.isr)} replicas in sync {list(self.isr)}, "
+            f"but min.insync.replicas is {self.min_insync_replicas}",
+        )
 
     def acknowledgement(self, required_offset: int, leading_since_epoch: int) -> ErrorCode | None:
         """Whether an append that ended at `required_offset` is settled: NONE once all in-sync replicas have it, an
@@ -273,7 +280,13 @@ class Partition:
             # It would have to leave again at once. Where the high watermark stands still (below min.insync.replicas)
             # even one that is long dead has reached it: it would come and go with each answer of ZooKeeper.
             return False
-        return isr_rules.may_join(follower, self.high_watermark, self.epoch_start_offset, self._alive_epoch(broker_id))
+        return isr_rules.may_join(
+            follower,
+            self.log.log_start_offset,
+            self.high_watermark,
+            self.epoch_start_offset,
+            self._alive_epoch(broker_id),
+        )
 
     def propose_isr(self, isr: tuple[int, ...]) -> LeaderAndIsr:
         """From now on the high watermark waits for the members of `isr` too. Returns what to write; the write must be
@@ -325,11 +338,16 @@ class Partition:
 
     # -- leader: fetches --
 
-    def record_follower_fetch(self, replica_id: int, fetch_offset: int, broker_epoch: int) -> bool:
-        """A follower has everything below `fetch_offset`, the offset of an admitted fetch. True if the high watermark
-        moved."""
-        follower = self.followers[replica_id]
-        isr_rules.record_fetch(follower, fetch_offset, self.log.log_end_offset, self._clock.monotonic(), broker_epoch)
+    def record_follower_fetch(self, replica_id: int, fetch: FetchPartition, broker_epoch: int) -> bool:
+        """A follower has what comes before an admitted fetch. True if the high watermark moved."""
+        isr_rules.record_fetch(
+            self.followers[replica_id],
+            fetch.fetch_offset,
+            fetch.log_start_offset,
+            self.log.log_end_offset,
+            self._clock.monotonic(),
+            broker_epoch,
+        )
         return self.advance_high_watermark()
 
     def readable_end(self, replica_id: int) -> int:
@@ -431,15 +449,18 @@ class Partition:
         if timestamp_ms < EARLIEST_TIMESTAMP:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp_ms} is negative")
         if replica_id == CONSUMER and self.high_watermark < self.epoch_start_offset:
-            raise BrokerError(
-                ErrorCode.OFFSET_NOT_AVAILABLE,
-                f"the high watermark of {self.topic_partition} is {self.high_watermark}, "
-                f"but its leader's epoch began at {self.epoch_start_offset}",
-            )
+            raise self._high_watermark_not_known()
         if timestamp_ms == LATEST_TIMESTAMP:
             return -1, end
         found = self.log.offset_for_timestamp(timestamp_ms, end)
         return found if found is not None else (-1, -1)
+
+    def _high_watermark_not_known(self) -> BrokerError:
+        return BrokerError(
+            ErrorCode.OFFSET_NOT_AVAILABLE,
+            f"the high watermark of {self.topic_partition} is {self.high_watermark}, "
+            f"but its leader's epoch began at {self.epoch_start_offset}",
+        )
 
     def end_offset_for_epoch(self, leader_epoch: int, current_leader_epoch: int) -> tuple[int, int]:
         """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`."""
@@ -473,7 +494,50 @@ class Partition:
                 f"{self.topic_partition} is led by broker {self.leader_id} in epoch {self.leader_epoch}",
             )
 
-    # -- leader: what is too old --
+    # -- leader: what is deleted, on demand and by age --
+
+    def delete_records(self, offset: int) -> int:
+        """Let the log begin at `offset` (UP_TO_HIGH_WATERMARK: there), if it begins before. Returns the offset for
+        which to await `deletion`.
+
+        Raises BrokerError, and then nothing was deleted: NOT_LEADER_OR_FOLLOWER, also where this leader may have a
+        successor that it has not heard of; NOT_ENOUGH_REPLICAS; OFFSET_OUT_OF_RANGE above the high watermark;
+        OFFSET_NOT_AVAILABLE where a new leader does not know yet how high that is (KIP-207); or the disk has failed."""
+        self._require_leader(NO_EPOCH)
+        if self._may_be_deposed(self.told_in_broker_epoch):
+            raise BrokerError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"another broker may lead {self.topic_partition} by now"
+            )
+        if len(self.isr) < self.min_insync_replicas:
+            raise self._not_enough_replicas()
+        is_beyond = self.high_watermark < offset <= self.log.log_end_offset
+        if self.high_watermark < self.epoch_start_offset and (is_beyond or offset == UP_TO_HIGH_WATERMARK):
+            raise self._high_watermark_not_known()
+        until = self.high_watermark if offset == UP_TO_HIGH_WATERMARK else offset
+        if not 0 <= until <= self.high_watermark:
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} of {self.topic_partition}, whose committed records end at {self.high_watermark}",
+            )
+        self.log.move_log_start_offset(until)
+        if self.log.stored_start_offset < until:
+            self._store_start_soon(self.topic_partition)
+        return until
+
+    @property
+    def low_watermark(self) -> int:
+        """No replica that may be elected has records below it, nor will it after a crash."""
+        return isr_rules.low_watermark(
+            self.log.stored_start_offset, self.followers, self.maximal_isr.union(self.eligible)
+        )
+
+    def deletion(self, required_offset: int, leading_since_epoch: int) -> ErrorCode | None:
+        """As `acknowledgement`, of a deletion up to `required_offset`: NONE once the low watermark has reached it."""
+        if not self.is_leader or self.leading_since_epoch != leading_since_epoch:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if len(self.isr) < self.min_insync_replicas:
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        return ErrorCode.NONE if self.low_watermark >= required_offset else None
 
     def expire(self, now_ms: int) -> None:
         """Let the log begin after what is too old or too much by the topic's settings. Only a leader does that, and
@@ -493,12 +557,17 @@ class Partition:
     # -- follower --
 
     def next_fetch(self, partition_max_bytes: int) -> FetchPartition:
+        """Tells the leader where this log begins and ends."""
+        log = self.log
+        stored_start = log.stored_start_offset
+        if stored_start != log.log_start_offset:
+            self._store_start_soon(self.topic_partition)
         return FetchPartition(
             partition=self.topic_partition.partition,
             current_leader_epoch=self.leader_epoch,
-            fetch_offset=self.log.log_end_offset,
-            last_fetched_epoch=self.log.latest_epoch,
-            log_start_offset=self.log.log_start_offset,
+            fetch_offset=log.log_end_offset,
+            last_fetched_epoch=log.latest_epoch,
+            log_start_offset=stored_start,
             partition_max_bytes=partition_max_bytes,
         )
 

@@ -189,6 +189,8 @@ class OffsetCheckpoint:
         self.path = path
         self.values: dict[TopicPartition, int] = {}
         """What the file holds, or is about to hold once every write has ended."""
+        self.stored: Mapping[TopicPartition, int] = {}
+        """What the file holds, durably."""
         self._disk = disk
         self._staging = threading.Lock()
         self._writing = threading.Lock()
@@ -198,7 +200,7 @@ class OffsetCheckpoint:
     def read(self) -> dict[TopicPartition, int]:
         """Empty where there is no file. Raises MalformedFile."""
         if self._disk.exists(self.path):
-            self.values = decode_offsets(self.path, self._disk.read_file(self.path))
+            self.values = self.stored = decode_offsets(self.path, self._disk.read_file(self.path))
         return dict(self.values)
 
     @property
@@ -222,7 +224,7 @@ class OffsetCheckpoint:
         with self._writing:
             if number > self._written:
                 self._disk.write_atomically(self.path, encode_offsets(values))
-                self._written = number
+                self._written, self.stored = number, values
 
     def lower(self, partition: TopicPartition, offset: int) -> None:
         """On return the file says no more than `offset`. Costs nothing where it does not say more, unless a picture is

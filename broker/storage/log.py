@@ -144,6 +144,15 @@ class Log:
         return self._log_start_offset
 
     @property
+    def stored_start_offset(self) -> int:
+        """Where the log would begin after a crash: at `log_start_offset`, once that is on disk."""
+        base = self._segments[0].base_offset
+        if base == self._log_start_offset:
+            return base
+        stored = self._directory.log_start_offsets.stored.get(self.partition, 0)
+        return min(max(base, stored), self._log_start_offset)
+
+    @property
     def log_end_offset(self) -> int:
         """The offset that the next record gets."""
         return self._log_end_offset

@@ -83,13 +83,17 @@ class Driver:
         """The log was told to begin elsewhere, so of older states any part may reappear while that is not on disk."""
         self.epoch = 0
         self.topic = 0
+        self.log: Log = None  # type: ignore[assignment]  # until `open`
+        self.told_start = 0
+        """Where the log said that it would begin after a crash, before it was opened again."""
 
     async def open(self) -> None:
+        self.told_start = 0 if self.log is None else self.log.stored_start_offset
         self.world = StorageWorld(self.host.start_process())
         self.manager = LogManager(self.world, "/data", 1, default_config=self.config, checkpoint_interval_ms=10**9)
         await self.manager.open("cluster")
         assert not self.manager.damaged, self.manager.damaged
-        self.log: Log = await self.manager.get_or_create(PARTITION, f"topic-{self.topic}", self.config)
+        self.log = await self.manager.get_or_create(PARTITION, f"topic-{self.topic}", self.config)
         self.epoch += 1
         self.log.assign_epoch_start(self.epoch, self.log.log_end_offset)
 
@@ -229,7 +233,8 @@ class Driver:
     def _found(self) -> State:
         """What was read back, with what is too old in front of it."""
         start = self.log.log_start_offset
-        assert self.emptied or min(self.durable_start, self.log.log_end_offset) <= start <= self.start
+        durable_start = max(self.durable_start, self.told_start)
+        assert self.emptied or min(durable_start, self.log.log_end_offset) <= start <= self.start
         old = () if self.emptied else tuple(b for b in self.state if header_of(b).last_offset < start)
         return old + split(everything(self.log))
 

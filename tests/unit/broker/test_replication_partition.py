@@ -14,7 +14,7 @@ from minibroker.protocol.messages import (
     EpochEndOffset,
     FetchPartitionResponse,
 )
-from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from tests.replication_support import LAG_S, fetch_of, open_partition, partition_over, state
 from tests.storage_support import NOW, Clock, batch, everything, headers, stamped
 
@@ -32,13 +32,12 @@ def append(partition: Partition, count: int = 1, acks: int = 1) -> int:
     return partition.append(batch(count), required_acks=acks, now_ms=NOW).next_offset
 
 
-def fetches(partition: Partition, follower: int, offset: int, broker_epoch: int = 1) -> bool:
+def fetches(partition: Partition, follower: int, offset: int, broker_epoch: int = 1, start: int = 0) -> bool:
     """The follower fetches in the leader's epoch. True if the high watermark moved."""
-    asked = fetch_of(
-        offset, epoch=partition.leader_epoch, last_epoch=partition.log.epoch_at(offset - 1) if offset else -1
-    )
+    last_epoch = partition.log.epoch_at(offset - 1) if offset else -1
+    asked = fetch_of(offset, epoch=partition.leader_epoch, last_epoch=last_epoch, start=start)
     assert partition.check_fetch(asked, follower) is None
-    return partition.record_follower_fetch(follower, offset, broker_epoch)
+    return partition.record_follower_fetch(follower, asked, broker_epoch)
 
 
 def answered(
@@ -515,3 +514,88 @@ def test_a_partition_without_a_leader_follows_nobody(tmp_path: Path) -> None:
     partition.become_follower(state(leader=NO_LEADER, epoch=1))
     assert not partition.is_leader
     assert refusal(lambda: append(partition)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+# -- deletions --
+
+
+def leader_of_five(path: Path) -> Partition:
+    """With everything committed."""
+    partition, _ = open_partition(path)
+    partition.become_leader(state())
+    append(partition, 5)
+    fetches(partition, 2, 5)
+    fetches(partition, 3, 5)
+    return partition
+
+
+def test_a_leader_deletes_up_to_its_high_watermark_and_never_back(tmp_path: Path) -> None:
+    partition = leader_of_five(tmp_path)
+    append(partition)
+    assert partition.delete_records(3) == 3
+    assert partition.delete_records(1) == 1
+    assert partition.log.log_start_offset == 3
+    for offset in (6, 7, -2):
+        assert refusal(lambda offset=offset: partition.delete_records(offset)) is ErrorCode.OFFSET_OUT_OF_RANGE  # type: ignore[misc]
+    assert partition.delete_records(-1) == 5
+    assert partition.log.log_start_offset == 5
+
+
+def test_a_new_leader_deletes_nothing_of_which_it_does_not_know_whether_it_is_committed(tmp_path: Path) -> None:
+    log = leader_of_five(tmp_path).log
+    partition = partition_over(log, Clock(), 2)
+    partition.become_leader(state(epoch=1))
+    for offset in (-1, 3, 5):
+        assert refusal(lambda offset=offset: partition.delete_records(offset)) is ErrorCode.OFFSET_NOT_AVAILABLE  # type: ignore[misc]
+    assert refusal(lambda: partition.delete_records(6)) is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert partition.delete_records(2) == 2
+
+
+def test_only_a_leader_deletes_and_none_that_may_be_deposed_or_has_too_few_in_sync(tmp_path: Path) -> None:
+    partition = leader_of_five(tmp_path)
+    partition._may_be_deposed = lambda told_in_broker_epoch: True
+    assert refusal(lambda: partition.delete_records(3)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    partition._may_be_deposed = lambda told_in_broker_epoch: False
+    partition.become_leader(state(epoch=1, isr=(1,)))
+    assert refusal(lambda: partition.delete_records(3)) is ErrorCode.NOT_ENOUGH_REPLICAS
+    partition.become_follower(state(leader=2, epoch=2))
+    assert refusal(lambda: partition.delete_records(3)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partition.log.log_start_offset == 0
+
+
+def test_an_isr_that_is_on_its_way_counts_for_the_low_watermark(tmp_path: Path) -> None:
+    partition = leader_of_five(tmp_path)
+    partition.become_leader(state(epoch=1, isr=(1, 2)))
+    partition.delete_records(3)
+    store_start(partition)
+    fetches(partition, 2, 5, start=3)
+    fetches(partition, 3, 5)
+    assert partition.low_watermark == 3
+    partition.propose_isr((1, 2, 3))
+    assert partition.low_watermark == 0
+    assert partition.deletion(3, partition.leading_since_epoch) is None
+    fetches(partition, 3, 5, start=3)
+    assert partition.deletion(3, partition.leading_since_epoch) is ErrorCode.NONE
+
+
+def test_a_follower_tells_where_its_log_would_begin_after_a_crash(tmp_path: Path) -> None:
+    leader, (partition, _) = leader_of_five(tmp_path / "leader"), open_partition(tmp_path / "follower")
+    asked: list[TopicPartition] = []
+    partition._store_start_soon = asked.append
+    partition.become_follower(state(leader=2))
+    for start in (0, 3):
+        leader.delete_records(start)
+        partition.apply_fetched(leader.read(partition.next_fetch(1_000), 2, max_bytes=1_000, at_least_one=True))
+    assert partition.log.log_start_offset == 3
+    assert partition.next_fetch(1_000).log_start_offset == 0
+    assert asked == [partition.topic_partition]
+    store_start(partition)
+    assert partition.next_fetch(1_000).log_start_offset == 3
+    partition.restart_at(7)
+    assert partition.next_fetch(1_000).log_start_offset == 7  # a log that is empty has no earlier file
+    assert len(asked) == 1
+
+
+def store_start(partition: Partition) -> None:
+    checkpoint = partition.log._directory.log_start_offsets
+    checkpoint.write(checkpoint.stage({partition.log.partition: partition.log.log_start_offset}))

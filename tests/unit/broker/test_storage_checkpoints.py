@@ -126,6 +126,21 @@ def test_lowering_waits_for_a_picture_that_says_less_than_the_file(tmp_path: Pat
     assert OffsetCheckpoint(RealDisk(), checkpoint.path).read() == {}
 
 
+def test_stored_is_what_the_file_holds_while_pictures_wait(tmp_path: Path) -> None:
+    checkpoint = OffsetCheckpoint(RealDisk(), str(tmp_path / "starts"))
+    first, second = checkpoint.stage({A: 5}), checkpoint.stage({A: 7, B: 9})
+    assert checkpoint.stored == {}
+    checkpoint.write(second)
+    checkpoint.write(first)
+    assert checkpoint.stored == {A: 7, B: 9}
+    checkpoint.stage({A: 8, B: 9})
+    assert checkpoint.stored == {A: 7, B: 9}
+    checkpoint.lower(A, 3)
+    assert checkpoint.stored == {A: 3, B: 9}
+    again = OffsetCheckpoint(RealDisk(), checkpoint.path)
+    assert again.read() == again.stored == {A: 3, B: 9}
+
+
 def test_pictures_from_several_threads_end_with_the_newest(tmp_path: Path) -> None:
     checkpoint = OffsetCheckpoint(RealDisk(), str(tmp_path / "points"))
     staged = [checkpoint.stage({A: number}) for number in range(20)]

@@ -232,6 +232,8 @@ class ScriptedCluster:
                 return self.create_topics(node_id, request, action)
             case m.DeleteTopicsRequest():
                 return self.delete_topics(node_id, request, action)
+            case m.DeleteRecordsRequest():
+                return self.delete_records(node_id, request, action)
         raise AssertionError(f"no script for {request}")
 
     def metadata(self, request: m.MetadataRequest) -> m.MetadataResponse:
@@ -379,6 +381,26 @@ class ScriptedCluster:
                 del self.topics[name]
             results.append(m.DeletableTopicResult(name, known.topic_id if known else "", code))
         return m.DeleteTopicsResponse(0, results)
+
+    def delete_records(self, node_id: int, request: m.DeleteRecordsRequest, action: Action) -> m.DeleteRecordsResponse:
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for partition in topic.partitions:
+                index = partition.partition_index
+                code = action.code or self._problem(node_id, topic.name, index)
+                if not code and topic.topic_id != self.topics[topic.name].topic_id:
+                    code = ErrorCode.INCONSISTENT_TOPIC_ID
+                if not code and partition.offset > self.log(topic.name, index).end:
+                    code = ErrorCode.OFFSET_OUT_OF_RANGE
+                low_watermark = -1
+                if not code and action.is_carried_out:
+                    log = self.log(topic.name, index)
+                    log.start = max(log.start, log.end if partition.offset == -1 else partition.offset)
+                    low_watermark = log.start
+                answers.append(m.DeleteRecordsPartitionResult(index, low_watermark, code))
+            topics.append(m.DeleteRecordsTopicResult(topic.name, answers))
+        return m.DeleteRecordsResponse(0, topics)
 
 
 def _first_at(log: Log, timestamp: int) -> tuple[int, int]:
