@@ -6,6 +6,7 @@
   (After a power cut, once the broker has caught up: a truncation that was not synced brings back what was cut, until it
   is cut again.)
 - No log begins later than a leader has decided (`shrinking`), nor above its replica's high watermark.
+- What an administrator was told to be deleted is in no log of a broker that may be elected.
 - Each broker that may be elected has every record that was acknowledged with acks=all.
 - The controller epoch never goes back, in ZooKeeper and in each broker's process; nor does a partition's leader epoch,
   in ZooKeeper, in its replicas and in what brokers tell clients.
@@ -48,12 +49,14 @@ class Invariants:
         cluster: VirtualCluster,
         on_committed: OnCommitted | None = None,
         begins: Mapping[TopicIdPartition, int] | None = None,
+        deleted: Mapping[TopicIdPartition, int] | None = None,
     ) -> None:
-        """`begins`: the highest offset at which leaders have let a log begin, if not at 0; it is read anew each
-        time."""
+        """`begins`: the highest offset at which leaders have let a log begin, if not at 0. `deleted`: up to where
+        clients were told that records are deleted. Both are read anew each time."""
         self._cluster = cluster
         self._on_committed = on_committed
         self._begins = {} if begins is None else begins
+        self._deleted = {} if deleted is None else deleted
         self._leaders: dict[tuple[TopicIdPartition, int], str] = {}
         self._high_watermarks: dict[tuple[TopicIdPartition, str, int], int] = {}
         self._leader_epochs: dict[tuple[TopicIdPartition, str, str], int] = {}
@@ -240,6 +243,14 @@ class Invariants:
             since = self._cluster.broker(broker_id)._logs.trusted_since
             if broker_id in state.eligible and (since == znodes.SINCE_THIS_REGISTRATION or since > epoch):
                 continue  # on record for the last resort alone
+            deleted = self._deleted.get(identified, 0)
+            if partition.log.log_start_offset < deleted:
+                yield Anomaly(
+                    "an electable replica has deleted records",
+                    f"{topic_partition} on broker {broker_id}, of the ISR {list(state.isr)} and the eligible "
+                    f"{list(state.eligible)} in epoch {state.leader_epoch}, begins at "
+                    f"{partition.log.log_start_offset}; what lies below {deleted} was deleted",
+                )
             if partition.log.log_end_offset < end:
                 yield Anomaly(
                     "an electable replica lacks acknowledged records",

@@ -1,10 +1,11 @@
-"""A topic whose log ends at the old end: in some storms records are deleted, by size, by age, or both.
+"""A topic whose log ends at the old end: in some storms records are deleted, by size, by age, and on demand.
 
 The topic is written and read by the strict workload, and judged as its others are, but for what was deleted. So what is
 gone has to have been deleted, and each deletion has to be legal: watched here as a leader decides it, with the log that
 it has at that moment, batch by batch, and without the product's own arithmetic. Never past the high watermark; never so
 that less is left than `retention.bytes`, unless all of what went was older than `retention.ms`. No replica of any topic
-may begin later than its leaders have decided (`Invariants`).
+may begin later than its leaders have decided (`Invariants`). What an administrator was told to be deleted is in no log
+that may become the leader's.
 
 To watch, a function of the product is replaced as long as the storm lasts: between the decision and the next look from
 outside, the leader may be cut back, or be dead.
@@ -14,19 +15,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
 
 from minibroker.broker.replication.partition import Partition
-from minibroker.protocol.errors import BrokerError
+from minibroker.client.admin import Admin
+from minibroker.client.errors import ClientCrashed
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, iterate_batches
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.history import Anomaly, TopicIdPartition
 from tests.simulation.mutants.planting import Patches
+from tests.simulation.process import Process
 from tests.simulation.workload import DURABLE, SHRINKING
+from tests.simulation.world import VirtualWorld
 
 assert SHRINKING.startswith(DURABLE)
 
@@ -76,10 +82,12 @@ class Shrinking:
             "retention.bytes": str(random.choice([1_000, 5_000, 20_000]) if by_size else -1),
             "retention.ms": str(random.choice([1_000, 5_000, 30_000]) if by_age else -1),
         }
-        self.is_over = False
-        """Nothing is to be deleted any more."""
+        self._is_over = False
+        self._administrator: Process | None = None
         self.decided: Counter[TopicIdPartition] = Counter()
         """The highest offset at which a leader has let the log begin."""
+        self.promised: Counter[TopicIdPartition] = Counter()
+        """Below it nothing is left in any replica that may become leader: so an administrator was told."""
         self._deleted = deleted
         self._ambushes: list[asyncio.Future[Move]] = []
 
@@ -90,7 +98,7 @@ class Shrinking:
 
         @patches.instead_of(Partition, "expire")
         def expire(original: Any, partition: Partition, now_ms: int) -> None:
-            if self.is_over:
+            if self._is_over:
                 return
             before = partition.log.log_start_offset
             batches = self._batches(partition) if partition.topic_partition.topic == SHRINKING else None
@@ -98,10 +106,54 @@ class Shrinking:
             if partition.log.log_start_offset != before:
                 self._moved(partition, batches, now_ms)
 
+        @patches.instead_of(Partition, "delete_records")
+        def delete_records(original: Any, partition: Partition, offset: int) -> int:
+            before = partition.log.log_start_offset
+            try:
+                return int(original(partition, offset))
+            finally:
+                if partition.log.log_start_offset != before:
+                    self._begins_later(partition)
+
         try:
             yield
         finally:
             patches.undo()
+
+    def start_administrator(self, world: VirtualWorld, ends: Mapping[TopicPartition, int]) -> None:
+        """It deletes records now and then, up to what is acknowledged. `ends` is read anew each time."""
+        self._administrator = world.process
+        world.process.start(self._delete_now_and_then(world, ends), "deleter")
+
+    def end(self) -> None:
+        """Nothing is to be deleted any more."""
+        self._is_over = True
+        if self._administrator is not None:
+            self._administrator.kill()
+
+    async def _delete_now_and_then(self, world: VirtualWorld, ends: Mapping[TopicPartition, int]) -> None:
+        random = world.random
+        while True:
+            await asyncio.sleep(random.expovariate(1 / 8))
+            partition = random.choice(self.partitions)
+            offset = random.choice([-1, random.randint(0, ends[partition])])
+            try:
+                async with Admin(self._cluster.bootstrap, default_api_timeout_ms=15_000, world=world) as admin:
+                    told = await admin.delete_records({partition: offset})
+            except ClientCrashed as error:
+                self._accuse(Anomaly("a client crashed", f"deleter: {error!r} {error.__cause__!r}"))
+            except MinibrokerError:
+                self._event("records deleted: in vain, or perhaps")
+            else:
+                self._event("records deleted")
+                self._was_told(partition, offset, told[partition])
+
+    def _was_told(self, partition: TopicPartition, offset: int, low_watermark: int) -> None:
+        topic = self._cluster.simulation.zookeeper.data(znodes.topic_path(SHRINKING))
+        identified = TopicIdPartition(znodes.decode_topic(SHRINKING, topic).topic_id, partition)
+        self.promised[identified] = max(self.promised[identified], low_watermark)
+        if low_watermark < offset:
+            self._accuse(Anomaly("not deleted", f"{partition} up to {offset}: it begins at {low_watermark}"))
 
     async def next_move(self, within_s: float) -> Move | None:
         """The next decision that a log begins later; returns at once, before anything else has been made of it. None:
@@ -131,7 +183,7 @@ class Shrinking:
                 return None
         return batches
 
-    def _moved(self, partition: Partition, batches: list[Batch] | None, now_ms: int) -> None:
+    def _begins_later(self, partition: Partition) -> None:
         start = partition.log.log_start_offset
         identified = TopicIdPartition(partition.log.topic_id, partition.topic_partition)
         self.decided[identified] = max(self.decided[identified], start)
@@ -146,13 +198,17 @@ class Shrinking:
                     f"{partition.topic_partition} begins at {start}, its high watermark is {partition.high_watermark}",
                 )
             )
+        for waiting in self._ambushes:
+            if not waiting.done():
+                waiting.set_result(Move(partition.topic_partition, partition.leader_id, start))
+
+    def _moved(self, partition: Partition, batches: list[Batch] | None, now_ms: int) -> None:
+        self._begins_later(partition)
+        start = partition.log.log_start_offset
         config = partition.log.config
         problem = illegal(batches or (), start, now_ms, config.retention_ms, config.retention_bytes)
         if problem is not None:
             self._accuse(Anomaly("deleted too early", f"{partition.topic_partition}: {problem}"))
-        for waiting in self._ambushes:
-            if not waiting.done():
-                waiting.set_result(Move(partition.topic_partition, partition.leader_id, start))
 
 
 def illegal(

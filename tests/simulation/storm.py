@@ -185,7 +185,9 @@ class Storm:
         self.users = Users(self.cluster, self.workload.acknowledged_end, event=self.event, accuse=self.accuse)
         self.workload.guests.append(self.users)
         self._all_partitions = [*self.partitions, *self.users.partitions]
-        self._invariants = Invariants(self.cluster, self.rebirth.committed, self.shrinking.decided)
+        self._invariants = Invariants(
+            self.cluster, self.rebirth.committed, self.shrinking.decided, self.shrinking.promised
+        )
         self._topic_ids: dict[str, str] = {}
         """Of the topics that stay."""
         self.on_start: list[Callable[[int], None]] = []
@@ -356,7 +358,7 @@ class Storm:
             doing = "the end of all deliveries"
             async with asyncio.timeout(150):
                 await asyncio.gather(self.workload.finish(), self.users.finish())
-            self.shrinking.is_over = True
+            self.shrinking.end()
             doing = "equal high watermarks, log starts and log ends"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
             doing = "the final read"
@@ -432,6 +434,7 @@ class Storm:
             self.workload.start_consumer(f"consumer-{number}", lasting)
         if self.shrinking.partitions:
             self.workload.start_consumer("consumer-shrinking", self.shrinking.partitions)
+            self.shrinking.start_administrator(self.cluster.client("deleter"), self.workload.acknowledged_end)
         self.users.start()
 
     def _draw_weights(self) -> dict[str, float]:
