@@ -1,4 +1,4 @@
-"""Creating, describing and deleting topics; describing the cluster."""
+"""Creating, describing and deleting topics; describing the cluster; looking up offsets."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
 from minibroker.client.errors import InvalidSetting, TopicErrors
 from minibroker.client.lifecycle import Client
-from minibroker.client.settings import Address, check_integer, check_ms, check_names
+from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
-from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, topic_name_problem
+from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition, topic_name_problem
 from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES
 from minibroker.protocol.world import World
@@ -35,6 +36,10 @@ _FIRST_LOOK_S = 0.005
 FORWARDER_PATIENCE_S = 5.0
 """How long a broker that takes a request to the controller may be silent before another one is asked: it may hang, or
 be cut off itself. Doubled after each time, as it may be the controller that takes long."""
+
+
+OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
+_SPECS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP, "max_timestamp": m.MAX_TIMESTAMP}
 
 
 class NewTopic(NamedTuple):
@@ -214,6 +219,25 @@ class Admin(Client):
             if not is_partial or remaining_s <= self._runtime.retry_backoff_s:
                 return response
             await asyncio.sleep(self._runtime.retry_backoff_s)
+
+    # -- at the leaders --
+
+    async def list_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetSpec]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the offset that is asked for: "earliest", the first in the log; "latest", the high
+        watermark; "max_timestamp", the record with the largest timestamp, the first of several (KIP-734); or
+        milliseconds since 1970, the first record at or after that time. Of records only those below the high watermark
+        count. None: there is no such record. Raises BrokerError, NetworkError."""
+        self._check_running()
+        asked = {}
+        for partition, spec in zip(check_partitions("offsets", offsets), offsets.values(), strict=True):
+            if isinstance(spec, str):
+                check_choice("offsets", spec, list(_SPECS))
+                asked[partition] = _SPECS[spec]
+            else:
+                asked[partition] = check_integer("offsets", spec, 0, 1 << 62)
+        return await list_offsets(self._runtime, asked, self._api_timeout_s)
 
     # -- at the controller --
 

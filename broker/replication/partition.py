@@ -22,6 +22,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
     Buffer,
     EpochEndOffset,
     FetchPartition,
@@ -366,18 +367,15 @@ class Partition:
                 return EpochEndOffset(epoch, end_offset)
         if replica_id != CONSUMER and fetch.fetch_offset > log.log_end_offset:
             return EpochEndOffset(log.latest_epoch, log.log_end_offset)
-        if fetch.fetch_offset > log.log_end_offset and self._may_be_deposed(self.told_in_broker_epoch):
-            raise BrokerError(
-                ErrorCode.OFFSET_NOT_AVAILABLE,
-                f"offset {fetch.fetch_offset} of {self.topic_partition}, which ends at {log.log_end_offset}; but "
-                "another broker, which has more, may lead it by now",
-            )
         if not log.log_start_offset <= fetch.fetch_offset <= log.log_end_offset:
-            raise BrokerError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
+            problem = (
                 f"offset {fetch.fetch_offset} of {self.topic_partition}, "
-                f"which holds {log.log_start_offset} to {log.log_end_offset}",
+                f"which holds {log.log_start_offset} to {log.log_end_offset}"
             )
+            if replica_id == CONSUMER and self._may_be_deposed(self.told_in_broker_epoch):
+                code = ErrorCode.OFFSET_NOT_AVAILABLE
+                raise BrokerError(code, f"{problem}; but another broker, which has more, may lead it by now")
+            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)
         if replica_id != CONSUMER and replica_id not in self.followers:
             raise BrokerError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -421,14 +419,14 @@ class Partition:
         )
 
     def offset_for(self, timestamp_ms: int, current_leader_epoch: int, replica_id: int) -> tuple[int, int]:
-        """(timestamp, offset) for ListOffsets; offset -1 where no record is that recent. "Latest" is the high
+        """(timestamp, offset) for ListOffsets; offset -1 where there is no such record. "Latest" is the high
         watermark, which a new leader does not know until it has reached the start of its epoch (KIP-207). Raises
         BrokerError."""
         self._require_leader(current_leader_epoch)
         end = self.readable_end(replica_id)
         if timestamp_ms == EARLIEST_TIMESTAMP:
             return -1, self.log.log_start_offset
-        if timestamp_ms < EARLIEST_TIMESTAMP:
+        if timestamp_ms < MAX_TIMESTAMP:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp_ms} is negative")
         if replica_id == CONSUMER and self.high_watermark < self.epoch_start_offset:
             raise BrokerError(
@@ -438,12 +436,17 @@ class Partition:
             )
         if timestamp_ms == LATEST_TIMESTAMP:
             return -1, end
-        found = self.log.offset_for_timestamp(timestamp_ms, end)
+        if timestamp_ms == MAX_TIMESTAMP:
+            found = self.log.newest_record(end)
+        else:
+            found = self.log.offset_for_timestamp(timestamp_ms, end)
         return found if found is not None else (-1, -1)
 
     def end_offset_for_epoch(self, leader_epoch: int, current_leader_epoch: int) -> tuple[int, int]:
-        """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`."""
+        """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`. Raises BrokerError,
+        UNKNOWN_LEADER_EPOCH for epochs after this leader's included: an answer would pass for a truncation."""
         self._require_leader(current_leader_epoch)
+        self._require_past(leader_epoch)
         return self.log.end_offset_for(leader_epoch)
 
     def _require_past(self, epoch: int) -> None:

@@ -11,6 +11,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
     EpochEndOffset,
     FetchPartitionResponse,
 )
@@ -67,7 +68,8 @@ def test_a_leader_begins_its_epoch_at_its_logs_end(tmp_path: Path) -> None:
     assert partition.end_offset_for_epoch(0, -1) == (0, 3)
     assert partition.end_offset_for_epoch(3, -1) == (0, 3)
     assert partition.end_offset_for_epoch(4, -1) == (4, 5)
-    assert partition.end_offset_for_epoch(5, -1) == (-1, -1)
+    # An answer would pass for a truncation: a later leader knows this epoch.
+    assert refusal(lambda: partition.end_offset_for_epoch(5, -1)) is ErrorCode.UNKNOWN_LEADER_EPOCH
     assert [h.partition_leader_epoch for h in headers(everything(partition.log))] == [0, 4]
 
 
@@ -406,6 +408,7 @@ def test_offsets_for_times(tmp_path: Path) -> None:
     append(partition, 3)
     assert partition.offset_for(NOW + 1, -1, CONSUMER) == (NOW + 1, 1)
     assert partition.offset_for(NOW + 99, -1, CONSUMER) == (-1, -1)
+    assert partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER) == (NOW + 2, 2)
     assert refusal(lambda: partition.offset_for(-7, -1, CONSUMER)) is ErrorCode.INVALID_REQUEST
     assert refusal(lambda: partition.offset_for(NOW, 5, CONSUMER)) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
