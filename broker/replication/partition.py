@@ -16,6 +16,7 @@ import msgspec
 
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication.isr import Follower
+from minibroker.broker.replication.throttle import ReplicationQuota
 from minibroker.broker.storage import retention
 from minibroker.broker.storage.log import AppendInfo, Log
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -95,10 +96,15 @@ class Partition:
         min_insync_replicas: int | None = None,
         traffic: Traffic | None = None,
         may_be_deposed: Callable[[int], bool] = lambda told_in_broker_epoch: False,
+        leader_quota: ReplicationQuota | None = None,
+        follower_quota: ReplicationQuota | None = None,
     ) -> None:
+        """The quotas are for replicas that are out of sync, as they are sent to, or as this is one; None: no limit."""
         self.topic_partition = topic_partition
         self.log = log
         self.traffic = traffic or Traffic()
+        self.leader_quota = leader_quota
+        self.follower_quota = follower_quota
         self.role = Role.FOLLOWER
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
@@ -337,6 +343,20 @@ class Partition:
         """Consumers read up to the high watermark, replicas up to the end."""
         return self.high_watermark if replica_id == CONSUMER else self.log.log_end_offset
 
+    def quota_for(self, replica_id: int) -> ReplicationQuota | None:
+        """What is sent to that replica counts towards it. None for those that the high watermark waits for."""
+        quota = self.leader_quota
+        if quota is None or replica_id == CONSUMER or replica_id in self.maximal_isr:
+            return None
+        end, now_s = self.log.log_end_offset, self._clock.monotonic()
+        is_caught_up = isr_rules.is_caught_up(self.followers[replica_id], end, now_s, self._settings.lag_time_max_s)
+        return None if is_caught_up else quota
+
+    def withholds_from(self, replica_id: int) -> bool:
+        """That replica gets nothing now: it is out of sync, and others have used up the rate."""
+        quota = self.quota_for(replica_id)
+        return quota is not None and quota.is_exceeded
+
     def check_topic_id(self, topic_id: str) -> None:
         """Raises BrokerError where this is a partition of another topic of the same name; empty: whichever it is."""
         if topic_id and topic_id != self.log.topic_id:
@@ -389,7 +409,7 @@ class Partition:
         """The records for a fetch that is admitted, from its offset, whole batches; an error code instead of an
         exception."""
         end = self.readable_end(replica_id)
-        if fetch.fetch_offset >= end:
+        if fetch.fetch_offset >= end or self.withholds_from(replica_id):
             return self._response(b"")
         limit = min(max_bytes, fetch.partition_max_bytes)
         try:

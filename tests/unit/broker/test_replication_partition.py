@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.throttle import ReplicationQuota
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
@@ -376,6 +377,35 @@ def test_a_conflict_brings_the_epochs_and_the_eligible_too(tmp_path: Path) -> No
     proposal = partition.propose_isr((1, 2, 3))
     partition.isr_conflict(proposal, LeaderAndIsr(1, 0, (1,), 1, 5, (7,), (2,), (8,)))
     assert (partition.isr_epochs, partition.eligible, partition.eligible_epochs) == ((7,), (2,), (8,))
+
+
+# -- throttles --
+
+
+def test_what_is_over_the_rate_is_kept_from_those_that_the_high_watermark_does_not_wait_for(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2), replicas=(1, 2, 3)))
+    append(partition, 4)
+    partition.leader_quota = quota = ReplicationQuota(100, clock)
+    fetches(partition, 3, 0)
+    fetches(partition, 2, 4)
+
+    def gets(replica_id: int, offset: int = 0) -> bool:
+        found = partition.read(fetch_of(offset), replica_id, max_bytes=1_000, at_least_one=True)
+        assert found.error_code == ErrorCode.NONE
+        return len(found.records) > 0
+
+    assert [gets(replica_id) for replica_id in (2, 3, CONSUMER)] == [True, True, True]
+    quota.record(200)
+    assert [gets(replica_id) for replica_id in (2, 3, CONSUMER)] == [True, False, True]
+    clock.now_ms += 1_000
+    assert gets(3)
+    quota.record(10_000)
+    assert not gets(3)
+    # It has all that there is: what comes now is not committed before it has that, too.
+    fetches(partition, 3, 4)
+    append(partition, 1)
+    assert gets(3, 4)
 
 
 # -- where consumers begin --
