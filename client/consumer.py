@@ -297,15 +297,16 @@ class Consumer(Client):
 
     def position_epoch(self, partition: TopicPartition) -> int | None:
         """The leader epoch of the last record before the position (Kafka's `OffsetAndMetadata.leaderEpoch`); None if
-        none was consumed. Keep it with the position, and pass both to `seek`."""
+        it is not known, as after a `seek` without it. Keep it with the position, and pass both to `seek`."""
         epoch = self._state_of(partition).position_epoch
         return None if epoch == NO_EPOCH else epoch
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
         """Go on at `offset`. If it is not in the log, `auto_offset_reset` decides when it is read.
 
-        `leader_epoch`: see `position_epoch`. With it no leader is asked that was deposed before the record in front of
-        `offset` was written, and the loss of that record in an unclean election is noticed (KIP-320).
+        `leader_epoch`: see `position_epoch` and `OffsetAndTimestamp`. With it no leader is asked that was deposed
+        before the record in front of `offset` was written, and the loss of that record in an unclean election is
+        noticed (KIP-320).
         """
         epoch = NO_EPOCH if leader_epoch is None else check_integer("leader_epoch", leader_epoch, 0, (1 << 31) - 1)
         self._move([partition], check_integer("offset", offset, 0, (1 << 62)), epoch=epoch)

@@ -467,16 +467,21 @@ def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Pat
     ]
 
 
-def test_a_leader_that_may_be_deposed_does_not_say_that_an_offset_is_beyond_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", [6, 1])
+def test_a_leader_that_may_be_deposed_does_not_say_that_an_offset_is_beyond_its_end_or_deleted(
+    tmp_path: Path, offset: int
+) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(epoch=3))
     append(partition, 5)
+    partition.log.move_log_start_offset(2)
     doubts = True
     partition._may_be_deposed = lambda told_in_broker_epoch: doubts
-    assert refusal(lambda: partition.check_fetch(fetch_of(6, epoch=3), CONSUMER)) is ErrorCode.OFFSET_NOT_AVAILABLE
+    asked = fetch_of(offset, epoch=3)
+    assert refusal(lambda: partition.check_fetch(asked, CONSUMER)) is ErrorCode.OFFSET_NOT_AVAILABLE
     assert partition.check_fetch(fetch_of(5, epoch=3), CONSUMER) is None
     doubts = False
-    assert refusal(lambda: partition.check_fetch(fetch_of(6, epoch=3), CONSUMER)) is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert refusal(lambda: partition.check_fetch(asked, CONSUMER)) is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("replica_id", [2, CONSUMER])
