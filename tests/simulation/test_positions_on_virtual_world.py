@@ -95,7 +95,7 @@ async def lose_the_end(scene: Scene) -> None:
 AFTERWARDS = [*range(FLUSHED), *range(100, 115)]
 
 
-@pytest.mark.parametrize("taken", [SENT, 15])
+@pytest.mark.parametrize("taken", [SENT, 15, 12])
 def test_a_consumer_goes_back_to_where_the_log_was_cut_and_says_so(
     taken: int, caplog: pytest.LogCaptureFixture
 ) -> None:
