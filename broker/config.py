@@ -34,10 +34,16 @@ Milliseconds = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _UNBOUNDED = 2**63 - 1
 """The bound is that of the type: for a person there is none."""
+Rate = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 Limit = Annotated[int, Meta(ge=-1, le=_UNBOUNDED)]
 """-1: none."""
 Age = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 """In milliseconds."""
+
+
+ThrottledReplicas = Annotated[
+    str, Meta(pattern=r"^(\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?)$", description="*, or PARTITION:BROKER,..., or nothing")
+]
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name, forbid_unknown_fields=True):
@@ -137,6 +143,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """How long a follower waits after an error, at most."""
     replica_socket_timeout_ms: Milliseconds = 30_000
     """How long a follower waits for an answer."""
+    leader_replication_throttled_rate: Rate | None = None
+    """How many bytes a second this broker sends, as a leader, to replicas that are out of sync, where a topic's
+    `leader.replication.throttled.replicas` say so. Unset: as many as it can."""
+    follower_replication_throttled_rate: Rate | None = None
+    """How many bytes a second this broker fetches for replicas that are out of sync, where a topic's
+    `follower.replication.throttled.replicas` say so. Unset: as many as it can."""
     replica_high_watermark_checkpoint_interval_ms: Milliseconds = 5_000
     """How often high watermarks are written down."""
     fetch_max_bytes: Bytes = 55 * 1024 * 1024
@@ -221,6 +233,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """The broker's `log.retention.bytes`, for this topic."""
     index_interval_bytes: Bytes | None = None
     """The broker's `log.index.interval.bytes`, for this topic."""
+    leader_replication_throttled_replicas: ThrottledReplicas = ""
+    """For which partitions, on which leaders, `leader.replication.throttled.rate` holds: `*` for all, or
+    `PARTITION:BROKER,...`. In-sync replicas are never throttled."""
+    follower_replication_throttled_replicas: ThrottledReplicas = ""
+    """For which replicas `follower.replication.throttled.rate` holds: `*` for all, or `PARTITION:BROKER,...`."""
 
 
 def parse_listeners(setting: str, text: str) -> list[Endpoint]:

@@ -1,4 +1,4 @@
-"""Creating, describing and deleting topics; deleting records; describing the cluster."""
+"""Creating, describing and deleting topics; deleting records, looking up offsets; describing the cluster."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
 from minibroker.client.deletion import delete_records
 from minibroker.client.errors import InvalidSetting, PartitionErrors, TopicErrors
 from minibroker.client.lifecycle import Client
-from minibroker.client.settings import Address, check_integer, check_ms, check_names, check_partitions
+from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
@@ -36,6 +37,10 @@ _FIRST_LOOK_S = 0.005
 FORWARDER_PATIENCE_S = 5.0
 """How long a broker that takes a request to the controller may be silent before another one is asked: it may hang, or
 be cut off itself. Doubled after each time, as it may be the controller that takes long."""
+
+
+OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
+_SPECS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP, "max_timestamp": m.MAX_TIMESTAMP}
 
 
 class NewTopic(NamedTuple):
@@ -253,6 +258,23 @@ class Admin(Client):
         if errors:
             raise PartitionErrors(errors)
         return deleted.low_watermarks
+
+    async def list_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetSpec]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the offset that is asked for: "earliest", the first in the log; "latest", the high
+        watermark; "max_timestamp", the record with the largest timestamp, the first of several (KIP-734); or
+        milliseconds since 1970, the first record at or after that time. Of records only those below the high watermark
+        count. None: there is no such record. Raises BrokerError, NetworkError."""
+        self._check_running()
+        asked = {}
+        for partition, spec in zip(check_partitions("offsets", offsets), offsets.values(), strict=True):
+            if isinstance(spec, str):
+                check_choice("offsets", spec, list(_SPECS))
+                asked[partition] = _SPECS[spec]
+            else:
+                asked[partition] = check_integer("offsets", spec, 0, 1 << 62)
+        return await list_offsets(self._runtime, asked, self._api_timeout_s)
 
     # -- at the controller --
 

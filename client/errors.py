@@ -109,4 +109,19 @@ class CorruptBatch(MinibrokerError):
 
 class LogTruncated(MinibrokerError):
     """Records that this consumer had read are no longer in the log (after an unclean election), and with
-    `auto_offset_reset="none"` the caller must say where to go on: `seek`."""
+    `auto_offset_reset="none"` the caller must say where to go on: `seek`. (Kafka's LogTruncationException, KIP-320.)
+
+    `partition`, `offset` (the position), and `diverging_offset`, from which on the log is another one than was read.
+    """
+
+    def __init__(self, partition: TopicPartition, offset: int, diverging_offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.diverging_offset = diverging_offset
+        super().__init__(
+            f"{partition}: records from offset {diverging_offset} on, up to {offset}, were lost in an unclean "
+            f'election, and auto_offset_reset="none": call seek(), for instance to {diverging_offset}'
+        )
+
+    def __reduce__(self) -> tuple[type[LogTruncated], tuple[TopicPartition, int, int]]:
+        return type(self), (self.partition, self.offset, self.diverging_offset)

@@ -37,6 +37,8 @@ class OffsetAndTimestamp(NamedTuple):
     offset: int
     timestamp_ms: int
     """That of the record; -1 if the offset was asked for by EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
+    leader_epoch: int | None = None
+    """The leader epoch of the record before `offset`, for `Consumer.seek`; None if it is not known."""
 
 
 class Found(NamedTuple):
@@ -57,7 +59,8 @@ class Known(NamedTuple):
 async def list_offsets(
     runtime: ClientRuntime, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first offset at or after each time (or of EARLIEST_TIMESTAMP, LATEST_TIMESTAMP); None: there is none.
+    """The first offset at or after each time (or of EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP); None: there
+    is none.
 
     Raises as `find_offsets`.
     """
@@ -239,8 +242,9 @@ async def ask_leader(
         elif answer.error_code != ErrorCode.NONE:
             results[partition] = BrokerError(error_of(answer.error_code), f"finding offsets of {partition}")
         else:
-            result = None if answer.offset < 0 else OffsetAndTimestamp(answer.offset, answer.timestamp)
-            results[partition] = Found(result, answer.leader_epoch)
+            previous_epoch = None if answer.previous_epoch == NO_EPOCH else answer.previous_epoch
+            at = OffsetAndTimestamp(answer.offset, answer.timestamp, previous_epoch)
+            results[partition] = Found(None if answer.offset < 0 else at, leader.epoch)
     return results
 
 

@@ -173,13 +173,15 @@ class FetchResponse(Message):
 
 LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
+MAX_TIMESTAMP = -3
 
 
 class ListOffsetsPartition(Message):
     partition_index: Int32
     current_leader_epoch: Int32
     timestamp: Int64
-    """Milliseconds since 1970, or LATEST_TIMESTAMP, or EARLIEST_TIMESTAMP."""
+    """Milliseconds since 1970, LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, or MAX_TIMESTAMP: the record with the largest of
+    all (KIP-734)."""
 
 
 class ListOffsetsTopic(Message):
@@ -203,6 +205,11 @@ class ListOffsetsPartitionResponse(Message):
     timestamp: Int64 = -1
     offset: Int64 = -1
     leader_epoch: Int32 = -1
+    """The epoch of the record at `offset`; of the leader, if that is the end."""
+    previous_epoch: Int32 = -1
+    """The epoch of the record before `offset`, where it is known: what a reader that begins there is to have read last
+    (`FetchPartition.last_fetched_epoch`). The leader's would not do: if it has written nothing in its epoch, the next
+    one knows of no such epoch, and would take the reader for one of another history."""
 
 
 class ListOffsetsTopicResponse(Message):

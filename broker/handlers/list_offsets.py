@@ -63,8 +63,9 @@ def _list(
         timestamp, offset = partition.offset_for(asked.timestamp, asked.current_leader_epoch, replica_id)
     except BrokerError as error:
         return ListOffsetsPartitionResponse(asked.partition_index, error.code)
+    epoch_at = partition.log.epoch_at
     return ListOffsetsPartitionResponse(
-        asked.partition_index, ErrorCode.NONE, timestamp, offset, partition.leader_epoch
+        asked.partition_index, ErrorCode.NONE, timestamp, offset, epoch_at(offset), epoch_at(offset - 1)
     )
 
 

@@ -176,7 +176,7 @@ class DelayedFetch(DelayedOperation):
                 return self.force_complete()
             partition, fetch = admitted.partition, admitted.fetch
             end = partition.readable_end(self._replica_id)
-            if fetch.fetch_offset < end:
+            if fetch.fetch_offset < end and not partition.withholds_from(self._replica_id):
                 if self._min_bytes <= 1:
                     return self.force_complete()
                 try:

@@ -26,6 +26,7 @@ from minibroker.broker.replication.high_watermark_checkpoint import HighWatermar
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
+from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.supervisor import Supervisor
@@ -47,6 +48,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, TopicPartition
 from minibroker.protocol.world import (
+    Clock,
     ConnectionLoss,
     NoNode,
     SessionExpired,
@@ -147,6 +149,8 @@ class ReplicaManager:
             lag_time_max_s=config.replica_lag_time_max_ms / 1_000,
             min_insync_replicas=config.min_insync_replicas,
         )
+        self._leader_quota = _quota(config.leader_replication_throttled_rate, world.clock)
+        self._follower_quota = _quota(config.follower_replication_throttled_rate, world.clock)
         self._fetchers = FetcherManager(world, config, supervisor, broker_epoch, connections, self._set_aside)
         self.isr_writer = IsrWriter(
             self._partitions,
@@ -430,6 +434,9 @@ class ReplicaManager:
                 partition.traffic.bytes_out += len(response.records)
             else:
                 partition.traffic.replication_bytes_out += len(response.records)
+                quota = partition.quota_for(request.replica_id)
+                if quota is not None:
+                    quota.record(len(response.records))
         respond(answer)
 
     # -- control requests --
@@ -555,8 +562,19 @@ class ReplicaManager:
             traffic=self.traffic.setdefault(topic_partition.topic, Traffic()),
             may_be_deposed=self._may_be_deposed,
             store_start_soon=self._retention.store_start_soon,
+            leader_quota=self._quota_of(
+                topic_partition, self._leader_quota, config.leader_replication_throttled_replicas
+            ),
+            follower_quota=self._quota_of(
+                topic_partition, self._follower_quota, config.follower_replication_throttled_replicas
+            ),
         )
         return partition
+
+    def _quota_of(
+        self, topic_partition: TopicPartition, quota: ReplicationQuota | None, replicas: str
+    ) -> ReplicationQuota | None:
+        return quota if is_throttled(replicas, topic_partition.partition, self._config.broker_id) else None
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away
@@ -656,6 +674,10 @@ class ReplicaManager:
             self._supervisor.start(
                 self._logs.set_aside(topic_partition, reason), f"end of the log of {topic_partition}"
             )
+
+
+def _quota(bytes_per_s: int | None, clock: Clock) -> ReplicationQuota | None:
+    return None if bytes_per_s is None else ReplicationQuota(bytes_per_s, clock)
 
 
 def _either(of_topic: int | None, of_broker: int) -> int:

@@ -16,12 +16,14 @@ import msgspec
 
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication.isr import Follower
+from minibroker.broker.replication.throttle import ReplicationQuota
 from minibroker.broker.storage import retention
 from minibroker.broker.storage.log import AppendInfo, Log
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
     UP_TO_HIGH_WATERMARK,
     Buffer,
     EpochEndOffset,
@@ -96,11 +98,16 @@ class Partition:
         traffic: Traffic | None = None,
         may_be_deposed: Callable[[int], bool] = lambda told_in_broker_epoch: False,
         store_start_soon: Callable[[TopicPartition], None] = lambda topic_partition: None,
+        leader_quota: ReplicationQuota | None = None,
+        follower_quota: ReplicationQuota | None = None,
     ) -> None:
-        """`store_start_soon`: called where the log begins later than it would after a crash, and others wait for it."""
+        """`store_start_soon`: called where the log begins later than it would after a crash, and others wait for it.
+        The quotas are for replicas that are out of sync, as they are sent to, or as this is one; None: no limit."""
         self.topic_partition = topic_partition
         self.log = log
         self.traffic = traffic or Traffic()
+        self.leader_quota = leader_quota
+        self.follower_quota = follower_quota
         self.role = Role.FOLLOWER
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
@@ -354,6 +361,20 @@ class Partition:
         """Consumers read up to the high watermark, replicas up to the end."""
         return self.high_watermark if replica_id == CONSUMER else self.log.log_end_offset
 
+    def quota_for(self, replica_id: int) -> ReplicationQuota | None:
+        """What is sent to that replica counts towards it. None for those that the high watermark waits for."""
+        quota = self.leader_quota
+        if quota is None or replica_id == CONSUMER or replica_id in self.maximal_isr:
+            return None
+        end, now_s = self.log.log_end_offset, self._clock.monotonic()
+        is_caught_up = isr_rules.is_caught_up(self.followers[replica_id], end, now_s, self._settings.lag_time_max_s)
+        return None if is_caught_up else quota
+
+    def withholds_from(self, replica_id: int) -> bool:
+        """That replica gets nothing now: it is out of sync, and others have used up the rate."""
+        quota = self.quota_for(replica_id)
+        return quota is not None and quota.is_exceeded
+
     def check_topic_id(self, topic_id: str) -> None:
         """Raises BrokerError where this is a partition of another topic of the same name; empty: whichever it is."""
         if topic_id and topic_id != self.log.topic_id:
@@ -384,18 +405,15 @@ class Partition:
                 return EpochEndOffset(epoch, end_offset)
         if replica_id != CONSUMER and fetch.fetch_offset > log.log_end_offset:
             return EpochEndOffset(log.latest_epoch, log.log_end_offset)
-        if fetch.fetch_offset > log.log_end_offset and self._may_be_deposed(self.told_in_broker_epoch):
-            raise BrokerError(
-                ErrorCode.OFFSET_NOT_AVAILABLE,
-                f"offset {fetch.fetch_offset} of {self.topic_partition}, which ends at {log.log_end_offset}; but "
-                "another broker, which has more, may lead it by now",
-            )
         if not log.log_start_offset <= fetch.fetch_offset <= log.log_end_offset:
-            raise BrokerError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
+            problem = (
                 f"offset {fetch.fetch_offset} of {self.topic_partition}, "
-                f"which holds {log.log_start_offset} to {log.log_end_offset}",
+                f"which holds {log.log_start_offset} to {log.log_end_offset}"
             )
+            if replica_id == CONSUMER and self._may_be_deposed(self.told_in_broker_epoch):
+                code = ErrorCode.OFFSET_NOT_AVAILABLE
+                raise BrokerError(code, f"{problem}; but another broker, which has more, may lead it by now")
+            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)
         if replica_id != CONSUMER and replica_id not in self.followers:
             raise BrokerError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -409,7 +427,7 @@ class Partition:
         """The records for a fetch that is admitted, from its offset, whole batches; an error code instead of an
         exception."""
         end = self.readable_end(replica_id)
-        if fetch.fetch_offset >= end:
+        if fetch.fetch_offset >= end or self.withholds_from(replica_id):
             return self._response(b"")
         limit = min(max_bytes, fetch.partition_max_bytes)
         try:
@@ -439,20 +457,23 @@ class Partition:
         )
 
     def offset_for(self, timestamp_ms: int, current_leader_epoch: int, replica_id: int) -> tuple[int, int]:
-        """(timestamp, offset) for ListOffsets; offset -1 where no record is that recent. "Latest" is the high
+        """(timestamp, offset) for ListOffsets; offset -1 where there is no such record. "Latest" is the high
         watermark, which a new leader does not know until it has reached the start of its epoch (KIP-207). Raises
         BrokerError."""
         self._require_leader(current_leader_epoch)
         end = self.readable_end(replica_id)
         if timestamp_ms == EARLIEST_TIMESTAMP:
             return -1, self.log.log_start_offset
-        if timestamp_ms < EARLIEST_TIMESTAMP:
+        if timestamp_ms < MAX_TIMESTAMP:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp_ms} is negative")
         if replica_id == CONSUMER and self.high_watermark < self.epoch_start_offset:
             raise self._high_watermark_not_known()
         if timestamp_ms == LATEST_TIMESTAMP:
             return -1, end
-        found = self.log.offset_for_timestamp(timestamp_ms, end)
+        if timestamp_ms == MAX_TIMESTAMP:
+            found = self.log.newest_record(end)
+        else:
+            found = self.log.offset_for_timestamp(timestamp_ms, end)
         return found if found is not None else (-1, -1)
 
     def _high_watermark_not_known(self) -> BrokerError:
@@ -463,8 +484,10 @@ class Partition:
         )
 
     def end_offset_for_epoch(self, leader_epoch: int, current_leader_epoch: int) -> tuple[int, int]:
-        """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`."""
+        """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`. Raises BrokerError,
+        UNKNOWN_LEADER_EPOCH for epochs after this leader's included: an answer would pass for a truncation."""
         self._require_leader(current_leader_epoch)
+        self._require_past(leader_epoch)
         return self.log.end_offset_for(leader_epoch)
 
     def _require_past(self, epoch: int) -> None:

@@ -402,6 +402,30 @@ class Segment:
             if header.max_timestamp >= timestamp_ms:
                 yield position, header
 
+    def newest_batches(self, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Some of the batches with offsets from `start` to below `end`, in order: among them the first of those with
+        the largest timestamp.
+
+        Cheap unless that largest one lies before `start`: the time index tells which batch it is, of all up to an entry
+        of the offset index, and what comes after the last such entry is little.
+        """
+        position = self.locate(start)
+        indexed = self._offset_index.floor(end - 1 - self.base_offset)
+        newest = None if indexed is None else self._time_index.floor_by_value(indexed[0])
+        if indexed is not None and newest is not None and self.base_offset + newest[1] >= start:
+            found, header = next(self.walk(self.locate(self.base_offset + newest[1]), self.size))
+            if (header.last_offset, header.max_timestamp) != (self.base_offset + newest[1], newest[0]):
+                self._distrust_index(TIME_INDEX)
+            elif not self._is_at(indexed[1], self.base_offset + indexed[0]):
+                self._distrust_index(OFFSET_INDEX)
+            elif header.base_offset >= start:
+                yield found, header
+                position = indexed[1]
+        for found, header in self.walk(position, self.size):
+            if header.base_offset >= end:
+                return
+            yield found, header
+
 
 class IndexWrite(NamedTuple):
     """The entries of an index from number `first` on, on their way to its file."""

@@ -167,6 +167,17 @@ class Driver:
                     expected = record
         assert self.log.offset_for_timestamp(timestamp, up_to) == expected
 
+    def look_up_the_newest(self) -> None:
+        up_to = self.random.randint(self.model.start, self.model.end)
+        records = [
+            (header.base_timestamp + index, -header.base_offset - index)
+            for header, _ in self.model.batches
+            for index in range(header.last_offset_delta + 1)
+            if self.model.start <= header.base_offset + index < up_to
+        ]
+        timestamp, negated = max(records, default=(-1, 0))
+        assert self.log.newest_record(up_to) == ((timestamp, -negated) if records else None)
+
     def truncate(self) -> None:
         offset = self.random.randint(self.model.start, self.model.end + 1)
         self.log.truncate_to(offset)
@@ -266,6 +277,7 @@ _SYNCHRONOUS = (
     Driver.read,
     Driver.count_bytes,
     Driver.look_up_a_timestamp,
+    Driver.look_up_the_newest,
     Driver.truncate,
     Driver.truncate_fully,
     Driver.roll,

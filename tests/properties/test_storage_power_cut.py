@@ -285,6 +285,8 @@ class Driver:
             found = log.offset_for_timestamp(youngest, log.log_end_offset)
             assert header_of(self.readable(state)[0]).base_offset < self.start or found is not None
             assert found is None or found[0] == youngest or known[0].base_offset < self.start
+            newest = log.newest_record(log.log_end_offset)
+            assert known[0].base_offset < self.start or (newest is not None and newest[0] == youngest)
         assert log.offset_for_timestamp(NOW + 10_000, log.log_end_offset) is None
         if producers:
             self.check_producers(list(map(header_of, state)))

@@ -7,10 +7,12 @@ import msgspec
 import pytest
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.throttle import ReplicationQuota
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
     EpochEndOffset,
     FetchPartitionResponse,
 )
@@ -66,7 +68,8 @@ def test_a_leader_begins_its_epoch_at_its_logs_end(tmp_path: Path) -> None:
     assert partition.end_offset_for_epoch(0, -1) == (0, 3)
     assert partition.end_offset_for_epoch(3, -1) == (0, 3)
     assert partition.end_offset_for_epoch(4, -1) == (4, 5)
-    assert partition.end_offset_for_epoch(5, -1) == (-1, -1)
+    # An answer would pass for a truncation: a later leader knows this epoch.
+    assert refusal(lambda: partition.end_offset_for_epoch(5, -1)) is ErrorCode.UNKNOWN_LEADER_EPOCH
     assert [h.partition_leader_epoch for h in headers(everything(partition.log))] == [0, 4]
 
 
@@ -375,6 +378,35 @@ def test_a_conflict_brings_the_epochs_and_the_eligible_too(tmp_path: Path) -> No
     assert (partition.isr_epochs, partition.eligible, partition.eligible_epochs) == ((7,), (2,), (8,))
 
 
+# -- throttles --
+
+
+def test_what_is_over_the_rate_is_kept_from_those_that_the_high_watermark_does_not_wait_for(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2), replicas=(1, 2, 3)))
+    append(partition, 4)
+    partition.leader_quota = quota = ReplicationQuota(100, clock)
+    fetches(partition, 3, 0)
+    fetches(partition, 2, 4)
+
+    def gets(replica_id: int, offset: int = 0) -> bool:
+        found = partition.read(fetch_of(offset), replica_id, max_bytes=1_000, at_least_one=True)
+        assert found.error_code == ErrorCode.NONE
+        return len(found.records) > 0
+
+    assert [gets(replica_id) for replica_id in (2, 3, CONSUMER)] == [True, True, True]
+    quota.record(200)
+    assert [gets(replica_id) for replica_id in (2, 3, CONSUMER)] == [True, False, True]
+    clock.now_ms += 1_000
+    assert gets(3)
+    quota.record(10_000)
+    assert not gets(3)
+    # It has all that there is: what comes now is not committed before it has that, too.
+    fetches(partition, 3, 4)
+    append(partition, 1)
+    assert gets(3, 4)
+
+
 # -- where consumers begin --
 
 
@@ -405,6 +437,7 @@ def test_offsets_for_times(tmp_path: Path) -> None:
     append(partition, 3)
     assert partition.offset_for(NOW + 1, -1, CONSUMER) == (NOW + 1, 1)
     assert partition.offset_for(NOW + 99, -1, CONSUMER) == (-1, -1)
+    assert partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER) == (NOW + 2, 2)
     assert refusal(lambda: partition.offset_for(-7, -1, CONSUMER)) is ErrorCode.INVALID_REQUEST
     assert refusal(lambda: partition.offset_for(NOW, 5, CONSUMER)) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
@@ -433,16 +466,21 @@ def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Pat
     ]
 
 
-def test_a_leader_that_may_be_deposed_does_not_say_that_an_offset_is_beyond_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", [6, 1])
+def test_a_leader_that_may_be_deposed_does_not_say_that_an_offset_is_beyond_its_end_or_deleted(
+    tmp_path: Path, offset: int
+) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(epoch=3))
     append(partition, 5)
+    partition.log.move_log_start_offset(2)
     doubts = True
     partition._may_be_deposed = lambda told_in_broker_epoch: doubts
-    assert refusal(lambda: partition.check_fetch(fetch_of(6, epoch=3), CONSUMER)) is ErrorCode.OFFSET_NOT_AVAILABLE
+    asked = fetch_of(offset, epoch=3)
+    assert refusal(lambda: partition.check_fetch(asked, CONSUMER)) is ErrorCode.OFFSET_NOT_AVAILABLE
     assert partition.check_fetch(fetch_of(5, epoch=3), CONSUMER) is None
     doubts = False
-    assert refusal(lambda: partition.check_fetch(fetch_of(6, epoch=3), CONSUMER)) is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert refusal(lambda: partition.check_fetch(asked, CONSUMER)) is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("replica_id", [2, CONSUMER])

@@ -336,7 +336,9 @@ class ScriptedCluster:
         for topic in request.topics:
             answers = []
             for partition in topic.partitions:
-                code = action.code or self._problem(node_id, topic.name, partition.partition_index)
+                code = action.code or self._problem(
+                    node_id, topic.name, partition.partition_index, partition.current_leader_epoch
+                )
                 answer = m.ListOffsetsPartitionResponse(partition.partition_index, code)
                 if code is ErrorCode.NONE:
                     log = self.log(topic.name, partition.partition_index)
@@ -347,6 +349,7 @@ class ScriptedCluster:
                         answer.offset = log.start
                     else:
                         answer.offset, answer.timestamp = _first_at(log, partition.timestamp)
+                    answer.previous_epoch = log.epoch if answer.offset > log.start else -1
                 answers.append(answer)
             topics.append(m.ListOffsetsTopicResponse(topic.name, answers))
         return m.ListOffsetsResponse(0, topics)
