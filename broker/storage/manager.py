@@ -210,6 +210,11 @@ class LogManager:
         """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
         return self._continuity.trusted_since
 
+    @property
+    def synced_since(self) -> int:
+        """The same of what had been flushed."""
+        return self._continuity.synced_since
+
     def registered(self, broker_epoch: int) -> None:
         """The broker has this epoch now. Durable on return, where it is the epoch since which nothing was lost; blocks
         for that once. A disk that fails here takes the directory offline."""
@@ -288,7 +293,7 @@ class LogManager:
                     log.topic_id = topic_id
             except OSError as error:
                 self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
-            log.config = config
+            log.configure(config)
             return log
 
     def _create_log(self, partition: TopicPartition, topic_id: str) -> _Opened:
