@@ -48,8 +48,8 @@ _OWN_FILES = (
     "controller-timeline.jsonl",  # the broker's flight recorder, kept with its data
     "controller-timeline.jsonl.1",
 )
-FLUSHES_AT_ONCE = 2
-"""Of one directory: each takes a worker thread, and a disk that hangs must leave some for other work."""
+FLUSHES_AT_ONCE = 3
+"""Of one directory: each takes a worker thread, and a disk that hangs must leave one for other work."""
 
 _DELETE_SUFFIX = "-delete"
 _MAX_FILE_NAME = 255

@@ -195,8 +195,7 @@ class Log:
         """The settings from now on."""
         self.config = config
         self._flush_after_bytes = _flush_after_bytes(config)
-        if not self.is_safe:
-            self._flush_in_background()  # what was recovered, or appended before
+        self._make_safe()  # what was recovered, or appended before
 
     # -- appending --
 
@@ -502,6 +501,7 @@ class Log:
             self._synced_changes = self._changes
         except OSError as error:
             self._directory.fail_and_raise(error, f"emptying {self.path}")
+        self._make_safe()
 
     def move_log_start_offset(self, offset: int) -> None:
         """Records below `offset` are gone for readers; never moves back. Raises BrokerError OFFSET_OUT_OF_RANGE.
@@ -660,6 +660,10 @@ class Log:
         self._bytes_since_flush = 0
         self._flush_task()
 
+    def _make_safe(self) -> None:
+        if not self.is_safe:
+            self._flush_in_background()
+
     def _flush_ended(self, task: asyncio.Task[None]) -> None:
         self._flushing = None
         for segment in self._retired:
@@ -669,8 +673,7 @@ class Log:
         if error is not None:
             self._directory.fail(error, f"flushing {self.path}")
         if self.config.synced and not self._closed and self._directory.failure is None:
-            if not self.is_safe:
-                self._flush_in_background()
+            self._make_safe()
             self.on_flushed()
 
     async def _flush(self) -> None:

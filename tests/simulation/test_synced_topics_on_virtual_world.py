@@ -25,15 +25,18 @@ everywhere = pytest.mark.parametrize("seed", range(5))
 Scenario = Callable[[VirtualCluster], Awaitable[None]]
 
 
-def _simulate(scenario: Scenario, seed: int = 0, *, durability: str = "synced") -> None:
+def _simulate(
+    scenario: Scenario, seed: int = 0, *, durability: str = "synced", settings: dict[str, str] | None = None
+) -> None:
     async def main() -> None:
         cluster = VirtualCluster(Simulation(), settings={"replica.lag.time.max.ms": str(LAG_MS)})
         await cluster.start()
         world = cluster.client("admin")
 
         async def create() -> None:
+            configs = {"durability": durability} | (settings or {})
             async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(TOPIC, partitions=1, replication_factor=3, configs={"durability": durability})
+                await admin.create_topic(TOPIC, partitions=1, replication_factor=3, configs=configs)
 
         await world.process.run(create())
         await scenario(cluster)
@@ -159,6 +162,42 @@ def test_after_a_power_cut_of_all_the_first_in_sync_that_is_back_leads_and_has_e
     _simulate(scenario, seed)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_acknowledged_record_is_there_once(
+    seed: int,
+) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        random = Random(seed)
+        acknowledged: list[int] = []
+        sending = asyncio.create_task(_send_until_cut(cluster, acknowledged))
+        for _ in range(8):
+            await asyncio.sleep(random.uniform(0.1, 3))
+            for broker_id in random.sample(cluster.broker_ids, random.randint(1, 3)):
+                if broker_id in cluster.living():
+                    random.choice((cluster.kill_broker, cluster.power_cut))(broker_id)
+                await asyncio.sleep(random.choice((0, 0, random.uniform(0, 2))))
+            dead = [broker_id for broker_id in cluster.broker_ids if broker_id not in cluster.living()]
+            # Those that stay down for a while make the others lead, and are led themselves when they are back.
+            for broker_id in random.sample(dead, random.randint(1, len(dead))):
+                await cluster.start_broker(broker_id)
+                await asyncio.sleep(random.choice((0, random.uniform(0, 4))))
+        for broker_id in cluster.broker_ids:
+            if broker_id not in cluster.living():
+                await cluster.start_broker(broker_id)
+        await cluster.until(lambda: len(cluster.state(PARTITION).isr) == 3)
+        assert not sending.done()
+        known = list(acknowledged)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        found = await _read_all(cluster)
+        assert len(found) == len(set(found))
+        assert set(known) <= set(found)
+        assert len(known) > 50
+        assert _unclean_elections(cluster) == 0
+
+    _simulate(scenario, seed, settings={"segment.bytes": "2000"})
+
+
 def test_a_follower_whose_fsync_hangs_leaves_the_isr_and_acknowledgements_go_on() -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         await _send(cluster, range(5))
@@ -229,6 +268,11 @@ async def _lost_behind_a_replica_that_has_not_flushed_what_it_caught_up_with(clu
     return await _missing_where_it_comes_back_first(cluster, follower, acknowledged)
 
 
+async def _lost_with_new_segments(cluster: VirtualCluster) -> list[int]:
+    acknowledged = await _acknowledged_within(cluster, 2)
+    return await _missing_where_it_comes_back_first(cluster, cluster.state(PARTITION).leader, acknowledged)
+
+
 async def _acknowledged_within(cluster: VirtualCluster, seconds: float) -> list[int]:
     acknowledged: list[int] = []
     sending = asyncio.create_task(_send_until_cut(cluster, acknowledged))
@@ -260,6 +304,7 @@ async def _missing_where_it_comes_back_first(
     [
         ("acknowledged-before-own-flush", _lost_behind_a_leader_that_does_not_flush),
         ("follower-reports-what-is-not-flushed", _lost_behind_a_follower_that_does_not_flush),
+        ("directories-not-synced", _lost_with_new_segments),
         ("joins-isr-unflushed", _lost_behind_a_replica_that_has_not_flushed_what_it_caught_up_with),
     ],
 )
@@ -269,12 +314,14 @@ def test_what_is_acknowledged_is_on_every_disk_that_counts_and_a_planted_bug_sho
     lost: list[int] = []
 
     async def played(cluster: VirtualCluster) -> None:
-        lost[:] = await scenario(cluster)
+        lost.extend(await scenario(cluster))
 
-    _simulate(played)
+    for seed in range(3):
+        _simulate(played, seed, settings={"segment.bytes": "2000"})
     assert not lost
     with planted(mutant):
-        _simulate(played)
+        for seed in range(3):
+            _simulate(played, seed, settings={"segment.bytes": "2000"})
     assert lost
 
 

@@ -108,6 +108,14 @@ def lost_page_cache_not_noticed(patches: Patches) -> None:
         return "always the same"
 
 
+@mutant("KAFKA-3968", "a flush syncs the segments, and not the directory in which they got their names")
+def directories_not_synced(patches: Patches) -> None:
+    @patches.instead_of(Flush, "carry_out")
+    def carry_out(original: Any, self: Any, *rest: Any) -> None:
+        self.sync_directory, self.epochs = False, None
+        original(self, *rest)
+
+
 @mutant("a durable mode", "a leader of a synced topic counts what is in its own log before it is flushed")
 def acknowledged_before_own_flush(patches: Patches) -> None:
     @patches.instead_of(Log, "safe_end_offset")
