@@ -64,6 +64,7 @@ async def _send_until_cut(cluster: VirtualCluster, acknowledged: list[int]) -> N
         for number in numbers:
             await producer.send(TOPIC, b"%d" % number)
             acknowledged.append(number)
+            await asyncio.sleep(0.02)
 
     async def produce() -> None:
         async with Producer(cluster.bootstrap, world=world) as producer:
@@ -122,7 +123,7 @@ async def _lost_by_a_power_cut_of_all(cluster: VirtualCluster, seed: int) -> tup
     return [number for number in known if number not in found], _unclean_elections(cluster)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_power_cut_of_all_brokers_at_once_loses_nothing_that_was_acknowledged(seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         assert await _lost_by_a_power_cut_of_all(cluster, seed) == ([], 0)
@@ -162,7 +163,7 @@ def test_after_a_power_cut_of_all_the_first_in_sync_that_is_back_leads_and_has_e
     _simulate(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_acknowledged_record_is_there_once(
     seed: int,
 ) -> None:
@@ -192,7 +193,7 @@ def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_acknow
         found = await _read_all(cluster)
         assert len(found) == len(set(found))
         assert set(known) <= set(found)
-        assert len(known) > 50
+        assert len(known) > 100
         assert _unclean_elections(cluster) == 0
 
     _simulate(scenario, seed, settings={"segment.bytes": "2000"})
