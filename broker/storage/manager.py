@@ -373,6 +373,14 @@ class LogManager:
             await log.checkpoint()
         await self._checkpoint_recovery_points()
 
+    async def checkpoint_synced(self) -> None:
+        """Write down how far logs with durability=synced are flushed, where that is more than the file says. A power
+        cut takes nothing below, so a start that does not find it knows that something else has happened. Raises
+        BrokerError KAFKA_STORAGE_ERROR."""
+        known = self._recovery_points.values
+        if any(log.config.synced and log.recovery_point > known.get(p, 0) for p, log in self._logs.items()):
+            await self._checkpoint_recovery_points()
+
     async def _checkpoint_recovery_points(self) -> None:
         try:
             await self._write_recovery_points()

@@ -180,6 +180,26 @@ def test_a_loss_of_what_had_been_flushed_is_not_put_down_to_a_power_cut(loss: Ca
     assert host.live() == SINCE_THIS_REGISTRATION == host.said_of_the_flushed
 
 
+def test_flushed_records_that_are_missing_after_a_power_cut_are_noticed_as_far_as_was_written_down() -> None:
+    host = Host()
+
+    async def append_and_write_down() -> None:
+        logs = LogManager(StorageWorld(host.start_process()), "/data", 1, checkpoint_interval_ms=10**9)
+        await logs.open("cluster")
+        logs.registered(1)
+        log = await logs.get_or_create(PARTITION, "id", LogConfig(synced=True))
+        for _ in range(3):
+            log.append_as_leader(batch(), 0, NOW)
+        await log.flush()
+        await logs.checkpoint_synced()
+        await logs.close(clean=False)
+
+    asyncio.run(append_and_write_down())
+    host.cut_the_whole_log()
+    host.cut_power()
+    assert host.live() == SINCE_THIS_REGISTRATION == host.said_of_the_flushed
+
+
 def test_a_file_that_does_not_say_it_of_what_was_flushed_means_the_same() -> None:
     assert decode_continuity("f", b'{"boot_id":"b","trusted_since":3}').synced_since == 3
 
