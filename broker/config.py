@@ -8,14 +8,14 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from minibroker.protocol.broker_proof import LEAST_SECRET_BYTES
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Endpoint
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, REPLICATED, Endpoint
 from minibroker.protocol.world import Disk
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -37,6 +37,7 @@ _UNBOUNDED = 2**63 - 1
 Rate = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 Limit = Annotated[int, Meta(ge=-1, le=_UNBOUNDED)]
 """-1: none."""
+Durability = Literal["replicated", "synced"]
 Age = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 """In milliseconds."""
 
@@ -106,6 +107,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
 
     unclean_leader_election_enable: bool = False
     """Whether a replica that may lack acknowledged records may lead where no other can: what it lacks is lost."""
+
+    log_durability: Durability = REPLICATED
+    """The `durability` of a topic whose creator does not say (not in Kafka). It is written down with the topic, for
+    good."""
 
     message_max_bytes: Bytes = 1_048_588
     """The largest batch, as it is sent: where it is compressed, this is its compressed size."""
@@ -219,6 +224,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     loss."""
     unclean_leader_election_enable: bool | None = None
     """As the broker's."""
+    durability: Durability | None = None
+    """What acks=all and consumers wait for: `replicated`, until a record is in the memory of every replica in sync (as
+    in Kafka); `synced`, until it is on the disks of all of them, so that not even a power cut of all loses it. It is
+    set when the topic is created, and not to be changed later. Not in Kafka: see durability.md."""
     max_message_bytes: Bytes | None = None
     """The broker's `message.max.bytes`, for this topic."""
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
@@ -284,6 +293,8 @@ def rule_of(schema: type[Any], name: str) -> str:
                 return f"a whole number, {least} or more"
             case msgspec.inspect.IntType(ge=least, le=most):
                 return f"a whole number from {least} to {most}"
+            case msgspec.inspect.LiteralType(values=values):
+                return " or ".join(map(str, values))
             case msgspec.inspect.BoolType():
                 return "true or false"
             case msgspec.inspect.Metadata(extra_json_schema={"description": str(rule)}):

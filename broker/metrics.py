@@ -423,6 +423,11 @@ class BrokerMetrics(Collector):
         )
 
     def _of_the_logs(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "minibroker_log_longest_flush_seconds",
+            "For how long the disk has been at work at the flush of a log that is under way, the longest of them",
+            max((log.flushing_for_s for log in self._logs.logs()), default=0.0),
+        )
         logs = [(_labels(log), log) for log in self._logs.logs()]
         for field in LOG_GAUGES:
             yield from _gauges("kafka_log_log_", field, ["topic", "partition"], logs)

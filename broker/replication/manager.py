@@ -46,7 +46,7 @@ from minibroker.protocol.messages import (
     StopReplicaRequest,
     UpdateMetadataPartition,
 )
-from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, TopicPartition
+from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, SYNCED, TopicPartition
 from minibroker.protocol.world import (
     Clock,
     ConnectionLoss,
@@ -569,12 +569,20 @@ class ReplicaManager:
                 topic_partition, self._follower_quota, config.follower_replication_throttled_replicas
             ),
         )
+        log.on_flushed = lambda: self._flushed(partition)
         return partition
 
     def _quota_of(
         self, topic_partition: TopicPartition, quota: ReplicationQuota | None, replicas: str
     ) -> ReplicationQuota | None:
         return quota if is_throttled(replicas, topic_partition.partition, self._config.broker_id) else None
+
+    def _flushed(self, partition: Partition) -> None:
+        """Of a log with durability=synced: this replica has more now."""
+        if partition.advance_high_watermark():
+            self._high_watermark_moved(partition)
+        elif not partition.is_leader:
+            self._fetchers.wake(partition.leader_id)
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away
@@ -591,6 +599,7 @@ class ReplicaManager:
             segment_jitter_ms=_either(topic.segment_jitter_ms, config.log_roll_jitter_ms),
             retention_ms=_limit(_either(topic.retention_ms, config.log_retention_ms)),
             retention_bytes=_limit(_either(topic.retention_bytes, config.log_retention_bytes)),
+            synced=topic.durability == SYNCED,
         )
 
     def _apply_state(self, entry: _Assigned, addresses: dict[int, tuple[str, int]]) -> None:

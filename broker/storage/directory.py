@@ -8,6 +8,7 @@ KAFKA-10471). It is not written at all where the disk has failed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable
@@ -47,6 +48,9 @@ _OWN_FILES = (
     "controller-timeline.jsonl",  # the broker's flight recorder, kept with its data
     "controller-timeline.jsonl.1",
 )
+FLUSHES_AT_ONCE = 3
+"""Of one directory: each takes a worker thread, and a disk that hangs must leave one for other work."""
+
 _DELETE_SUFFIX = "-delete"
 _MAX_FILE_NAME = 255
 _DELETED_NAME = re.compile(r".+-[0-9]+\.[0-9a-f]{32}-delete", re.ASCII)
@@ -74,6 +78,8 @@ class LogDirectory:
         self.recovery_points = OffsetCheckpoint(world.disk, f"{path}/{RECOVERY_POINT_FILE}")
         self.log_start_offsets = OffsetCheckpoint(world.disk, f"{path}/{LOG_START_OFFSET_FILE}")
         self.high_watermarks = OffsetCheckpoint(world.disk, f"{path}/{HIGH_WATERMARK_FILE}")
+        self.flush_turns = asyncio.Semaphore(FLUSHES_AT_ONCE)
+        """Taken in the order in which the logs came, so none is left behind by busier ones."""
         self.failure: BaseException | None = None
         """Why it is offline; None while it is not."""
         self._listeners: list[Callable[[], None]] = []

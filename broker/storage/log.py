@@ -21,18 +21,24 @@ of the end offset. `flush` takes a picture, has it written by a worker thread, a
 truncated meanwhile. No caller's buffer is changed: the leader's offset and epoch go into the first 16 bytes of each
 batch, and those are written from a new piece beside the rest of the received one, in one vectored write.
 
+With `durability=synced` the same flush follows every append. One is under way at a time, for all that was appended
+before it began, and the next one begins when it has ended: so many records share an fdatasync when many come (group
+commit), and appending waits for none. What changes is the log's account: `safe_end_offset`, by which the replica is
+judged, is how far it was flushed. Nothing else has to be written for it, neither the recovery point's checkpoint nor
+index entries: recovery reads on from that checkpoint, and there is no torn batch below what a flush has covered.
+
 After a failed write or fsync the page cache may hold pages that are marked clean and are not on disk; a second fsync
 would "succeed". So the first failure ends the whole log directory, for good.
 
 Rejected: preallocated and memory-mapped index files (a torn one must be rebuilt anyway, and mapping hides I/O errors
-as signals); flushing each append (as in Kafka, the replicas are the first line of defence; `flush` is there for
-whoever needs more).
+as signals); waiting for the disk in each append, whatever the topic's setting (as in Kafka, the replicas are the first
+line of defence).
 """
 
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple, NoReturn
 
@@ -109,6 +115,8 @@ class Log:
         """Empty where the topic's id is not known."""
         self.config = config
         self.path = path
+        self.on_flushed: Callable[[], None] = lambda: None
+        """Called when `safe_end_offset` may have moved by a flush; with `synced` alone."""
         self._directory = directory
         self._disk = directory.world.disk
         self._clock = directory.world.clock
@@ -127,6 +135,8 @@ class Log:
         self._pending_snapshots: list[tuple[int, list[tuple[int, Producer]]]] = []
         self._written_epochs_version = recovered.written_epochs_version
         self._bytes_since_flush = 0
+        self._flush_after_bytes = _flush_after_bytes(config)
+        self._flush_began_s: float | None = None
         self._bytes_since_snapshot = 0
         self._changes = 0
         """Segments created, removed and truncated."""
@@ -164,6 +174,21 @@ class Log:
         return self._recovery_point
 
     @property
+    def safe_end_offset(self) -> int:
+        """Below it this replica counts as having everything: its end, or with `synced` what was flushed."""
+        return self._recovery_point if self.config.synced else self._log_end_offset
+
+    @property
+    def is_safe(self) -> bool:
+        """This replica counts as having all that is in its log."""
+        return not self.config.synced or self._recovery_point >= self._log_end_offset
+
+    @property
+    def flushing_for_s(self) -> float:
+        """For how many seconds the flush that is under way has been at work; 0 where none is."""
+        return 0.0 if self._flush_began_s is None else self._clock.monotonic() - self._flush_began_s
+
+    @property
     def latest_epoch(self) -> int:
         """The newest leader epoch, or NO_EPOCH."""
         return self._epochs.latest
@@ -175,6 +200,12 @@ class Log:
 
     def __repr__(self) -> str:
         return f"<Log {self.partition} {self._log_start_offset}..{self._log_end_offset}>"
+
+    def configure(self, config: LogConfig) -> None:
+        """The settings from now on."""
+        self.config = config
+        self._flush_after_bytes = _flush_after_bytes(config)
+        self._make_safe()  # what was recovered, or appended before
 
     # -- appending --
 
@@ -292,7 +323,7 @@ class Log:
         self._log_end_offset = last_offset + 1
         self._bytes_since_flush += size
         self._bytes_since_snapshot += size
-        if self._bytes_since_flush >= self.config.flush_bytes:
+        if self._bytes_since_flush >= self._flush_after_bytes:
             self._flush_in_background()
 
     def roll(self) -> None:
@@ -521,6 +552,7 @@ class Log:
             self._synced_changes = self._changes
         except OSError as error:
             self._directory.fail_and_raise(error, f"emptying {self.path}")
+        self._make_safe()
 
     def move_log_start_offset(self, offset: int) -> None:
         """Records below `offset` are gone for readers; never moves back. Raises BrokerError OFFSET_OUT_OF_RANGE.
@@ -679,6 +711,10 @@ class Log:
         self._bytes_since_flush = 0
         self._flush_task()
 
+    def _make_safe(self) -> None:
+        if not self.is_safe:
+            self._flush_in_background()
+
     def _flush_ended(self, task: asyncio.Task[None]) -> None:
         self._flushing = None
         for segment in self._retired:
@@ -687,9 +723,20 @@ class Log:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._directory.fail(error, f"flushing {self.path}")
+        if self.config.synced and not self._closed and self._directory.failure is None:
+            self._make_safe()
+            self.on_flushed()
 
     async def _flush(self) -> None:
         """Write one picture of the log. What fails ends up in the directory's `failure`."""
+        async with self._directory.flush_turns:
+            self._flush_began_s = self._clock.monotonic()
+            try:
+                await self._write_picture()
+            finally:
+                self._flush_began_s = None
+
+    async def _write_picture(self) -> None:
         if self._bytes_since_snapshot >= self.config.flush_bytes:
             self._take_snapshot()
         work = self._written_now = self._picture()
@@ -762,3 +809,7 @@ class Log:
             self._directory.check()
         if self._closed:
             raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log of {self.partition} is closed")
+
+
+def _flush_after_bytes(config: LogConfig) -> int:
+    return 0 if config.synced else config.flush_bytes

@@ -21,6 +21,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records older than this may be deleted, a segment at a time; None: however old they are, they stay."""
     retention_bytes: int | None = None
     """The oldest segments may be deleted without which the log still has this much; None: however many there are."""
+    synced: bool = False
+    """durability=synced: what was appended is flushed at once, and counts for nothing before it is."""
     flush_bytes: int = 32 * 1024**2
     """Flush in the background each time this much was appended: it bounds what a crash leaves to check, and keeps the
     kernel from writing back all at once."""

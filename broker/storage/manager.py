@@ -210,6 +210,11 @@ class LogManager:
         """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
         return self._continuity.trusted_since
 
+    @property
+    def synced_since(self) -> int:
+        """The same of what had been flushed."""
+        return self._continuity.synced_since
+
     def registered(self, broker_epoch: int) -> None:
         """The broker has this epoch now. Durable on return, where it is the epoch since which nothing was lost; blocks
         for that once. A disk that fails here takes the directory offline."""
@@ -288,7 +293,7 @@ class LogManager:
                     log.topic_id = topic_id
             except OSError as error:
                 self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
-            log.config = config
+            log.configure(config)
             return log
 
     def _create_log(self, partition: TopicPartition, topic_id: str) -> _Opened:
@@ -367,6 +372,14 @@ class LogManager:
         for log in self.logs():  # one by one: other work needs worker threads too
             await log.checkpoint()
         await self._checkpoint_recovery_points()
+
+    async def checkpoint_synced(self) -> None:
+        """Write down how far logs with durability=synced are flushed, where that is more than the file says. A power
+        cut takes nothing below, so a start that does not find it knows that something else has happened. Raises
+        BrokerError KAFKA_STORAGE_ERROR."""
+        known = self._recovery_points.values
+        if any(log.config.synced and log.recovery_point > known.get(p, 0) for p, log in self._logs.items()):
+            await self._checkpoint_recovery_points()
 
     async def _checkpoint_recovery_points(self) -> None:
         try:

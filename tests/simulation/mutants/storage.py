@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage import recovery
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
 from minibroker.broker.storage.continuity import DataContinuity
@@ -105,3 +106,32 @@ def lost_page_cache_not_noticed(patches: Patches) -> None:
     @patches.instead_of(DataContinuity, "_present_boot_id")
     def present_boot_id(original: Any, self: DataContinuity) -> str:
         return "always the same"
+
+
+@mutant("KAFKA-3968", "a flush syncs the segments, and not the directory in which they got their names")
+def directories_not_synced(patches: Patches) -> None:
+    @patches.instead_of(Flush, "carry_out")
+    def carry_out(original: Any, self: Any, *rest: Any) -> None:
+        self.sync_directory, self.epochs = False, None
+        original(self, *rest)
+
+
+@mutant("a durable mode", "a leader of a synced topic counts what is in its own log before it is flushed")
+def acknowledged_before_own_flush(patches: Patches) -> None:
+    @patches.instead_of(Log, "safe_end_offset")
+    def safe_end_offset(original: Any, self: Log) -> int:
+        return self.log_end_offset
+
+
+@mutant("a durable mode", "a follower of a synced topic asks for more, and so says that it has what it has not flushed")
+def follower_reports_what_is_not_flushed(patches: Patches) -> None:
+    @patches.instead_of(Partition, "may_fetch")
+    def may_fetch(original: Any, self: Partition) -> bool:
+        return True
+
+
+@mutant("a durable mode", "a replica of a synced topic that is out of the ISR catches up, and joins, without a flush")
+def joins_isr_unflushed(patches: Patches) -> None:
+    @patches.instead_of(Partition, "may_fetch")
+    def may_fetch(original: Any, self: Partition) -> bool:
+        return self._settings.broker_id not in self.isr or bool(original(self))
