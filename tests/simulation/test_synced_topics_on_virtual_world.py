@@ -222,6 +222,7 @@ def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_acknow
                 await cluster.start_broker(broker_id)
                 await asyncio.sleep(random.choice((0, random.uniform(0, 4))))
         for broker_id in cluster.broker_ids:
+            _hang_fsync(cluster, broker_id, 0)
             if broker_id not in cluster.living():
                 await cluster.start_broker(broker_id)
         await cluster.until(lambda: len(cluster.state(PARTITION).isr) == 3)
