@@ -1,7 +1,7 @@
 """The small files beside the segments, byte for byte as Kafka writes them, and who may write them when.
 
 Encoding and decoding are pure functions. `OffsetCheckpoint` is the one file per directory that holds an offset for
-every partition (recovery points, log start offsets, high watermarks).
+every partition (recovery points, log start offsets, high watermarks, where the dirty part begins).
 
 A recovery point on disk is a promise: "below it, everything is there". So it must never stay higher than what a
 truncation left, and worker threads that write an older picture must not overwrite a newer one. Hence `values`, an
@@ -21,6 +21,7 @@ from minibroker.protocol.world import Disk
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE = "partition.metadata"
 META_PROPERTIES_FILE = "meta.properties"

@@ -42,6 +42,7 @@ from minibroker.protocol.records.header import (
     validate_batch,
     validate_produced,
 )
+from minibroker.protocol.records.rewriting import with_records, without_records
 
 __all__ = [
     "HEADER_SIZE",
@@ -73,4 +74,6 @@ __all__ = [
     "parse_header",
     "validate_batch",
     "validate_produced",
+    "with_records",
+    "without_records",
 ]
