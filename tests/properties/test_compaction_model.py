@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import msgspec
@@ -15,11 +16,24 @@ from hypothesis import strategies as st
 from minibroker.broker.storage import compaction
 from minibroker.protocol.errors import BrokerError
 from tests.compaction_support import RETENTION_MS, CompactedLog
+from tests.simulation.mutants import planted
 
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "SLICE_BYTES", 300)
+
+
+def do_later(driver: CompactedLog, action: Callable[[], None], calls: int) -> None:
+    """Before the worker threads' call after so many more."""
+
+    def before() -> None:
+        if calls:
+            do_later(driver, action, calls - 1)
+        else:
+            action()
+
+    driver.world.executor.before = before
 
 
 async def step(driver: CompactedLog) -> None:
@@ -49,7 +63,8 @@ async def step(driver: CompactedLog) -> None:
         elif kind > 16:
             if random.random() < 0.3 and not dies:
                 # While a worker thread reads and writes, the event loop goes on.
-                driver.world.executor.before = random.choice((driver.append, driver.truncate, driver.log.roll))
+                action = random.choice((driver.append, driver.truncate, driver.log.roll))
+                do_later(driver, action, random.randrange(30))
             await driver.compact()
             driver.world.executor.before = None
         await asyncio.sleep(0)
@@ -63,24 +78,32 @@ async def step(driver: CompactedLog) -> None:
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(10, 80), keys=st.integers(1, 12))
 def test_the_latest_record_of_each_key_survives_whatever_happens(seed: int, steps: int, keys: int) -> None:
-    async def run() -> None:
-        driver = CompactedLog(Random(seed), keys=keys)
-        await driver.open()
-        for _ in range(steps):
-            await step(driver)
-            driver.check()
-        await driver.check_producers_of_a_copy()
-        await driver.manager.close()
+    asyncio.run(live(seed, steps, keys))
 
-    asyncio.run(run())
+
+async def live(seed: int, steps: int, keys: int) -> None:
+    driver = CompactedLog(Random(seed), keys=keys)
+    await driver.open()
+    for _ in range(steps):
+        await step(driver)
+        driver.check()
+    await driver.check_producers_of_a_copy()
+    await driver.manager.close()
 
 
 @pytest.mark.parametrize("power_cut", [False, True])
 def test_a_compaction_that_dies_at_any_step_leaves_the_log_as_before_or_after(power_cut: bool) -> None:
     outcomes: Counter[str] = Counter()
-    steps_of_a_run: set[int] = set()
+    steps = max(die_at_each_step(seed, power_cut, outcomes) for seed in range(3))
+    print(f"\ndied at each of up to {steps} steps; the log was as {dict(outcomes)}")
+    assert outcomes["before"] > 5
+    assert outcomes["after"] > 5
 
-    async def run(seed: int, changes: int) -> bool:
+
+def die_at_each_step(seed: int, power_cut: bool, outcomes: Counter[str]) -> int:
+    """How many steps there are."""
+
+    async def run(changes: int) -> bool:
         """Whether the compaction came to its end before so many changes of the disk."""
         driver = await with_segments_to_merge(seed)
         before = driver.read()
@@ -105,14 +128,10 @@ def test_a_compaction_that_dies_at_any_step_leaves_the_log_as_before_or_after(po
         await driver.manager.close()
         return not died
 
-    for seed in range(3):
-        changes = 0
-        while not asyncio.run(run(seed, changes)):
-            changes += 1
-        steps_of_a_run.add(changes)
-    print(f"\ndied at each of up to {max(steps_of_a_run)} steps; the log was as {dict(outcomes)}")
-    assert outcomes["before"] > 5
-    assert outcomes["after"] > 5
+    changes = 0
+    while not asyncio.run(run(changes)):
+        changes += 1
+    return changes
 
 
 async def with_segments_to_merge(seed: int) -> CompactedLog:
@@ -134,3 +153,18 @@ async def offsets_once_compacted(seed: int) -> list[int]:
     found = [record.offset for record in driver.read()[0]]
     await driver.manager.close()
     return found
+
+
+def test_a_swap_that_is_not_crash_safe_would_be_seen() -> None:
+    with planted("swap-without-marker"), pytest.raises(AssertionError):
+        die_at_each_step(0, power_cut=False, outcomes=Counter())
+
+
+@pytest.mark.parametrize("bug", ["tombstone-removed-early", "control-batches-compacted"])
+def test_what_compaction_must_not_remove_would_be_missed(bug: str) -> None:
+    def storm() -> None:
+        for seed in range(50):
+            asyncio.run(live(seed, steps=80, keys=4))
+
+    with planted(bug), pytest.raises(AssertionError):
+        storm()
