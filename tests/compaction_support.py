@@ -44,10 +44,6 @@ class Sent(NamedTuple):
     content: bytes
 
 
-async def at_once(done: int, stopped: asyncio.Event) -> None:
-    """`Pace`, without any."""
-
-
 class CompactedLog:
     """A log on the virtual disk, and what it should hold."""
 
@@ -71,7 +67,8 @@ class CompactedLog:
         self.high_watermark = 0
         self.epoch = 0
         self.now_ms = NOW
-        self.passes = 0
+        self.remembers_producers = True
+        """No cut has taken what is committed, and with it what stood for batches that were compacted away."""
 
     async def open(self) -> None:
         self.world = StorageWorld(self.host.start_process())
@@ -92,7 +89,7 @@ class CompactedLog:
         values = [None if random.random() < 0.3 else random.randbytes(random.choice((1, 30))) for _ in range(count)]
         deltas = [random.randrange(5) for _ in range(count)]
         producer_id = random.randrange(-1, PRODUCERS)
-        mine = [sent.header for sent in self.batches if sent.header.producer_id == producer_id >= 0]
+        known = self.log._producers.get(producer_id)
         record_set = bytes(
             encode_batch(
                 values,
@@ -104,15 +101,15 @@ class CompactedLog:
                 magic=random.choice((MAGIC_COLUMNS, MAGIC_RECORDS)),
                 producer_id=producer_id,
                 producer_epoch=0 if producer_id >= 0 else -1,
-                base_sequence=-1 if producer_id < 0 else mine[-1].last_sequence + 1 if mine else 0,
+                base_sequence=-1 if producer_id < 0 else 0 if known is None else known.batches[-1].last_sequence + 1,
             )
         )
         self.log.append_as_leader(record_set, self.epoch, self.now_ms)
         self._note(stamped(record_set, end, self.epoch))
         for index in range(count):
             offset = end + index
-            known = Known(offset, keys[index], values[index], self.now_ms + deltas[index], self.epoch)
-            self.records[offset] = known
+            timestamp = self.now_ms + deltas[index]
+            self.records[offset] = Known(offset, keys[index], values[index], timestamp, self.epoch)
 
     def append_marker(self) -> None:
         end = self.log.log_end_offset
@@ -148,6 +145,26 @@ class CompactedLog:
         self.log.truncate_to(offset)
         self.forget_from(self.log.log_end_offset)
 
+    def truncate_what_is_committed(self) -> None:
+        """As a follower does whose leader was elected uncleanly: what was compacted away for what is cut is gone."""
+        offset = self.random.randint(self.log.log_start_offset, self.log.log_end_offset)
+        self.epoch += 1
+        self.log.truncate_to(offset)
+        self._adopt()
+
+    def restart(self) -> None:
+        """As a follower does whose leader's log begins later than its own ends."""
+        self.epoch += 1
+        self.log.truncate_fully_and_start_at(self.log.log_end_offset + self.random.randint(0, 3))
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.forget_from(self.log.log_end_offset)
+        self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
+        found, self.markers, _, _ = self.read()
+        self.records = {record.offset: record for record in found}
+        self.remembers_producers = False
+
     def forget_from(self, end: int) -> None:
         self.records = {o: r for o, r in self.records.items() if o < end}
         self.markers = {o: c for o, c in self.markers.items() if o < end}
@@ -164,13 +181,16 @@ class CompactedLog:
             return False
         room = room or self.random.choice((1, 2, 5, 1_000))
         key_map = KeyMap(room * ENTRY_BYTES, b"salt")
-        # Even if this is given up or the power goes, what was swapped in says from when on tombstones may go.
-        for record in self.records.values():
-            if record.value is None and record.offset < what.end:
-                self.gone_from.setdefault(record.offset, self.now_ms + RETENTION_MS)
-        whole = await self.log.compact(what, key_map, at_once)
+
+        async def pace(done: int, stopped: asyncio.Event) -> None:
+            # Even if this is given up or the power goes, what was swapped in says from when on tombstones may go.
+            assert self.log._compaction is not None
+            for record in self.records.values():
+                if record.value is None and record.offset < self.log._compaction.end:
+                    self.gone_from.setdefault(record.offset, self.now_ms + RETENTION_MS)
+
+        whole = await self.log.compact(what, key_map, pace)
         if whole:
-            self.passes += 1
             assert what.first_dirty < self.log.first_dirty_offset <= what.end
             await self.manager.checkpoint_first_dirty_offsets()
         return whole
@@ -202,7 +222,7 @@ class CompactedLog:
         found, markers, last_offset, last_epoch = self.read()
         offsets = [record.offset for record in found]
         assert offsets == sorted(set(offsets))
-        assert last_offset == log.log_end_offset - 1
+        assert last_offset == log.log_end_offset - 1 or log.log_start_offset == log.log_end_offset
         for record in found:
             assert record == self.records[record.offset]
         assert markers == self.markers
@@ -217,7 +237,8 @@ class CompactedLog:
         assert len(clean) == len(set(clean))
         assert last_epoch <= log.latest_epoch
         self.check_structure()
-        self.check_producers()
+        if self.remembers_producers:
+            self.check_producers()
 
     def read(self) -> tuple[list[Known], dict[int, bytes], int, int]:
         """All records, all control batches, the last offset and the last epoch of a batch."""
@@ -249,7 +270,7 @@ class CompactedLog:
         for extent, segment in zip(extents[:-1], log._segments, strict=False):
             [*_, (_, last)] = segment.walk(0, segment.size)
             assert last.next_offset == extent.end_offset
-        for offset in range(log.log_end_offset):
+        for offset in range(log.log_start_offset, log.log_end_offset):
             data = log.read(offset, 1, log.log_end_offset)
             assert next(iterate_batches(data)).header.last_offset >= offset
 
@@ -267,10 +288,13 @@ class CompactedLog:
         await manager.open("cluster")
         copy = await manager.get_or_create(PARTITION, "topic", self.config)
         data = everything(self.log)
+        if self.log.log_start_offset:
+            copy.truncate_fully_and_start_at(self.log.log_start_offset)
         if data:
             copy.append_as_follower(data)
         assert everything(copy) == data
-        mine, self.log = self.log, copy
-        self.check_producers()
-        self.log = mine
+        if self.remembers_producers:
+            mine, self.log = self.log, copy
+            self.check_producers()
+            self.log = mine
         await manager.close()

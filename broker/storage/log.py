@@ -445,10 +445,8 @@ class Log:
         segment = self._segments[index]
         try:
             position = segment.locate(offset)
-            for _, header in segment.walk(position, segment.size):
-                # In a gap that compaction has left, the log ends with the batch before it.
-                offset = header.base_offset if header.base_offset <= offset else segment.end_before(position)
-                break
+            # With the batch before, wherever compaction has left a gap: what nobody can read must not be waited for.
+            offset = segment.end_before(position)
             self._begin_cut(offset)
             # From the end backwards, so that a crash in between leaves a log without a gap.
             for later in reversed(self._segments[index + 1 :]):

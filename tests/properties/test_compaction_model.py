@@ -24,6 +24,10 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "SLICE_BYTES", 300)
 
 
+def cuts(driver: CompactedLog) -> list[Callable[[], None]]:
+    return [*[driver.truncate] * 4, driver.truncate_what_is_committed, driver.restart]
+
+
 def do_later(driver: CompactedLog, action: Callable[[], None], calls: int) -> None:
     """Before the worker threads' call after so many more."""
 
@@ -51,7 +55,7 @@ async def step(driver: CompactedLog) -> None:
         elif kind == 10:
             driver.log.roll()
         elif kind == 11 and not dies:
-            driver.truncate()
+            random.choice(cuts(driver))()
         elif kind == 12:
             driver.advance_clock(random.choice((10, RETENTION_MS // 2, RETENTION_MS)))
         elif kind < 16:
@@ -63,7 +67,7 @@ async def step(driver: CompactedLog) -> None:
         elif kind > 16:
             if random.random() < 0.3 and not dies:
                 # While a worker thread reads and writes, the event loop goes on.
-                action = random.choice((driver.append, driver.truncate, driver.log.roll))
+                action = random.choice((driver.append, driver.log.roll, *cuts(driver)))
                 do_later(driver, action, random.randrange(30))
             await driver.compact()
             driver.world.executor.before = None
