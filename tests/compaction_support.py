@@ -231,7 +231,9 @@ class CompactedLog:
         for record in latest.values():
             if record.offset not in kept:
                 assert record.value is None, f"{record} is gone, the latest of its key"
-                assert self.now_ms >= self.gone_from[record.offset], f"{record} is gone too early"
+                gone_from = self.gone_from.get(record.offset)
+                assert gone_from is not None, f"{record} is gone though it never was clean"
+                assert self.now_ms >= gone_from, f"{record} is gone too early"
                 assert not any(older.key == record.key for older in found), f"{record} does not delete any more"
         clean = [record.key for record in found if record.offset < log.first_dirty_offset]
         assert len(clean) == len(set(clean))
