@@ -199,20 +199,21 @@ class Compaction:
         batch = decode_batch(data, header, check_crc=False)
         horizon_ms = header.delete_horizon_ms
         tombstones_go = horizon_ms is not None and horizon_ms <= now_ms
-        latest = self._key_map.latest
-        kept: list[int] = []
-        has_tombstones = False
-        for index, (key, value, offset) in enumerate(zip(batch.keys or (), batch.values, batch.offsets, strict=False)):
-            if key is None or offset < latest(key):
-                continue
-            if value is None:
-                if tombstones_go:
-                    continue
-                has_tombstones = True
-            kept.append(index)
+        keys, values = batch.keys, batch.values
+        if keys is None:
+            kept = []
+        else:
+            latest = self._key_map.latest(keys)
+            kept = [
+                index
+                for index, (newest, offset) in enumerate(zip(latest, batch.offsets, strict=True))
+                if offset >= newest and keys[index] is not None
+            ]
+        if tombstones_go:
+            kept = [index for index in kept if values[index] is not None]
         if not kept:
             return without_records(header) if is_needed else None
-        if has_tombstones and horizon_ms is None:
+        if horizon_ms is None and any(values[index] is None for index in kept):
             try:
                 return with_records(batch, kept, now_ms + self._delete_retention_ms)
             except ValueError:

@@ -11,8 +11,15 @@ def test_the_last_offset_that_was_put_counts_and_other_keys_have_none() -> None:
     keys = KeyMap(10 * ENTRY_BYTES, b"salt")
     keys.put([b"a", b"b", None, b"a"], [3, 4, 5, 6])
     keys.put([b"", b"b"], [7, 8])
-    assert [keys.latest(key) for key in (b"a", b"b", b"", b"c")] == [6, 8, 7, -1]
+    assert keys.latest([b"a", b"b", None, b"", b"c"]) == [6, 8, -1, 7, -1]
     assert len(keys) == 3
+
+
+def test_long_keys_are_told_apart_by_their_digests() -> None:
+    keys = KeyMap(10 * ENTRY_BYTES, b"salt")
+    long, longer = b"k" * 33, b"k" * 1_000_000
+    keys.put([b"a", long, longer], [1, 2, 3])
+    assert keys.latest([long, longer, b"a", b"k" * 34]) == [2, 3, 1, -1]
 
 
 def test_it_has_room_for_so_many_keys_and_for_any_number_while_it_is_empty() -> None:
@@ -29,7 +36,7 @@ def test_it_takes_no_more_memory_than_it_was_given() -> None:
     tracemalloc.start()
     try:
         for number in range(count):
-            keys.put([b"key-%d" % number], [number + 10**12])
+            keys.put([b"%032d" % number], [number + 10**12])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
