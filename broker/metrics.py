@@ -328,6 +328,14 @@ class BrokerMetrics(Collector):
             ("offlinereplicacount", "Replicas that could not be opened", len(self._logs.damaged)),
         ):
             yield GaugeMetricFamily(f"kafka_server_replicamanager_{name}", documentation, value)
+        yield GaugeMetricFamily(
+            "kafka_log_logcleanermanager_uncleanable_partitions_count",
+            "Replicas that are not compacted any more, since their log could not be read",
+            replicas.cleaner.uncleanable,
+        )
+        yield CounterMetricFamily(
+            "minibroker_log_compactions", "Passes of the compaction over a log", replicas.cleaner.passes
+        )
         for name, documentation, count in (
             ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_writer.shrinks),
             ("replicamanager_isrexpands", "Times that a replica joined an ISR", replicas.isr_writer.expands),

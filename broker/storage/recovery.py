@@ -36,6 +36,7 @@ from minibroker.broker.storage.leader_epochs import LeaderEpochCache
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.segment import LOG_SUFFIX, Appended, Segment, file_name, parse_file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, drop_snapshots_above, load_producers
+from minibroker.broker.storage.swap import finish_swap
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
     HEADER_SIZE,
@@ -174,9 +175,11 @@ def recover(
     `recovery_point` is what the checkpoint says, 0 if nothing; `clean`: the broker stopped cleanly, so all of the log
     is on disk. A directory without segments becomes an empty log that begins at `log_start_offset`. `before_loss` is
     called before anything is cut that is more than an incomplete last batch, since afterwards nothing shows it: with
-    the reason, and whether what is missing had been flushed for certain. Raises DamagedLog, CorruptRecord (damage below
-    the recovery point), OSError.
+    the reason, and whether what is missing had been flushed for certain. A swap of compacted segments that was under
+    way is carried out first. Raises DamagedLog, CorruptRecord and MalformedFile (damage below the recovery point),
+    OSError.
     """
+    finish_swap(disk, directory, index_interval_bytes)
     bases, snapshots = _tidy(disk, directory)
     segments: list[Segment] = []
     problem = ""

@@ -6,14 +6,16 @@ from contextlib import suppress
 from typing import Any
 
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage import recovery
+from minibroker.broker.storage import recovery, swap
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
+from minibroker.broker.storage.compaction import Compaction
 from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.broker.storage.swap import Swap
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -99,6 +101,37 @@ def sequences_not_checked(patches: Patches) -> None:
     @patches.instead_of(ProducerState, "check")
     def check(original: Any, self: ProducerState, header: Any) -> None:
         """Whatever comes is new."""
+
+
+@mutant(
+    "KAFKA-2118", "compacted segments are swapped in without a marker: the old ones go first, then the new one is named"
+)
+def swap_without_marker(patches: Patches) -> None:
+    @patches.instead_of(Swap, "carry_out")
+    def carry_out(original: Any, self: Any) -> None:
+        if not self._is_done:
+            swap._remove_segments(self._disk, self._directory, self._others)
+            swap._name_the_cleaned(self._disk, self._directory, self._base)
+            for write in self._index_writes:
+                write.carry_out(self._disk)
+            self._is_done = True
+
+
+@mutant("KAFKA-4529", "a tombstone may go with the next compaction, however short a time what it deletes has been gone")
+def tombstone_removed_early(patches: Patches) -> None:
+    @patches.instead_of(Compaction, "_kept")
+    def kept(original: Any, self: Any, *rest: Any) -> Any:
+        self._delete_retention_ms = 0
+        return original(self, *rest)
+
+
+@mutant("KAFKA-8351, KAFKA-13727", "compaction takes control batches for batches of records that nobody needs")
+def control_batches_compacted(patches: Patches) -> None:
+    @patches.instead_of(Compaction, "_kept")
+    def kept(original: Any, self: Any, header: Any, data: Any, is_last: bool, now_ms: int) -> Any:
+        if header.is_control and not is_last:
+            return None
+        return original(self, header, data, is_last, now_ms)
 
 
 @mutant("KIP-903, KIP-966", "a broker whose host was started anew says that it has lost nothing")
