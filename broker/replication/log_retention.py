@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping
 
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Clock
@@ -16,7 +16,7 @@ from minibroker.protocol.world import Clock
 
 class LogRetention:
     def __init__(
-        self, clock: Clock, logs: LogManager, partitions: Mapping[TopicPartition, Partition], interval_ms: int
+        self, clock: Clock, logs: LogDirs, partitions: Mapping[TopicPartition, Partition], interval_ms: int
     ) -> None:
         """`partitions` is read anew each time."""
         self._clock = clock
@@ -25,19 +25,18 @@ class LogRetention:
         self._interval_s = interval_ms / 1_000
 
     async def run(self) -> None:
-        """Until cancelled, or the log directory is offline."""
+        """Until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
+            await self.run_once()
+
+    async def run_once(self) -> None:
+        """What is in a directory that is offline, or fails meanwhile, is left alone."""
+        for partition in list(self._partitions.values()):
             try:
-                await self.run_once()
+                partition.expire(self._clock.wall_ms())
             except BrokerError as error:
                 if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                     raise
-                return  # everybody has been told
-
-    async def run_once(self) -> None:
-        """Raises BrokerError(KAFKA_STORAGE_ERROR)."""
-        for partition in list(self._partitions.values()):
-            partition.expire(self._clock.wall_ms())
             await asyncio.sleep(0)
         await self._logs.remove_old_segments()

@@ -19,7 +19,7 @@ from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
@@ -73,8 +73,8 @@ class LeadershipListener(Protocol):
     controller names them. By then the role has been taken, and nothing has run since: nothing was appended in the epoch
     that begins, and it begins at the end of the log. A role that could not be taken is not told.
 
-    `on_follower` is called with the epoch of `on_leader` where the replica that led was deleted. After that, epochs may
-    begin at 0 again: they are those of another topic of that name.
+    `on_follower` is called with the epoch of `on_leader` where the replica that led was deleted, or its log directory
+    has failed. After a deletion epochs may begin at 0 again: they are those of another topic of that name.
 
     They are called before anything else in the broker runs, so they must neither wait nor raise: what takes long is for
     a task.
@@ -101,7 +101,7 @@ class ReplicaManager:
         self,
         world: World,
         config: BrokerConfig,
-        logs: LogManager,
+        logs: LogDirs,
         metadata: MetadataCache,
         supervisor: Supervisor,
         sessions: SessionSource,
@@ -146,7 +146,7 @@ class ReplicaManager:
             self._isr_changed,
         )
         self._checkpoint = HighWatermarkCheckpoint(
-            world.executor, logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
+            logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
         )
         self._retention = LogRetention(world.clock, logs, self._partitions, config.log_retention_check_interval_ms)
 
@@ -184,10 +184,14 @@ class ReplicaManager:
         return [self._produces, self._fetches]
 
     def leader(self, topic_partition: TopicPartition) -> Partition:
-        """The partition, if it is here at all. Raises BrokerError: NOT_LEADER_OR_FOLLOWER where the cluster has it
-        elsewhere, UNKNOWN_TOPIC_OR_PARTITION where this broker was not told of it."""
+        """The partition, if it is here at all. Raises BrokerError: KAFKA_STORAGE_ERROR where its log directory is
+        offline, NOT_LEADER_OR_FOLLOWER where the cluster has it elsewhere, UNKNOWN_TOPIC_OR_PARTITION where this broker
+        was not told of it."""
         partition = self._partitions.get(topic_partition)
         if partition is None:
+            if self._logs.is_offline(topic_partition):
+                text = f"the log directory of {topic_partition} is offline on broker {self._config.broker_id}"
+                raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, text)
             known = self._metadata.partition(topic_partition) is not None
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             raise BrokerError(code, f"{topic_partition} is not on broker {self._config.broker_id}")
@@ -319,7 +323,8 @@ class ReplicaManager:
             return admitted
         topic_partition = admitted.topic_partition
         if self._partitions.get(topic_partition) is not admitted.partition:
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            offline = self._logs.is_offline(topic_partition)
+            code = ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return topic_partition, FetchPartitionResponse(topic_partition.partition, code)
         return _admit_to(admitted.partition, admitted.fetch, replica_id)
 
@@ -398,7 +403,9 @@ class ReplicaManager:
                             ErrorCode.STALE_CONTROLLER_EPOCH,
                             f"{topic_partition} of the topic with id {topic.topic_id} was deleted here",
                         )
-                    partition = await self._ensure_partition(topic_partition, topic.topic_id, config)
+                    partition = await self._ensure_partition(
+                        topic_partition, topic.topic_id, config, is_new=state.is_new
+                    )
                     if partition.is_stale(state):
                         raise BrokerError(
                             ErrorCode.STALE_CONTROLLER_EPOCH,
@@ -469,7 +476,9 @@ class ReplicaManager:
             self._up_to_date = session
         return session
 
-    async def _ensure_partition(self, topic_partition: TopicPartition, topic_id: str, config: TopicConfig) -> Partition:
+    async def _ensure_partition(
+        self, topic_partition: TopicPartition, topic_id: str, config: TopicConfig, *, is_new: bool
+    ) -> Partition:
         partition = self._partitions.get(topic_partition)
         if partition is not None:
             if topic_id and partition.log.topic_id != topic_id:
@@ -478,7 +487,7 @@ class ReplicaManager:
                     f"{topic_partition} has topic id {partition.log.topic_id} here, but the controller says {topic_id}",
                 )
             return partition
-        log = await self._logs.get_or_create(topic_partition, topic_id, self._log_config(config))
+        log = await self._logs.get_or_create(topic_partition, topic_id, self._log_config(config), is_new=is_new)
         partition = self._partitions[topic_partition] = Partition(
             topic_partition,
             log,
@@ -569,8 +578,12 @@ class ReplicaManager:
                     if partition is not None and partition.is_leader:
                         for listener in self._listeners:
                             listener.on_follower(topic_partition, partition.leader_epoch)
-                    await self._logs.delete(topic_partition)
-                    logger.info("%s: deleted", topic_partition)
+                    try:
+                        await self._logs.delete(topic_partition)
+                        logger.info("%s: deleted", topic_partition)
+                    except BrokerError as error:
+                        logger.error("%s cannot be deleted: %s", topic_partition, error)
+                        errors.append(PartitionError(topic.topic_name, state.partition_index, error.code))
                 self._produces.check_soon(topic_partition)
                 self._fetches.check_soon(topic_partition)
             deleted = any(state.delete_partition for state in topic.partition_states)
@@ -582,6 +595,20 @@ class ReplicaManager:
     def reconsider_isrs(self) -> None:
         """The controller announced brokers: followers that waited to be known as alive may join now."""
         self.isr_writer.reconsider()
+
+    def log_dir_failed(self) -> None:
+        """A log directory is offline, just now. Its replicas neither lead nor follow from here on, and what waits for
+        them is answered; the controller makes others lead."""
+        for topic_partition, partition in list(self._partitions.items()):
+            if not self._logs.is_offline(topic_partition):
+                continue
+            del self._partitions[topic_partition]
+            self._fetchers.stop_following(topic_partition)
+            if partition.is_leader:
+                for listener in self._listeners:
+                    listener.on_follower(topic_partition, partition.leader_epoch)
+            self._produces.check_soon(topic_partition)
+            self._fetches.check_soon(topic_partition)
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
         """A follower's log cannot go on: that costs this replica alone, as if its files were damaged. Its leader takes

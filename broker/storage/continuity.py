@@ -17,14 +17,24 @@ Whatever is interrupted must err on the side of distrust:
   so it never vouches, under one start of the host, for what was written under an earlier one;
 - the epoch of the registration is in the file before this broker obeys any order under it.
 
-Rejected: a word for each partition (one more file to sync with each); an fsync per append, which makes all of this
-unnecessary and costs a disk's latency for each batch.
+With several directories (`log.dirs`) it is the broker that is believed or not, since a registration has room for one
+word. Each directory is judged as above, and the least of it counts. Beside that they vouch for each other: each has an
+id, and the file names all directories that the broker had (`combined`). So it is noticed if one was taken out of
+`log.dirs`, or if an empty disk is mounted in its place: otherwise its replicas would be made anew, empty, by a broker
+that is believed. One that failed while others went on is noted in those, as its own disk may not take the note.
+
+Rejected: a word for each partition (one more file to sync with each); a word for each directory (the controller would
+have to know which replica is in which before it elects); an fsync per append, which makes all of this unnecessary and
+costs a disk's latency for each batch.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection, Sequence
+from random import Random
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,6 +56,59 @@ class Continuity(msgspec.Struct, frozen=True, kw_only=True):
     version: int = _VERSION
     boot_id: str
     trusted_since: int
+    directory_id: str = ""
+    """Of this directory, drawn when it was new. Empty, and the others too: written before there were several."""
+    directories: tuple[str, ...] = ()
+    """The ids of all directories of the broker."""
+    failed: tuple[str, ...] = ()
+    """Those among them that have failed since they were opened last."""
+
+
+class Witness(NamedTuple):
+    """A directory that was opened, as its file was before."""
+
+    is_new: bool
+    """There was nothing in it."""
+    directory_id: str
+    directories: tuple[str, ...]
+    failed: tuple[str, ...]
+    trusted_since: int
+
+
+class Verdict(NamedTuple):
+    """What the directories say together."""
+
+    trusted_since: int
+    doubt: str
+    """Why they are not believed, beside what each says of itself. Empty: there is nothing."""
+    directories: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+def combined(witnesses: Sequence[Witness], unopened: int) -> Verdict:
+    """What may be believed of a broker that has opened these directories, at least one, and could not open `unopened`
+    others: which ones those are is not known, but no replica that may be in them is made anew meanwhile. Pure.
+
+    A directory that is new costs no trust where all others are there: it is one more.
+    """
+    present = {witness.directory_id for witness in witnesses}
+    old = [witness for witness in witnesses if not witness.is_new]
+    known = present.union(*(witness.directories for witness in old))
+    missing = known - present
+    failed = {directory for witness in old for directory in witness.failed}
+    doubt = ""
+    if len(missing) > unopened:
+        doubt = "directories that this broker had are gone, or empty disks are in their place"
+    elif present & failed:
+        doubt = "a directory that failed is back: its disk may have lost what was in memory"
+    elif any(other.directory_id not in (w.directories or (w.directory_id,)) for w in old for other in old):
+        doubt = "a directory is back without which the broker had gone on"
+    if doubt or not old or any(witness.trusted_since == SINCE_THIS_REGISTRATION for witness in old):
+        trusted_since = SINCE_THIS_REGISTRATION
+    else:
+        trusted_since = max(witness.trusted_since for witness in old)
+    directories = known if unopened else present
+    return Verdict(trusted_since, doubt, tuple(sorted(directories)), tuple(sorted((failed & directories) - present)))
 
 
 def encode_continuity(continuity: Continuity) -> bytes:
@@ -67,54 +130,88 @@ class DataContinuity:
     """One data directory's. Calls block for the write of a small file; what they change is durable when they return.
     They raise OSError."""
 
-    def __init__(self, disk: Disk, log_dir: str) -> None:
+    def __init__(self, disk: Disk, log_dir: str, random: Random) -> None:
         self._disk = disk
         self._path = f"{log_dir}/{CONTINUITY_FILE}"
-        self._boot_id = ""
-        self._trusted_since = SINCE_THIS_REGISTRATION
+        self._random = random
+        self._content = Continuity(boot_id="", trusted_since=SINCE_THIS_REGISTRATION)
+        self._is_new = True
         self._writing = threading.Lock()
 
     @property
     def trusted_since(self) -> int:
         """For the registration: a broker epoch, or SINCE_THIS_REGISTRATION."""
-        return self._trusted_since
+        return self._content.trusted_since
 
-    def begin(self, *, was_clean: bool) -> None:
-        """First of all, before the marker of the clean stop is removed and before any log is opened."""
-        self._boot_id = self._present_boot_id()
+    @property
+    def directory_id(self) -> str:
+        return self._content.directory_id
+
+    def begin(self, *, was_clean: bool, is_new: bool = False) -> None:
+        """First of all, before the marker of the clean stop is removed and before any log is opened. `is_new`: the
+        directory was nobody's before."""
+        boot_id = self._present_boot_id()
         found = self._read()
+        self._is_new = is_new and found is None
         trusted_since = SINCE_THIS_REGISTRATION
-        if found is not None and (was_clean or (self._boot_id and found.boot_id == self._boot_id)):
+        if found is not None and (was_clean or (boot_id and found.boot_id == boot_id)):
             trusted_since = found.trusted_since
         elif found is not None:
             logger.warning(
                 "the host was started anew, and the broker had not stopped cleanly before: what it wrote last may be "
                 "missing, so it is not elected for what it had"
             )
-        if found == Continuity(boot_id=self._boot_id, trusted_since=trusted_since):
-            self._trusted_since = trusted_since
+        before = found or self._content
+        directory_id = before.directory_id or f"{self._random.getrandbits(128):032x}"
+        begun = msgspec.structs.replace(before, boot_id=boot_id, trusted_since=trusted_since, directory_id=directory_id)
+        if begun == found:
+            self._content = found
         else:
-            self._write(trusted_since)
+            self._write(begun)
+
+    def witness(self) -> Witness:
+        """After `begin`, and after the logs were opened."""
+        content = self._content
+        return Witness(self._is_new, content.directory_id, content.directories, content.failed, content.trusted_since)
+
+    def agree(self, verdict: Verdict) -> None:
+        """Write down what all directories say together. Before the registration."""
+        with self._writing:
+            content = self._content
+            trusted_since = content.trusted_since
+            if verdict.doubt or self._is_new:
+                trusted_since = verdict.trusted_since
+            agreed = msgspec.structs.replace(
+                content, trusted_since=trusted_since, directories=verdict.directories, failed=verdict.failed
+            )
+            if agreed != content:
+                self._write(agreed)
+
+    def note_failed(self, directories: Collection[str]) -> None:
+        """Other directories of this broker have failed, which goes on without them. Called from any thread."""
+        with self._writing:
+            failed = tuple(sorted({*self._content.failed, *directories}))
+            if failed != self._content.failed:
+                self._write(msgspec.structs.replace(self._content, failed=failed))
 
     def distrust(self, reason: str) -> None:
         """Something is lost, or is about to be. Called from any thread."""
         with self._writing:
-            if self._trusted_since == SINCE_THIS_REGISTRATION:
+            if self._content.trusted_since == SINCE_THIS_REGISTRATION:
                 return
             logger.warning("what the data directory held is incomplete: %s", reason)
-            self._write(SINCE_THIS_REGISTRATION)
+            self._write(msgspec.structs.replace(self._content, trusted_since=SINCE_THIS_REGISTRATION))
 
     def registered(self, broker_epoch: int) -> None:
         """This broker has this epoch. What it writes from now on is there until it says otherwise."""
         with self._writing:
             # Epochs only grow, except with a ZooKeeper that was set up anew, in which nothing is on record yet.
-            if self._trusted_since == SINCE_THIS_REGISTRATION or broker_epoch < self._trusted_since:
-                self._write(broker_epoch)
+            if self.trusted_since == SINCE_THIS_REGISTRATION or broker_epoch < self.trusted_since:
+                self._write(msgspec.structs.replace(self._content, trusted_since=broker_epoch))
 
-    def _write(self, trusted_since: int) -> None:
-        content = encode_continuity(Continuity(boot_id=self._boot_id, trusted_since=trusted_since))
-        self._disk.write_atomically(self._path, content)
-        self._trusted_since = trusted_since
+    def _write(self, content: Continuity) -> None:
+        self._disk.write_atomically(self._path, encode_continuity(content))
+        self._content = content
 
     def _read(self) -> Continuity | None:
         if not self._disk.exists(self._path):

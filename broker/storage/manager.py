@@ -1,10 +1,11 @@
-"""The logs of a data directory (Kafka's LogManager): opening, creating, deleting, closing.
+"""The logs of one log directory (the larger part of Kafka's LogManager): opening, creating, deleting, closing.
 
 Every log is opened in a worker thread. One whose files are damaged costs this broker that replica and nothing else: it
 is in `damaged`, and asking for it raises until its directory is out of the way. The same goes for one whose contract
-was broken while it was in use (`set_aside`). Where it is the disk that fails (DISK_ERRORS), the broker does not start:
-an error that the next start may not meet must not cost a replica for as long as the broker runs. What blocks for more
-than a moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each partition.
+was broken while it was in use (`set_aside`). Where it is the disk that fails (DISK_ERRORS), the log directory is not
+opened: an error that the next start may not meet must not cost a replica for as long as the broker runs. What blocks
+for more than a moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each
+partition.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from minibroker.broker.storage.checkpoints import (
@@ -25,8 +26,8 @@ from minibroker.broker.storage.checkpoints import (
     decode_topic_id,
     encode_topic_id,
 )
-from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity
-from minibroker.broker.storage.directory import DataDirectoryUnusable, LogDirectory, deleted_name
+from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity, Verdict, Witness
+from minibroker.broker.storage.directory import LogDirectory, LogDirectoryFailed, deleted_name
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
@@ -80,8 +81,9 @@ class LogManager:
         self._recovery_points = self._directory.recovery_points
         self._log_start_offsets = self._directory.log_start_offsets
         self._high_watermarks = self._directory.high_watermarks
-        self._continuity = DataContinuity(self._disk, log_dir)
+        self._continuity = DataContinuity(self._disk, log_dir, world.random)
         self._logs: dict[TopicPartition, Log] = {}
+        self._creating: set[TopicPartition] = set()
         self._partition_locks: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
         """Each lasts as long as somebody holds it or waits for it."""
         self._stopping = asyncio.Event()
@@ -94,15 +96,15 @@ class LogManager:
     # -- open --
 
     async def open(self, cluster_id: str) -> None:
-        """Take the directory and open every log in it. Raises DataDirectoryUnusable."""
+        """Take the directory and open every log in it. Raises DataDirectoryUnusable; then nothing of it is held."""
         try:
             self._directory.take()
             try:
-                self._directory.check_owner(self._broker_id, cluster_id)
+                is_new = self._directory.check_owner(self._broker_id, cluster_id)
                 stopped_epoch = self._directory.read_clean_marker()
                 if stopped_epoch is not None:
                     self.was_clean, self.previous_broker_epoch = True, stopped_epoch
-                self._continuity.begin(was_clean=self.was_clean)
+                self._continuity.begin(was_clean=self.was_clean, is_new=is_new)
                 self._directory.remove_clean_marker()
                 recovery_points = self._read_offsets(self._recovery_points)
                 log_start_offsets = self._read_offsets(self._log_start_offsets)
@@ -116,7 +118,7 @@ class LogManager:
                 await self.close(clean=False)
                 raise
         except OSError as error:
-            raise DataDirectoryUnusable(
+            raise LogDirectoryFailed(
                 f"the data directory {self.log_dir} cannot be used: {error}. Check that it is a directory, that the "
                 f"broker's user may write to it and that the disk is not full, or choose another with log.dirs or "
                 f"--data"
@@ -167,10 +169,10 @@ class LogManager:
         if disk_failures:
             raise disk_failures[0]
         if self.damaged:
-            await self._distrust(f"{len(self.damaged)} replicas cannot be opened")
+            await self.distrust(f"{len(self.damaged)} replicas cannot be opened")
         gone = sorted(p for p, offset in recovery_points.items() if offset > 0 and p not in found)
         if gone:
-            await self._distrust(f"the directories of {', '.join(map(str, gone[:10]))} are gone")
+            await self.distrust(f"the directories of {', '.join(map(str, gone[:10]))} are gone")
 
     def _open_log(self, partition: TopicPartition, clean: bool, recovery_point: int, log_start_offset: int) -> _Opened:
         """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
@@ -210,15 +212,40 @@ class LogManager:
         """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
         return self._continuity.trusted_since
 
+    @property
+    def directory_id(self) -> str:
+        return self._continuity.directory_id
+
+    def witness(self) -> Witness:
+        """What this directory says for itself and the broker's others. After `open`."""
+        return self._continuity.witness()
+
+    async def agree(self, verdict: Verdict) -> None:
+        """What all directories say together is durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        await self._note(self._continuity.agree, verdict)
+
+    async def note_failed(self, directories: Collection[str]) -> None:
+        """Others have failed: durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        await self._note(self._continuity.note_failed, directories)
+
+    async def _note(self, write: Callable[[Any], None], what: object) -> None:
+        self._directory.check()
+        try:
+            await self._world.executor.run(write, what)
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"writing {self._path(CONTINUITY_FILE)}")
+
     def registered(self, broker_epoch: int) -> None:
         """The broker has this epoch now. Durable on return, where it is the epoch since which nothing was lost; blocks
         for that once. A disk that fails here takes the directory offline."""
+        if self._directory.failure is not None:
+            return
         try:
             self._continuity.registered(broker_epoch)
         except OSError as error:
             self._directory.fail(error, f"writing {self._path(CONTINUITY_FILE)}")
 
-    async def _distrust(self, reason: str) -> None:
+    async def distrust(self, reason: str) -> None:
         """Raises OSError."""
         await self._world.executor.run(self._continuity.distrust, reason)
 
@@ -229,6 +256,14 @@ class LogManager:
 
     def logs(self) -> list[Log]:
         return list(self._logs.values())
+
+    def has(self, partition: TopicPartition) -> bool:
+        """A replica of it is here, whether it can be opened or not, or is being created."""
+        return partition in self._logs or partition in self._creating or partition in self.damaged
+
+    @property
+    def replica_count(self) -> int:
+        return len(self._logs) + len(self._creating) + len(self.damaged)
 
     async def topic_id(self, partition: TopicPartition) -> str:
         """The id of the topic that the replica here belongs to, whether it can be opened or not. Empty where there is
@@ -281,6 +316,7 @@ class LogManager:
                 )
             try:
                 if log is None:
+                    self._creating.add(partition)
                     opened = await self._world.executor.run(self._create_log, partition, topic_id)
                     log = self._adopt(partition, opened, config)
                 elif topic_id and not log.topic_id:
@@ -288,6 +324,8 @@ class LogManager:
                     log.topic_id = topic_id
             except OSError as error:
                 self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
+            finally:
+                self._creating.discard(partition)
             log.config = config
             return log
 
@@ -328,6 +366,8 @@ class LogManager:
                 await log.close()
             self.damaged.pop(partition, None)
             self.reports.pop(partition, None)
+            if log is None and not self._disk.exists(self._path(str(partition))):
+                return  # it was damaged, and somebody has moved it away
             doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
             try:
                 # A recovery point whose log is gone would be taken for a loss by the next start.
@@ -369,6 +409,7 @@ class LogManager:
         await self._checkpoint_recovery_points()
 
     async def _checkpoint_recovery_points(self) -> None:
+        self._directory.check()
         try:
             await self._write_recovery_points()
         except OSError as error:
@@ -390,6 +431,7 @@ class LogManager:
 
     async def checkpoint_log_start_offsets(self) -> Mapping[TopicPartition, int]:
         """Write down where logs begin, if not at 0. Returns what is on disk. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        self._directory.check()
         try:
             return await self._write_log_start_offsets()
         except OSError as error:
@@ -457,7 +499,11 @@ class LogManager:
         """Call `listener`, once, when a write or fsync has failed: nothing is appended or read any more."""
         self._directory.on_offline(listener)
 
-    def fail(self, error: OSError, doing: str) -> None:
+    def check(self) -> None:
+        """Raises BrokerError KAFKA_STORAGE_ERROR where the directory is offline."""
+        self._directory.check()
+
+    def fail(self, error: Exception, doing: str) -> None:
         """Something other than a log could not be written to this directory: it goes offline all the same."""
         self._directory.fail(error, doing)
 
@@ -492,7 +538,7 @@ class LogManager:
             try:
                 # The kernel may have given up pages that it could not write: what they held may be
                 # gone at any time.
-                await self._distrust("the log directory has failed")
+                await self.distrust("the log directory has failed")
             except OSError as error:
                 logger.error("%s cannot be written: %s", self._path(CONTINUITY_FILE), error)
         if clean:
