@@ -384,7 +384,7 @@ class Broker:
                     f"restart"
                 )
             )
-        else:
+        elif not self._supervisor.failure.done():  # else it stops
             self._supervisor.start(self._tell_of_failure(), f"notification that {failed.log_dir} has failed")
 
     async def _tell_of_failure(self) -> None:

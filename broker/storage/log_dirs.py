@@ -64,19 +64,16 @@ class LogDirs:
     async def open(self, cluster_id: str) -> None:
         """Take the directories and open every log in them. Raises DataDirectoryUnusable: where a directory is somebody
         else's, and where none can be used."""
-        unusable: list[LogDirectoryFailed] = []
         try:
-            for manager in self._candidates:
-                try:
-                    await manager.open(cluster_id)
-                except LogDirectoryFailed as error:
-                    unusable.append(error)
-                    self._unopened[manager.log_dir] = str(error)
-                    logger.error("going on without it: %s", error)
-                    continue
-                self._managers.append(manager)
-            if not self._managers:
-                raise unusable[0]
+            outcomes = await asyncio.gather(
+                *(self._open(manager, cluster_id) for manager in self._candidates), return_exceptions=True
+            )
+            failures = [outcome for outcome in outcomes if outcome is not None]
+            for failure in failures:
+                if not self._managers or not isinstance(failure, LogDirectoryFailed):
+                    raise failure
+                logger.error("going on without it: %s", failure)
+            self._managers.sort(key=self._candidates.index)
             await self._set_doubles_aside()
             await self._agree()
             if not self.online:
@@ -86,6 +83,14 @@ class LogDirs:
         except BaseException:
             await self.close(clean=False)
             raise
+
+    async def _open(self, manager: LogManager, cluster_id: str) -> None:
+        try:
+            await manager.open(cluster_id)
+        except LogDirectoryFailed as error:
+            self._unopened[manager.log_dir] = str(error)
+            raise
+        self._managers.append(manager)
 
     async def _set_doubles_aside(self) -> None:
         homes: dict[TopicPartition, list[LogManager]] = {}
@@ -110,6 +115,10 @@ class LogDirs:
     async def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
         """Stop. With `clean`, what is in the directories that are online is on disk on return, with the marker that
         says so. Whoever appends must have stopped before. What fails on the way is raised when all are closed."""
+        if clean and len(self.online) > 1:
+            for manager in self.online:
+                await self._going_on(manager.checkpoint_recovery_points())
+            await self.note_failed()  # while the others can still be written to
         outcomes = await asyncio.gather(
             *(manager.close(clean=clean, broker_epoch=broker_epoch) for manager in self._managers),
             return_exceptions=True,

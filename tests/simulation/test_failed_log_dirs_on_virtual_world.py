@@ -16,6 +16,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster, log_dir
 from tests.simulation.loop import run
+from tests.simulation.mutants import planted
 from tests.simulation.world import Simulation
 
 TOPIC = "orders"
@@ -161,5 +162,306 @@ def test_others_lead_what_was_in_the_failed_directory_and_the_rest_is_led_on(err
         assert cluster.living() == list(cluster.broker_ids)
         await cluster.until(lambda: not _notifications(cluster))
         await _assert_all_read(cluster, 30)
+
+    _simulate(scenario, seed)
+
+
+def test_the_controller_may_die_before_it_has_heard_of_the_failure() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 10)
+        [controller] = cluster.active_controllers()
+        victim = next(b for b in cluster.broker_ids if b != controller and b in _leaders(cluster).values())
+        lost = _in(cluster, victim, 1)
+        cluster.pause_broker(controller)
+        cluster.break_log_dir(victim, 1)
+        sending = asyncio.ensure_future(_send(cluster, 10, 10))
+        await cluster.until(lambda: _notifications(cluster))
+        cluster.kill_broker(controller)
+        await cluster.until(lambda: all(cluster.state(p).leader not in (victim, controller, NO_LEADER) for p in lost))
+        await cluster.start_broker(controller)
+        await sending
+        await cluster.until(lambda: not _notifications(cluster))
+        assert victim in _leaders(cluster).values()
+        await _assert_all_read(cluster, 20)
+
+    _simulate(scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_controller_may_die_while_it_handles_the_failure(seed: int) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 10)
+        [controller] = cluster.active_controllers()
+        victim = next(b for b in cluster.broker_ids if b != controller and b in _leaders(cluster).values())
+        lost = _in(cluster, victim, 1)
+        cluster.break_log_dir(victim, 1)
+        sending = asyncio.ensure_future(_send(cluster, 10, 10))
+        await cluster.until(lambda: cluster.broker(victim)._logs.offline)
+        await asyncio.sleep(cluster.simulation.random("the moment of the kill").uniform(0, 0.05))
+        cluster.kill_broker(controller)
+        await cluster.until(lambda: all(cluster.state(p).leader not in (victim, controller, NO_LEADER) for p in lost))
+        await cluster.start_broker(controller)
+        await sending
+        await cluster.until(lambda: not _notifications(cluster))
+        await _assert_all_read(cluster, 20)
+
+    _simulate(scenario, seed)
+
+
+def test_a_controller_whose_own_directory_fails_stays_in_office_and_makes_others_lead() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        [controller] = cluster.active_controllers()
+        lost = _in(cluster, controller, 0)
+        cluster.break_log_dir(controller, 0)  # the one with its timeline
+        await _send(cluster, 0, 10)
+        await cluster.until(lambda: all(cluster.state(p).leader not in (controller, NO_LEADER) for p in lost))
+        assert cluster.active_controllers() == [controller]
+        disk = cluster.simulation.host(f"broker-{controller}").start_process().disk
+        assert "controller-timeline.jsonl" in disk.list(log_dir(1))
+        await _assert_all_read(cluster, 10)
+
+    _simulate(scenario)
+
+
+def test_a_broker_stops_when_its_last_directory_fails() -> None:
+    async def main() -> None:
+        told: list[tuple[int, str]] = []
+        cluster = VirtualCluster(
+            Simulation(), log_dirs=2, on_broker_failure=lambda b, error: told.append((b, str(error)))
+        )
+        await cluster.start()
+        await _create(cluster, TOPIC)
+        cluster.break_log_dir(2, 0)
+        await _send(cluster, 0, 10)
+        await cluster.until(lambda: cluster.broker(2)._logs.offline)
+        assert told == []
+        cluster.break_log_dir(2, 1)
+        await _send(cluster, 10, 10)
+        await cluster.until(lambda: told)
+        [(broker_id, text)] = told
+        assert broker_id == 2
+        assert f"{log_dir(1)}, the last one that was online, has failed" in text
+        await _assert_all_read(cluster, 20)
+
+    run(main())
+
+
+# --- KAFKA-10778, KAFKA-15375 ----------------------------------------------------------------------------------
+
+
+def _files(cluster: VirtualCluster, broker_id: int, path: str) -> dict[str, bytes]:
+    """Everything in the directory, with what is in it."""
+    disk = cluster.simulation.host(f"broker-{broker_id}").start_process().disk
+    found: dict[str, bytes] = {}
+
+    def walk(directory: str) -> None:
+        for name in disk.list(directory):
+            try:
+                found[f"{directory}/{name}"] = disk.read_file(f"{directory}/{name}")
+            except OSError:
+                walk(f"{directory}/{name}")
+
+    walk(path)
+    return {name: data for name, data in found.items() if not name.endswith(("data-continuity", "timeline.jsonl"))}
+
+
+async def _one_write_fails(cluster: VirtualCluster) -> None:
+    """Of the disk of one directory, which would take all that follow."""
+    [controller] = cluster.active_controllers()
+    victim = next(b for b in cluster.broker_ids if b != controller and b in _leaders(cluster).values())
+    await _send(cluster, 0, 10)
+    faults = cluster.simulation.host(f"broker-{victim}").disk.faults
+    faults.fail("pwrite", errno.EIO)
+    await _send(cluster, 10, 1)
+    await cluster.until(lambda: cluster.broker(victim)._logs.offline)
+    [failed] = cluster.broker(victim)._logs.offline
+    before = _files(cluster, victim, failed)
+    await _send(cluster, 11, 19)
+    await asyncio.sleep(70)  # every checkpoint has had its turn
+    assert _files(cluster, victim, failed) == before
+    [healthy] = {log_dir(0), log_dir(1)} - {failed}
+    await cluster.stop_broker(victim)
+    assert f"{healthy}/.kafka_cleanshutdown" in _files(cluster, victim, healthy)
+    assert _files(cluster, victim, failed) == before
+    await _assert_all_read(cluster, 30)
+
+
+def test_after_a_write_has_failed_nothing_is_written_to_that_directory_not_even_that_it_was_left_clean() -> None:
+    _simulate(_one_write_fails)
+
+
+@pytest.mark.parametrize("name", ["io-error-ignored", "clean-marker-of-a-failed-directory"])
+def test_a_mutant_that_uses_a_failed_directory_on_is_caught(name: str) -> None:
+    with planted(name), pytest.raises((AssertionError, TimeoutError)):
+        _simulate(_one_write_fails)
+
+
+# --- Restarts --------------------------------------------------------------------------------------------------
+
+
+async def _restart(cluster: VirtualCluster, broker_id: int) -> int:
+    """In good order. Returns the broker epoch before."""
+    before = cluster.broker(broker_id).broker_epoch
+    await cluster.stop_broker(broker_id)
+    await cluster.start_broker(broker_id)
+    return before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mended_directory_is_taken_back_but_not_believed(seed: int) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 10)
+        lost = _in(cluster, 1, 1)
+        cluster.break_log_dir(1, 1)
+        await _send(cluster, 10, 10)
+        await cluster.until(lambda: all(1 not in _isr(cluster, p) for p in lost))
+        await _restart(cluster, 1)
+        assert list(cluster.broker(1)._logs.offline) == [log_dir(1)]
+        epoch = cluster.broker(1).broker_epoch
+        assert cluster.broker(1)._logs.trusted_since < epoch
+        await _send(cluster, 20, 10)
+        assert all(1 not in _isr(cluster, p) and _home(cluster, 1, p) is None for p in lost)
+        cluster.mend_log_dir(1, 1)
+        await _restart(cluster, 1)
+        assert not cluster.broker(1)._logs.offline
+        assert cluster.broker(1)._logs.trusted_since == cluster.broker(1).broker_epoch > epoch
+        await _whole(cluster)
+        assert _in(cluster, 1, 1) == lost
+        await _send(cluster, 30, 10)
+        trusted_since = cluster.broker(1)._logs.trusted_since
+        await _restart(cluster, 1)
+        assert cluster.broker(1)._logs.trusted_since == trusted_since
+        await _whole(cluster)
+        await _assert_all_read(cluster, 40)
+
+    _simulate(scenario, seed)
+
+
+def _break(cluster: VirtualCluster) -> None:
+    cluster.break_log_dir(1, 1)
+
+
+def _empty(cluster: VirtualCluster) -> None:
+    cluster.simulation.host("broker-1").start_process().disk.remove_tree(log_dir(1))
+
+
+def _leave_out(cluster: VirtualCluster) -> None:
+    cluster.own_settings[1] = {"log.dirs": log_dir(0)}
+
+
+def _replace(cluster: VirtualCluster) -> None:
+    cluster.own_settings[1] = {"log.dirs": f"{log_dir(0)},/another"}
+
+
+@pytest.mark.parametrize("harm", [_break, _empty, _leave_out, _replace])
+def test_a_broker_that_comes_back_without_a_directory_leads_nothing_that_was_in_it(
+    harm: Callable[[VirtualCluster], None],
+) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 10)
+        lost, kept = _in(cluster, 1, 1), _in(cluster, 1, 0)
+        for broker_id in cluster.broker_ids:
+            cluster.kill_broker(broker_id)
+        await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.BROKER_IDS))
+        harm(cluster)
+        await cluster.start_broker(1)
+        await asyncio.sleep(10)
+        assert all(cluster.state(p).leader == NO_LEADER and cluster.state(p).isr for p in lost)
+        if harm is _break:  # the rest is as it was: it is the others that are not there
+            assert all(cluster.state(p).leader == 1 for p in kept)
+            assert all(_home(cluster, 1, p) is None for p in lost)
+        await cluster.start_broker(0)
+        await cluster.start_broker(2)
+        await cluster.until(lambda: NO_LEADER not in _leaders(cluster).values())
+        await _send(cluster, 10, 10)
+        if harm is _break:
+            cluster.mend_log_dir(1, 1)
+            await _restart(cluster, 1)
+        await _whole(cluster)
+        await _assert_all_read(cluster, 20)
+        unclean = [cluster.broker(b).controller for b in cluster.living()]
+        assert sum(controller.unclean_elections for controller in unclean if controller is not None) == 0
+
+    _simulate(scenario)
+
+
+def test_one_more_directory_costs_no_trust() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        before = cluster.broker(1)._logs.trusted_since
+        cluster.own_settings[1] = {"log.dirs": f"{log_dir(0)},{log_dir(1)},/another"}
+        await _restart(cluster, 1)
+        assert cluster.broker(1)._logs.trusted_since == before
+        await _create(cluster, "more")
+        homes = [_home(cluster, 1, p) for p in (*_partitions(), *_partitions("more"))]
+        assert [homes.count(path) for path in (log_dir(0), log_dir(1), "/another")] == [4, 4, 4]
+
+    _simulate(scenario)
+
+
+def test_a_replica_in_two_directories_is_served_from_neither_until_one_is_taken_away() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 10)
+        lost = _in(cluster, 1, 1)
+        _leave_out(cluster)
+        await _restart(cluster, 1)
+        await _whole(cluster)
+        assert _in(cluster, 1, 0) == _partitions()
+        await _send(cluster, 10, 10)
+        cluster.own_settings.clear()
+        await _restart(cluster, 1)
+        await cluster.until(lambda: all(1 not in _isr(cluster, p) for p in lost))
+        logs = cluster.broker(1)._logs
+        assert set(logs.damaged) == set(lost)
+        assert f"it is in {log_dir(0)} and in {log_dir(1)}" in logs.damaged[lost[0]]
+        await _send(cluster, 20, 10)
+        await cluster.stop_broker(1)
+        disk = cluster.simulation.host("broker-1").start_process().disk
+        for partition in lost:
+            disk.remove_tree(f"{log_dir(1)}/{partition}")
+        await cluster.start_broker(1)
+        await _whole(cluster)
+        await _assert_all_read(cluster, 30)
+
+    _simulate(scenario)
+
+
+def test_a_topic_is_gone_only_when_the_broken_directory_is_back_and_new_ones_go_to_the_other() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await cluster.stop_broker(1)
+        cluster.break_log_dir(1, 1)
+        await cluster.start_broker(1)
+        await _create(cluster, "more")
+        assert {_home(cluster, 1, p) for p in _partitions("more")} == {log_dir(0)}
+        world = cluster.client("admin")
+
+        async def delete() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.delete_topic(TOPIC)
+
+        await world.process.run(delete())
+        await asyncio.sleep(10)
+        assert cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC))
+        cluster.mend_log_dir(1, 1)
+        await _restart(cluster, 1)
+        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
+        assert not [name for name in _files(cluster, 1, log_dir(1)) if f"/{TOPIC}-" in name and "-delete" not in name]
+
+    _simulate(scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_directories_recover_from_kills_and_power_cuts(seed: int) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        sending = asyncio.ensure_future(_send(cluster, 0, 60))
+        for broker_id in cluster.broker_ids:
+            await asyncio.sleep(0.2)
+            if broker_id == 1:
+                cluster.power_cut(broker_id)
+            else:
+                cluster.kill_broker(broker_id)
+            await cluster.start_broker(broker_id)
+            await _whole(cluster)
+        await sending
+        await _assert_all_read(cluster, 60)
 
     _simulate(scenario, seed)

@@ -53,6 +53,19 @@ def clean_marker_stays(patches: Patches) -> None:
         """Nothing."""
 
 
+@mutant(
+    "KAFKA-15375, KAFKA-10471",
+    "a log directory that has failed is marked as clean, and believed, when the broker stops",
+)
+def clean_marker_of_a_failed_directory(patches: Patches) -> None:
+    @patches.instead_of(LogManager, "close")
+    async def close(original: Any, self: LogManager, *, clean: bool = True, broker_epoch: int = -1) -> None:
+        failed, self._directory.failure = self._directory.failure is not None, None
+        if failed and clean and self._directory.is_taken:
+            self._directory.write_clean_marker(broker_epoch)
+        await original(self, clean=clean and not failed, broker_epoch=broker_epoch)
+
+
 @mutant("KAFKA-7415", "the epoch of a new leader is not on its way to the file of leader epochs")
 def leader_epoch_not_persisted(patches: Patches) -> None:
     @patches.instead_of(Log, "assign_epoch_start")
