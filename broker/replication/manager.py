@@ -179,6 +179,11 @@ class ReplicaManager:
     def partitions(self) -> list[Partition]:
         return list(self._partitions.values())
 
+    @property
+    def log_dirs(self) -> LogDirs:
+        """To be looked at."""
+        return self._logs
+
     def purgatories(self) -> list[Purgatory[DelayedProduce] | Purgatory[DelayedFetch]]:
         """To be looked at."""
         return [self._produces, self._fetches]

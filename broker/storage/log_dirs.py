@@ -183,9 +183,16 @@ class LogDirs:
         for manager in self.online:
             yield from manager.logs()
 
-    def path_of(self, log: Log) -> str:
-        """Of the directory that it is in."""
-        return log.path.rpartition("/")[0]
+    def logs_in(self, path: str) -> list[Log]:
+        """Of one directory; empty where that is offline."""
+        return [log for manager in self.online if manager.log_dir == path for log in manager.logs()]
+
+    async def space(self, path: str) -> tuple[int, int]:
+        """Of a directory's disk: how many bytes it has, and how many can still be taken; -1 where it does not tell."""
+        try:
+            return await self._world.executor.run(self._world.disk.space, path)
+        except OSError:
+            return -1, -1
 
     @property
     def damaged(self) -> dict[TopicPartition, str]:

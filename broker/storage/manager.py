@@ -366,10 +366,10 @@ class LogManager:
                 await log.close()
             self.damaged.pop(partition, None)
             self.reports.pop(partition, None)
-            if log is None and not self._disk.exists(self._path(str(partition))):
-                return  # it was damaged, and somebody has moved it away
             doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
             try:
+                if log is None and str(partition) not in await self._world.executor.run(self._disk.list, self.log_dir):
+                    return  # it was damaged, and somebody has moved it away
                 # A recovery point whose log is gone would be taken for a loss by the next start.
                 await self._world.executor.run(self._directory.lower_offsets, partition, 0)
                 await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)

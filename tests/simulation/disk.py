@@ -40,6 +40,9 @@ from minibroker.protocol.messages import Buffer
 SECTOR_BYTES = 64
 """What is written as a whole or not at all. Small, as the batches of tests are."""
 
+SIZE_BYTES = 2**40
+"""What a disk says of its size; it holds more."""
+
 _CHANGES = frozenset({"create", "fdatasync", "pwrite", "remove", "remove_tree", "rename", "sync_directory", "truncate"})
 """What changes the bytes, the names, or what is durable. `create` is the part of `open`, `lock` and `make_directories`
 that makes a name, once for each."""
@@ -520,6 +523,11 @@ class ProcessDisk:
         lock = ProcessLock(self._open(path, create=True), self._locks, path)
         self._locks[lock] = None
         return lock
+
+    def space(self, path: str) -> tuple[int, int]:
+        self._begin("list", path)
+        free = self._disk.faults.free_bytes
+        return SIZE_BYTES, SIZE_BYTES if free is None else max(free, 0)
 
     def boot_id(self) -> str:
         self._process.check()

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from minibroker.client.admin import Admin
+from minibroker.client.admin import Admin, LogDirDescription
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
+from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster, log_dir
+from tests.simulation.disk import SIZE_BYTES
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
 from tests.simulation.world import Simulation
@@ -244,6 +246,40 @@ def test_a_broker_stops_when_its_last_directory_fails() -> None:
         await _assert_all_read(cluster, 20)
 
     run(main())
+
+
+def test_admin_is_told_what_is_in_each_directory_and_why_one_is_offline() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 10)
+        cluster.break_log_dir(1, 1)
+        await _send(cluster, 10, 10)
+        await cluster.until(lambda: cluster.broker(1)._logs.offline)
+        world = cluster.client("admin")
+
+        async def describe() -> dict[int, tuple[LogDirDescription, ...]]:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                with pytest.raises(NetworkError, match="broker 7 is not alive"):
+                    await admin.describe_log_dirs([1, 7])
+                assert list(await admin.describe_log_dirs([2])) == [2]
+                return await admin.describe_log_dirs()
+
+        found = await world.process.run(describe())
+        assert sorted(found) == [0, 1, 2]
+        for broker_id, described in found.items():
+            assert [each.log_dir for each in described] == [log_dir(0), log_dir(1)]
+            for each in described[: 1 if broker_id == 1 else 2]:
+                assert each.error is None
+                assert len(each.replicas) == PARTITIONS / 2
+                for partition, replica in each.replicas.items():
+                    log = cluster.broker(broker_id)._logs.get(partition)
+                    assert log is not None
+                    assert replica == (log.size, 0, False)
+                assert each.total_bytes == each.usable_bytes == SIZE_BYTES
+        lost = found[1][1]
+        assert (lost.replicas, lost.total_bytes, lost.usable_bytes) == ({}, None, None)
+        assert "Input/output error" in str(lost.error)
+
+    _simulate(scenario)
 
 
 # --- KAFKA-10778, KAFKA-15375 ----------------------------------------------------------------------------------
