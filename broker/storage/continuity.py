@@ -22,6 +22,8 @@ word. Each directory is judged as above, and the least of it counts. Beside that
 id, and the file names all directories that the broker had (`combined`). So it is noticed if one was taken out of
 `log.dirs`, or if an empty disk is mounted in its place: otherwise its replicas would be made anew, empty, by a broker
 that is believed. One that failed while others went on is noted in those, as its own disk may not take the note.
+What is not noticed: a broker that has gone on with other directories, none of which is there any more, and gets back
+old ones, or an old copy.
 
 Rejected: a word for each partition (one more file to sync with each); a word for each directory (the controller would
 have to know which replica is in which before it elects); an fsync per append, which makes all of this unnecessary and

@@ -271,7 +271,7 @@ class LogDirs:
             try:
                 await self._world.executor.run(manager.write_high_watermarks, picture)
             except BrokerError as error:
-                manager.fail(error, "writing high watermarks")
+                manager.fail(error.__cause__ or error, "writing high watermarks")
 
     def write_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
         """As above, at once: blocks."""
@@ -279,7 +279,7 @@ class LogDirs:
             try:
                 manager.write_high_watermarks(manager.stage_high_watermarks(high_watermarks))
             except BrokerError as error:
-                manager.fail(error, "writing high watermarks")
+                manager.fail(error.__cause__ or error, "writing high watermarks")
 
     async def remove_old_segments(self) -> None:
         """As `LogManager.remove_old_segments`, in every directory that is online."""

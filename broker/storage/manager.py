@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -83,7 +83,7 @@ class LogManager:
         self._high_watermarks = self._directory.high_watermarks
         self._continuity = DataContinuity(self._disk, log_dir, world.random)
         self._logs: dict[TopicPartition, Log] = {}
-        self._creating: set[TopicPartition] = set()
+        self._unsettled: set[TopicPartition] = set()
         self._partition_locks: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
         """Each lasts as long as somebody holds it or waits for it."""
         self._stopping = asyncio.Event()
@@ -169,10 +169,10 @@ class LogManager:
         if disk_failures:
             raise disk_failures[0]
         if self.damaged:
-            await self.distrust(f"{len(self.damaged)} replicas cannot be opened")
+            await self._distrust(f"{len(self.damaged)} replicas cannot be opened")
         gone = sorted(p for p, offset in recovery_points.items() if offset > 0 and p not in found)
         if gone:
-            await self.distrust(f"the directories of {', '.join(map(str, gone[:10]))} are gone")
+            await self._distrust(f"the directories of {', '.join(map(str, gone[:10]))} are gone")
 
     def _open_log(self, partition: TopicPartition, clean: bool, recovery_point: int, log_start_offset: int) -> _Opened:
         """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
@@ -246,6 +246,10 @@ class LogManager:
             self._directory.fail(error, f"writing {self._path(CONTINUITY_FILE)}")
 
     async def distrust(self, reason: str) -> None:
+        """What is here is not believed before the next registration. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        await self._note(self._continuity.distrust, reason)
+
+    async def _distrust(self, reason: str) -> None:
         """Raises OSError."""
         await self._world.executor.run(self._continuity.distrust, reason)
 
@@ -258,12 +262,13 @@ class LogManager:
         return list(self._logs.values())
 
     def has(self, partition: TopicPartition) -> bool:
-        """A replica of it is here, whether it can be opened or not, or is being created."""
-        return partition in self._logs or partition in self._creating or partition in self.damaged
+        """A replica of it is here, whether it can be opened or not, or may be."""
+        return partition in self._logs or partition in self.damaged or partition in self._unsettled
 
     @property
     def replica_count(self) -> int:
-        return len(self._logs) + len(self._creating) + len(self.damaged)
+        new = sum(1 for p in self._unsettled if p not in self._logs and p not in self.damaged)
+        return len(self._logs) + len(self.damaged) + new
 
     async def topic_id(self, partition: TopicPartition) -> str:
         """The id of the topic that the replica here belongs to, whether it can be opened or not. Empty where there is
@@ -314,18 +319,16 @@ class LogManager:
                     ErrorCode.INCONSISTENT_TOPIC_ID,
                     f"{log.path} belongs to the topic with id {log.topic_id}, not {topic_id}",
                 )
-            try:
-                if log is None:
-                    self._creating.add(partition)
-                    opened = await self._world.executor.run(self._create_log, partition, topic_id)
-                    log = self._adopt(partition, opened, config)
-                elif topic_id and not log.topic_id:
-                    await self._world.executor.run(self._write_topic_id, log.path, topic_id)
-                    log.topic_id = topic_id
-            except OSError as error:
-                self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
-            finally:
-                self._creating.discard(partition)
+            with self._under_way(partition):
+                try:
+                    if log is None:
+                        opened = await self._world.executor.run(self._create_log, partition, topic_id)
+                        log = self._adopt(partition, opened, config)
+                    elif topic_id and not log.topic_id:
+                        await self._world.executor.run(self._write_topic_id, log.path, topic_id)
+                        log.topic_id = topic_id
+                except OSError as error:
+                    self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
             log.config = config
             return log
 
@@ -356,26 +359,38 @@ class LogManager:
         """Forget the log, and remove its files in the background; nothing where there is none. Once this returns, a
         restart does not find it. Raises BrokerError KAFKA_STORAGE_ERROR."""
         log = self._logs.pop(partition, None)
-        async with self._exclusively(partition):
-            if log is None:
-                log = self._logs.pop(partition, None)  # it was being created
-            if log is None and partition not in self.damaged:
-                return
-            self._directory.check()
-            if log is not None:
-                await log.close()
-            self.damaged.pop(partition, None)
-            self.reports.pop(partition, None)
-            doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
-            try:
-                if log is None and str(partition) not in await self._world.executor.run(self._disk.list, self.log_dir):
-                    return  # it was damaged, and somebody has moved it away
-                # A recovery point whose log is gone would be taken for a loss by the next start.
-                await self._world.executor.run(self._directory.lower_offsets, partition, 0)
-                await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)
-            except OSError as error:
-                self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
-            self._remove_in_background(doomed)
+        with self._under_way(partition):
+            async with self._exclusively(partition):
+                if log is None:
+                    log = self._logs.pop(partition, None)  # it was being created
+                if log is None and partition not in self.damaged:
+                    return
+                self._directory.check()
+                if log is not None:
+                    await log.close()
+                self.damaged.pop(partition, None)
+                self.reports.pop(partition, None)
+                doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
+                try:
+                    names = await self._world.executor.run(self._disk.list, self.log_dir) if log is None else None
+                    if names is not None and str(partition) not in names:
+                        return  # it was damaged, and somebody has moved it away
+                    # A recovery point whose log is gone would be taken for a loss by the next start.
+                    await self._world.executor.run(self._directory.lower_offsets, partition, 0)
+                    await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)
+                except OSError as error:
+                    self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
+                self._remove_in_background(doomed)
+
+    @contextmanager
+    def _under_way(self, partition: TopicPartition) -> Iterator[None]:
+        """A creation or a deletion. Where the directory fails meanwhile, the replica may be there when it is back."""
+        self._unsettled.add(partition)
+        try:
+            yield
+        finally:
+            if self._directory.failure is None:
+                self._unsettled.discard(partition)
 
     def _rename_away(self, path: str, doomed: str) -> None:
         self._disk.rename(path, doomed)
@@ -503,7 +518,7 @@ class LogManager:
         """Raises BrokerError KAFKA_STORAGE_ERROR where the directory is offline."""
         self._directory.check()
 
-    def fail(self, error: Exception, doing: str) -> None:
+    def fail(self, error: BaseException, doing: str) -> None:
         """Something other than a log could not be written to this directory: it goes offline all the same."""
         self._directory.fail(error, doing)
 
@@ -538,7 +553,7 @@ class LogManager:
             try:
                 # The kernel may have given up pages that it could not write: what they held may be
                 # gone at any time.
-                await self.distrust("the log directory has failed")
+                await self._distrust("the log directory has failed")
             except OSError as error:
                 logger.error("%s cannot be written: %s", self._path(CONTINUITY_FILE), error)
         if clean:
