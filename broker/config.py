@@ -32,10 +32,18 @@ def _kafka_name(field: str) -> str:
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Milliseconds = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Limit = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+_UNBOUNDED = 2**63 - 1
+"""The bound is that of the type: for a person there is none."""
+Rate = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
+Limit = Annotated[int, Meta(ge=-1, le=_UNBOUNDED)]
 """-1: none."""
-Age = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Age = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 """In milliseconds."""
+
+
+ThrottledReplicas = Annotated[
+    str, Meta(pattern=r"^(\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?)$", description="*, or PARTITION:BROKER,..., or nothing")
+]
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name, forbid_unknown_fields=True):
@@ -106,7 +114,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """A segment that would become larger is closed, and the next one begun."""
     log_roll_ms: Age = 604_800_000
     """A segment is closed, and the next one begun, when a batch is this much younger than the segment's first one."""
-    log_roll_jitter_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    log_roll_jitter_ms: Annotated[int, Meta(ge=0, le=_UNBOUNDED)] = 0
     """Up to so much earlier, drawn for each segment, lest all logs begin new segments at the same time."""
     log_retention_ms: Limit = 604_800_000
     """Records older than this, by their timestamps, are deleted, a segment at a time; -1: never. The leader decides,
@@ -136,6 +144,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """How long a follower waits after an error, at most."""
     replica_socket_timeout_ms: Milliseconds = 30_000
     """How long a follower waits for an answer."""
+    leader_replication_throttled_rate: Rate | None = None
+    """How many bytes a second this broker sends, as a leader, to replicas that are out of sync, where a topic's
+    `leader.replication.throttled.replicas` say so. Unset: as many as it can."""
+    follower_replication_throttled_rate: Rate | None = None
+    """How many bytes a second this broker fetches for replicas that are out of sync, where a topic's
+    `follower.replication.throttled.replicas` say so. Unset: as many as it can."""
     replica_high_watermark_checkpoint_interval_ms: Milliseconds = 5_000
     """How often high watermarks are written down."""
     fetch_max_bytes: Bytes = 55 * 1024 * 1024
@@ -225,7 +239,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """The broker's `log.segment.bytes`, for this topic."""
     segment_ms: Age | None = None
     """The broker's `log.roll.ms`, for this topic."""
-    segment_jitter_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    segment_jitter_ms: Annotated[int, Meta(ge=0, le=_UNBOUNDED)] | None = None
     """The broker's `log.roll.jitter.ms`, for this topic."""
     retention_ms: Limit | None = None
     """The broker's `log.retention.ms`, for this topic."""
@@ -233,6 +247,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """The broker's `log.retention.bytes`, for this topic."""
     index_interval_bytes: Bytes | None = None
     """The broker's `log.index.interval.bytes`, for this topic."""
+    leader_replication_throttled_replicas: ThrottledReplicas = ""
+    """For which partitions, on which leaders, `leader.replication.throttled.rate` holds: `*` for all, or
+    `PARTITION:BROKER,...`. In-sync replicas are never throttled."""
+    follower_replication_throttled_replicas: ThrottledReplicas = ""
+    """For which replicas `follower.replication.throttled.rate` holds: `*` for all, or `PARTITION:BROKER,...`."""
 
 
 def parse_listeners(setting: str, text: str) -> list[Endpoint]:
@@ -275,6 +294,8 @@ def rule_of(schema: type[Any], name: str) -> str:
     kind = msgspec.inspect.type_info(next(f.type for f in msgspec.structs.fields(schema) if f.encode_name == name))
     for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
         match choice:
+            case msgspec.inspect.IntType(ge=least, le=most) if most == _UNBOUNDED:
+                return f"a whole number, {least} or more"
             case msgspec.inspect.IntType(ge=least, le=most):
                 return f"a whole number from {least} to {most}"
             case msgspec.inspect.BoolType():

@@ -337,6 +337,7 @@ class BrokerMetrics(Collector):
             ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_writer.shrinks),
             ("replicamanager_isrexpands", "Times that a replica joined an ISR", replicas.isr_writer.expands),
             ("delayedproducemetrics_expires", "Produce requests timed out", replicas.expired_produces),
+            ("delayeddeleterecordsmetrics_expires", "DeleteRecords requests timed out", replicas.expired_deletions),
             (
                 "delayedfetchmetrics_expires",
                 "Fetch requests answered because their time was up",

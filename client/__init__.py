@@ -30,6 +30,7 @@ from minibroker.client.errors import (
     FailedRecord,
     InvalidSetting,
     LogTruncated,
+    PartitionErrors,
     TopicErrors,
     WrongEventLoop,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "NewTopic",
     "OffsetAndTimestamp",
     "PartitionDescription",
+    "PartitionErrors",
     "Partitioner",
     "Producer",
     "Record",

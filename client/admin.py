@@ -1,4 +1,4 @@
-"""Creating, describing and deleting topics; describing the cluster."""
+"""Creating, describing and deleting topics; deleting records, looking up offsets; describing the cluster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
-from minibroker.client.errors import InvalidSetting, TopicErrors
+from minibroker.client.deletion import delete_records
+from minibroker.client.errors import InvalidSetting, PartitionErrors, TopicErrors
 from minibroker.client.lifecycle import Client
-from minibroker.client.settings import Address, check_integer, check_ms, check_names
+from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_LOG_DIRS, METADATA, Api
@@ -35,6 +37,10 @@ _FIRST_LOOK_S = 0.005
 FORWARDER_PATIENCE_S = 5.0
 """How long a broker that takes a request to the controller may be silent before another one is asked: it may hang, or
 be cut off itself. Doubled after each time, as it may be the controller that takes long."""
+
+
+OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
+_SPECS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP, "max_timestamp": m.MAX_TIMESTAMP}
 
 
 class NewTopic(NamedTuple):
@@ -272,6 +278,61 @@ class Admin(Client):
                 return response
             await asyncio.sleep(self._runtime.retry_backoff_s)
 
+    # -- at the leaders --
+
+    async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete the records of each partition that come before its offset; -1: all that are committed by now. Returns
+        the low watermark of each: no replica that may become leader has records below it, and none will, whatever
+        processes are killed or hosts lose their power. (An unclean election may bring them back, and a deposed leader
+        that is cut off may serve them until it hears of its successor.) An offset before the first one deletes nothing,
+        and is no error, so a call may be repeated.
+
+        Nothing is deleted in a topic of that name that is created later. Disk space is freed later, a segment at a
+        time. Raises PartitionErrors naming those that failed, of which an error may say that the records may yet be
+        deleted: BrokerError (OFFSET_OUT_OF_RANGE above the high watermark, NOT_ENOUGH_REPLICAS, REQUEST_TIMED_OUT,
+        UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError.
+        """
+        self._check_running()
+        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+        asked = dict(zip(check_partitions("offsets", offsets), offsets.values(), strict=True))
+        for offset in asked.values():
+            check_integer("offset", offset, m.UP_TO_HIGH_WATERMARK, 2**63 - 1)
+        if not asked:
+            return {}
+        response = await self._metadata(sorted({partition.topic for partition in asked}))
+        topics = {topic.name: topic for topic in response.topics}
+        errors = {}
+        for partition in asked:
+            problem = _missing(partition, topics.get(partition.topic))
+            if problem is not None:
+                errors[partition] = problem
+        there = {partition: offset for partition, offset in asked.items() if partition not in errors}
+        ids = {partition.topic: topics[partition.topic].topic_id for partition in there}
+        remaining_s = max(0.001, deadline - self._runtime.clock.monotonic())
+        deleted = await delete_records(self._runtime, there, ids, remaining_s)
+        for partition, error in deleted.errors.items():
+            errors[partition] = _or_yet(error, _MAY_YET) if partition in deleted.undecided else error
+        if errors:
+            raise PartitionErrors(errors)
+        return deleted.low_watermarks
+
+    async def list_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetSpec]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the offset that is asked for: "earliest", the first in the log; "latest", the high
+        watermark; "max_timestamp", the record with the largest timestamp, the first of several (KIP-734); or
+        milliseconds since 1970, the first record at or after that time. Of records only those below the high watermark
+        count. None: there is no such record. Raises BrokerError, NetworkError."""
+        self._check_running()
+        asked = {}
+        for partition, spec in zip(check_partitions("offsets", offsets), offsets.values(), strict=True):
+            if isinstance(spec, str):
+                check_choice("offsets", spec, list(_SPECS))
+                asked[partition] = _SPECS[spec]
+            else:
+                asked[partition] = check_integer("offsets", spec, 0, 1 << 62)
+        return await list_offsets(self._runtime, asked, self._api_timeout_s)
+
     # -- at the controller --
 
     async def _change_topics(self, change: _Change[Request, Response]) -> dict[str, MinibrokerError]:
@@ -421,6 +482,20 @@ class Admin(Client):
                 await self._runtime.metadata.refreshed()
         except TimeoutError:
             return  # the attempt that follows is the last, and says what is wrong
+
+
+_MAY_YET = "They may yet be deleted; to ask for it again does no harm. See `minibroker status` for replicas out of sync"
+
+
+def _missing(partition: TopicPartition, topic: m.MetadataTopic | None) -> MinibrokerError | None:
+    """Why there is nothing to ask for."""
+    if topic is None or not topic.partitions:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else error_of(topic.error_code)
+        return BrokerError(code, partition.topic)
+    if all(one.partition_index != partition.partition for one in topic.partitions):
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return BrokerError(code, f"{partition}; there are {len(topic.partitions)} partitions")
+    return None
 
 
 class _Change(Protocol[Request, Response]):

@@ -38,9 +38,11 @@ class Consumer(Client):
       is deleted and created again is read from its beginning. Partitions that it then lacks leave the assignment;
       those that were named in `partitions` raise UNKNOWN_TOPIC_OR_PARTITION.
     - `auto_offset_reset`: where to begin, and where to go on if the position is no longer in the log: "earliest" (the
-      default here, so that nothing is missed; Kafka's is "latest"), "latest", or "none", which raises. If a leader says
-      that the log ends before the position, that alone is not believed, as it may have been deposed without knowing.
-      The consumer waits until another broker knows it as the leader, too.
+      default here, so that nothing is missed; Kafka's is "latest"), "latest", or "none", which raises. If records that
+      were read are lost in an unclean election, it goes on where the log is another one than was read; with "none" it
+      raises LogTruncated (KIP-320). Whatever was missed or lost is a WARNING with the offsets. A leader alone is not
+      believed about such things, as it may have been deposed without knowing: the consumer waits until another broker
+      knows it as the leader, too.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so many bytes, or for so long.
       `fetch_max_bytes`, `max_partition_fetch_bytes`: limits of one answer (which has at least one batch all the same).
     - `default_api_timeout_ms`: for `start`, `position` and the offset look-ups.
@@ -234,7 +236,6 @@ class Consumer(Client):
                 await self._fetcher.pulse.wait()
                 continue
             batch = self._decoded(fetched)
-            fetched.state.position_epoch = fetched.header.partition_leader_epoch
             if len(batch):
                 return fetched.state, batch
             fetched.state.position = batch.next_offset
@@ -248,7 +249,8 @@ class Consumer(Client):
         try:
             decoded = decode_batch(fetched.buffer, header, fetched.start)
         except CorruptRecord as error:
-            self._fetcher.move(state, state.position, epoch=state.position_epoch)
+            assert state.position is not None
+            self._fetcher.go_back(state, state.position)
             raise CorruptBatch(
                 f"{state.partition} at offsets {header.base_offset} to {header.last_offset}: {error}. "
                 f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
@@ -295,15 +297,16 @@ class Consumer(Client):
 
     def position_epoch(self, partition: TopicPartition) -> int | None:
         """The leader epoch of the last record before the position (Kafka's `OffsetAndMetadata.leaderEpoch`); None if
-        none was consumed. Keep it with the position, and pass both to `seek`."""
+        it is not known, as after a `seek` without it. Keep it with the position, and pass both to `seek`."""
         epoch = self._state_of(partition).position_epoch
         return None if epoch == NO_EPOCH else epoch
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
         """Go on at `offset`. If it is not in the log, `auto_offset_reset` decides when it is read.
 
-        `leader_epoch`: see `position_epoch`. With it no leader is asked that was deposed before the record in front of
-        `offset` was written, and the loss of that record in an unclean election is noticed (KIP-320).
+        `leader_epoch`: see `position_epoch` and `OffsetAndTimestamp`. With it no leader is asked that was deposed
+        before the record in front of `offset` was written, and the loss of that record in an unclean election is
+        noticed (KIP-320).
         """
         epoch = NO_EPOCH if leader_epoch is None else check_integer("leader_epoch", leader_epoch, 0, (1 << 31) - 1)
         self._move([partition], check_integer("offset", offset, 0, (1 << 62)), epoch=epoch)
@@ -337,7 +340,8 @@ class Consumer(Client):
             state.is_paused = True
             if self._is_handing_out(state):
                 self._drop_batch()
-                self._fetcher.move(state, state.position, epoch=state.position_epoch)
+                assert state.position is not None
+                self._fetcher.go_back(state, state.position)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undo `pause`."""

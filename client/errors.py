@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
@@ -91,10 +92,36 @@ class TopicErrors(MinibrokerError):
         return type(self), (self.errors,)
 
 
+class PartitionErrors(MinibrokerError):
+    """Some partitions of a request failed. `errors` has one entry for each; the other partitions succeeded."""
+
+    def __init__(self, errors: dict[TopicPartition, MinibrokerError]) -> None:
+        self.errors = errors
+        super().__init__("; ".join(f"{partition}: {error}" for partition, error in errors.items()))
+
+    def __reduce__(self) -> tuple[type[PartitionErrors], tuple[dict[TopicPartition, MinibrokerError]]]:
+        return type(self), (self.errors,)
+
+
 class CorruptBatch(MinibrokerError):
     """A batch arrived damaged. Iterating again fetches it again; `seek` past it skips it."""
 
 
 class LogTruncated(MinibrokerError):
     """Records that this consumer had read are no longer in the log (after an unclean election), and with
-    `auto_offset_reset="none"` the caller must say where to go on: `seek`."""
+    `auto_offset_reset="none"` the caller must say where to go on: `seek`. (Kafka's LogTruncationException, KIP-320.)
+
+    `partition`, `offset` (the position), and `diverging_offset`, from which on the log is another one than was read.
+    """
+
+    def __init__(self, partition: TopicPartition, offset: int, diverging_offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.diverging_offset = diverging_offset
+        super().__init__(
+            f"{partition}: records from offset {diverging_offset} on, up to {offset}, were lost in an unclean "
+            f'election, and auto_offset_reset="none": call seek(), for instance to {diverging_offset}'
+        )
+
+    def __reduce__(self) -> tuple[type[LogTruncated], tuple[TopicPartition, int, int]]:
+        return type(self), (self.partition, self.offset, self.diverging_offset)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from minibroker.client.metadata import Leader
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
+from minibroker.protocol.messages import EpochEndOffset
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import BatchHeader
 
@@ -36,14 +37,14 @@ class PartitionState:
         self._offsets: Sequence[int] = ()
         """Of that batch. Where the user is in it is looked up when somebody asks: noting it costs each record a tenth
         of its time."""
-        self.position_epoch = NO_EPOCH
-        """The leader epoch of the record before `position`, where it is known."""
         self.reset = reset
         """The timestamp by which a position of None is looked up; None: the user must call `seek`."""
         self.fetch_offset = 0
         """The offset after what was fetched; `position` once that is consumed."""
         self.last_epoch = NO_EPOCH
-        """The leader epoch of the batch before `fetch_offset`."""
+        """The leader epoch of the batch before `fetch_offset`: a log without it there is not the one that was read."""
+        self._epochs: list[tuple[int, int]] = []
+        """What was read, up to `fetch_offset`: leader epochs, and where each begins, both ascending."""
         self.generation = 0
         """Grows when the position is moved: the rest of older batches, and answers to older requests, are dropped."""
         self.absent_since: float | None = None
@@ -88,6 +89,36 @@ class PartitionState:
         for _ in self._handed_out:  # an iteration under way must not go on with them
             pass
 
+    @property
+    def position_epoch(self) -> int:
+        """The leader epoch of the record before `position`, where it is known."""
+        position = self.position
+        return NO_EPOCH if position is None else _epoch_before(position, self._epochs)
+
+    def arrived(self, batch: FetchedBatch) -> None:
+        """The batch at `fetch_offset`."""
+        header = batch.header
+        self.fetched.append(batch)
+        self.fetched_bytes += batch.end - batch.start
+        self.fetch_offset = header.next_offset
+        if header.partition_leader_epoch != self.last_epoch:
+            self.last_epoch = header.partition_leader_epoch
+            self._epochs.append((header.partition_leader_epoch, header.base_offset))
+
+    def diverging_offset(self, leader: EpochEndOffset) -> int:
+        """How far what was read is what the leader has, by its answer: the largest epoch in its log that is not above
+        `last_epoch`, and where that ends there. The true offset may be lower: then the next fetch, with an earlier
+        epoch, says so (KIP-279)."""
+        own_end = next((begin for epoch, begin in self._epochs if epoch > leader.epoch), self.fetch_offset)
+        return min(leader.end_offset, own_end)
+
+    def go_back(self, position: int) -> None:
+        """Go on at `position`, up to which all was read."""
+        epochs = [entry for entry in self._epochs if entry[1] < position]
+        self.move(position)
+        self._epochs = epochs
+        self.last_epoch = _epoch_before(position, epochs)
+
     def move(self, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH) -> None:
         """Go on at `position`, behind a record of that leader epoch; None: at what `reset` finds."""
         self.position = position
@@ -95,13 +126,18 @@ class PartitionState:
             self.reset = reset
         else:
             self.fetch_offset = position
-        self.position_epoch = self.last_epoch = epoch
+        self.last_epoch = epoch
+        self._epochs = [] if epoch == NO_EPOCH or not position else [(epoch, position - 1)]
         self.generation += 1
         self.fetched.clear()
         self.fetched_bytes = 0
         self._exhaust()
         self.error = self.trouble = None
         self.retry_at = 0.0
+
+
+def _epoch_before(offset: int, epochs: Sequence[tuple[int, int]]) -> int:
+    return next((epoch for epoch, begin in reversed(epochs) if begin < offset), NO_EPOCH)
 
 
 class Due(NamedTuple):

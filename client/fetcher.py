@@ -25,7 +25,7 @@ from minibroker.client.errors import CorruptBatch, LogTruncated
 from minibroker.client.fetch_state import FetchedBatch, PartitionState, due_fetches
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.metadata import Leader
-from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, ask_leader
+from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.tasks import Pulse
@@ -176,6 +176,14 @@ class Fetcher:
     ) -> None:
         """Go on elsewhere; what was fetched but not handed out yet is dropped."""
         state.move(position, reset, epoch)
+        self._was_moved(state)
+
+    def go_back(self, state: PartitionState, position: int) -> None:
+        """Fetch again from `position`, up to which all was read; what was not handed out yet is dropped."""
+        state.go_back(position)
+        self._was_moved(state)
+
+    def _was_moved(self, state: PartitionState) -> None:
         self._with_data.pop(state, None)
         self._stopped.pop(state, None)
         self.wake()
@@ -469,10 +477,7 @@ class Fetcher:
             if header.next_offset <= state.fetch_offset:
                 continue
             # Control batches hold no records for the user, but the position passes them.
-            state.fetched.append(FetchedBatch(state, header, records, start, end))
-            state.fetched_bytes += end - start
-            state.fetch_offset = header.next_offset
-            state.last_epoch = header.partition_leader_epoch
+            state.arrived(FetchedBatch(state, header, records, start, end))
         if state.fetched:
             self._with_data.setdefault(state, None)
 
@@ -491,10 +496,7 @@ class Fetcher:
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.position != state.fetch_offset:
                 return  # it is asked for again once what was fetched is consumed
-            if answer is not None and state.fetch_offset < answer.log_start_offset:
-                self._out_of_range(state, answer)  # a deposed leader's log begins no later than its successor's
-            else:
-                self._doubt(state, leader, partial(self._out_of_range, state, answer))
+            self._doubt(state, leader, partial(self._out_of_range, state, answer))
             return
         info = ERRORS[code]
         if code in DOUBTS_OF_BROKERS:
@@ -525,31 +527,55 @@ class Fetcher:
             log = "" if answer is None else f"; the log is {answer.log_start_offset} to {answer.high_watermark}"
             code = ErrorCode.OFFSET_OUT_OF_RANGE
             self._stop(state, BrokerError(code, f"{state.partition} at offset {state.fetch_offset}{log}"))
-        else:
-            if answer is not None and state.fetch_offset < answer.log_start_offset:
-                logger.warning(
-                    "%s: %d records of %s were deleted unread: offset %d is next, and its log begins at %d; going on "
-                    "at its %s, as auto_offset_reset says",
-                    self._runtime.connections.client_id,
-                    answer.log_start_offset - state.fetch_offset,
-                    state.partition,
-                    state.fetch_offset,
-                    answer.log_start_offset,
-                    "beginning" if self._reset == m.EARLIEST_TIMESTAMP else "end",
-                )
-            self.move(state, None, self._reset)
-
-    def _diverged(self, state: PartitionState, diverging: m.EpochEndOffset) -> None:
-        """The log no longer has what was read (KIP-320): go on where the two histories diverge."""
-        if self._reset is None:
-            error_text = (
-                f"{state.partition}: records from offset {diverging.end_offset} on, up to {state.fetch_offset}, were "
-                'lost in an unclean election, and auto_offset_reset="none": call seek()'
+            return
+        who, goes_on = (
+            self._runtime.connections.client_id,
+            "beginning" if self._reset == m.EARLIEST_TIMESTAMP else "end",
+        )
+        if answer is not None and state.fetch_offset < answer.log_start_offset:
+            logger.warning(
+                "%s: %d records of %s were deleted unread: offset %d is next, and its log begins at %d; going on at "
+                "its %s, as auto_offset_reset says",
+                who,
+                answer.log_start_offset - state.fetch_offset,
+                state.partition,
+                state.fetch_offset,
+                answer.log_start_offset,
+                goes_on,
             )
-            self._stop(state, LogTruncated(error_text))
+        elif answer is not None:
+            logger.warning(
+                "%s: %s has no offset %d, which is next: its log ends at %d; going on at its %s, as auto_offset_reset "
+                "says",
+                who,
+                state.partition,
+                state.fetch_offset,
+                answer.high_watermark,
+                goes_on,
+            )
+        self.move(state, None, self._reset)
+
+    def _diverged(self, state: PartitionState, leader: m.EpochEndOffset) -> None:
+        """The log no longer has all that was fetched (KIP-320): go on where the two histories part. The user is told
+        only of what was handed out."""
+        position, diverging_offset = state.position, state.diverging_offset(leader)
+        assert position is not None
+        if diverging_offset >= position:
+            self.go_back(state, position)
+        elif self._reset is None:
+            self.go_back(state, position)
+            self._stop(state, LogTruncated(state.partition, position, diverging_offset))
         else:
-            position = diverging.end_offset if state.position is None else min(diverging.end_offset, state.position)
-            self.move(state, position, epoch=min(diverging.epoch, state.last_epoch))
+            logger.warning(
+                "%s: records of %s that were read are no longer in the log, from offset %d on, up to %d: lost in an "
+                "unclean election; going on at %d",
+                self._runtime.connections.client_id,
+                state.partition,
+                diverging_offset,
+                position,
+                diverging_offset,
+            )
+            self.go_back(state, diverging_offset)
 
     async def _find_positions(self, leader: Leader, asked: Sequence[_Asked]) -> None:
         timestamps = {state.partition: timestamp for state, _, timestamp, _ in asked}
@@ -560,7 +586,8 @@ class Fetcher:
             state.outstanding_generation = -1
             result = results[state.partition]
             if isinstance(result, Found):
-                self.move(state, 0 if result.result is None else result.result.offset)
+                at = result.result or OffsetAndTimestamp(0, -1)
+                self.move(state, at.offset, epoch=NO_EPOCH if at.leader_epoch is None else at.leader_epoch)
             elif isinstance(result, BrokerError) and not result.retriable:
                 self._stop(state, result)
             else:

@@ -1,17 +1,18 @@
-"""Finding offsets: ListOffsets requests to the leaders, until there is an answer for every partition."""
+"""Finding offsets: ListOffsets requests to the leaders, until there is an answer for every partition. What that takes,
+finding leaders and asking again, serves other questions to leaders as well (`ask_leaders`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import NamedTuple, TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.metadata import Cluster, Leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
-from minibroker.protocol.apis import LIST_OFFSETS
+from minibroker.protocol.apis import LIST_OFFSETS, Api
 from minibroker.protocol.errors import (
     ERRORS,
     BrokerError,
@@ -24,6 +25,10 @@ from minibroker.protocol.errors import (
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.rpc import RequestTimedOut
 
+Answer = TypeVar("Answer")
+Request = TypeVar("Request", bound=m.Message)
+Response = TypeVar("Response", bound=m.Message)
+
 CONSUMER = -1
 READ_UNCOMMITTED = 0
 
@@ -32,6 +37,8 @@ class OffsetAndTimestamp(NamedTuple):
     offset: int
     timestamp_ms: int
     """That of the record; -1 if the offset was asked for by EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
+    leader_epoch: int | None = None
+    """The leader epoch of the record before `offset`, for `Consumer.seek`; None if it is not known."""
 
 
 class Found(NamedTuple):
@@ -52,7 +59,8 @@ class Known(NamedTuple):
 async def list_offsets(
     runtime: ClientRuntime, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first offset at or after each time (or of EARLIEST_TIMESTAMP, LATEST_TIMESTAMP); None: there is none.
+    """The first offset at or after each time (or of EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP); None: there
+    is none.
 
     Raises as `find_offsets`.
     """
@@ -74,37 +82,64 @@ async def find_offsets(
     Retries until `timeout_s` has passed; then raises the last error: BrokerError, or NetworkError. Errors that are not
     retriable are raised at once.
     """
+    await ask_leaders(runtime, timestamps, timeout_s, found, {}, ask_leader, "finding offsets", known)
+
+
+async def ask_leaders(
+    runtime: ClientRuntime,
+    questions: Mapping[TopicPartition, int],
+    timeout_s: float,
+    found: dict[TopicPartition, Answer],
+    errors: dict[TopicPartition, MinibrokerError],
+    ask: Callable[
+        [ClientRuntime, Leader, Mapping[TopicPartition, int], float],
+        Awaitable[dict[TopicPartition, Answer | MinibrokerError]],
+    ],
+    doing: str,
+    known: Mapping[TopicPartition, Known] | None = None,
+    *,
+    each_by_itself: bool = False,
+) -> None:
+    """`ask` whoever leads each partition, until it has answered, into `found`. The topics must be wanted.
+
+    Raises as `find_offsets`; `errors` says for each partition that was not answered then why the last attempt failed.
+    With `each_by_itself` an error that is not retriable is not raised, and ends that partition alone.
+    """
     deadline = runtime.clock.monotonic() + timeout_s
-    pending = dict(timestamps)
+    pending = dict(questions)
     known = known or {}
     asked: dict[TopicPartition, Leader] = {}
     """Whose answer is awaited."""
-    under_way: dict[asyncio.Task[dict[TopicPartition, Found | MinibrokerError]], Leader] = {}
-    errors: dict[TopicPartition, MinibrokerError] = {}
-    """Why the last attempt failed."""
+    leaderless: set[TopicPartition] = set()
+    """Whose error is that nobody could be asked."""
+    under_way: dict[asyncio.Future[dict[TopicPartition, Answer | MinibrokerError]], Leader] = {}
     stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
     try:
         while pending:
             error: MinibrokerError | None = None
             is_outdated = False
             by_leader: dict[Leader, dict[TopicPartition, int]] = {}
-            for partition, timestamp in pending.items():
+            for partition, question in pending.items():
                 leader = runtime.metadata.cluster.leader(*partition)
                 code = _problem(runtime.metadata.cluster, partition, known.get(partition))
                 if leader is not None and code is None:
                     if asked.get(partition) != leader:
-                        by_leader.setdefault(leader, {})[partition] = timestamp
+                        if partition in leaderless:
+                            leaderless.remove(partition)
+                            errors.pop(partition, None)
+                        by_leader.setdefault(leader, {})[partition] = question
                         asked[partition] = leader
                 elif partition not in asked:
                     code = code or ErrorCode.LEADER_NOT_AVAILABLE
                     topic = runtime.metadata.cluster.topics.get(partition.topic)
                     is_there = topic is None or partition.partition in topic.partitions
                     known_ones = "" if topic is None or is_there else f"; there are {len(topic.partitions)} partitions"
-                    error = errors[partition] = BrokerError(code, f"finding offsets of {partition}{known_ones}")
+                    error = errors[partition] = BrokerError(code, f"{doing} of {partition}{known_ones}")
+                    leaderless.add(partition)
                     is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
             for leader, part in by_leader.items():
                 remaining_s = max(0.0, deadline - runtime.clock.monotonic())
-                under_way[asyncio.create_task(ask_leader(runtime, leader, part, remaining_s))] = leader
+                under_way[asyncio.ensure_future(ask(runtime, leader, part, remaining_s))] = leader
             # The leaders are asked at the same time; the answer of one counts whatever becomes of the others. Those
             # that have not answered are looked at again now and then: metadata may name another leader by now.
             if under_way:
@@ -117,12 +152,16 @@ async def find_offsets(
                     if asked.get(partition) != leader:
                         continue  # another has been asked in the meantime
                     del asked[partition]
-                    if isinstance(result, Found):
+                    if not isinstance(result, MinibrokerError):
                         found[partition] = result
                         del pending[partition]
                         errors.pop(partition, None)
                         continue
-                    if is_over and not _is_final(result):  # what went wrong before says more than that time is up
+                    if each_by_itself and _is_final(result):
+                        errors[partition] = result
+                        del pending[partition]
+                        continue
+                    if is_over and isinstance(result, RequestTimedOut):  # what went wrong before says more
                         result = errors.get(partition, result)
                     errors[partition] = result
                     if error is None or _is_final(result):
@@ -131,7 +170,8 @@ async def find_offsets(
                 continue
             if _is_final(error) or is_over:
                 raise error
-            stalls.look(runtime.clock.monotonic(), errors, lambda partition: str(errors[partition]))
+            waiting = [partition for partition in errors if partition in pending]
+            stalls.look(runtime.clock.monotonic(), waiting, lambda partition: str(errors[partition]))
             if is_outdated:  # the broker that gave us metadata may be cut off, and a refresh would ask it again
                 await runtime.metadata.ask_everyone({partition.topic for partition in pending})
             try:
@@ -172,12 +212,7 @@ def _problem(cluster: Cluster, partition: TopicPartition, known: Known | None) -
 async def ask_leader(
     runtime: ClientRuntime, leader: Leader, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, Found | MinibrokerError]:
-    """What the leader says of each partition, or why it says nothing within `timeout_s`: BrokerError, NetworkError, or
-    InvalidMessage. A connection that is not there within OVERDUE_S is such a failure, too."""
-    address = runtime.metadata.address(leader.node_id)
-    if address is None:
-        unknown = NetworkError(f"the address of broker {leader.node_id} is not known")
-        return dict.fromkeys(timestamps, unknown)
+    """What the leader says of each partition, or why it says nothing within `timeout_s`: as `request_leader`."""
     topics: dict[str, list[m.ListOffsetsPartition]] = {}
     for partition, timestamp in timestamps.items():
         asked = m.ListOffsetsPartition(partition.partition, leader.epoch, timestamp)
@@ -190,29 +225,9 @@ async def ask_leader(
             for name, partitions in topics.items()
         ],
     )
-    what = f"connecting to {address}"
-    patience_s = min(timeout_s, OVERDUE_S)
     try:
-        async with asyncio.timeout(timeout_s):
-            async with asyncio.timeout(patience_s):  # the attempt goes on in the background
-                connection = await runtime.connections.open(address, Purpose.REQUESTS)
-            what, patience_s = f"ListOffsets to {address}", timeout_s
-            response = await runtime.ask(
-                connection,
-                LIST_OFFSETS,
-                request,
-                timeout_s=runtime.request_timeout_s,
-                is_in_charge=lambda: any(
-                    runtime.metadata.cluster.leader(*partition) == leader for partition in timestamps
-                ),
-            )
-    except TimeoutError:
-        runtime.metadata.suspect(address)
-        return dict.fromkeys(timestamps, RequestTimedOut(f"{what}: no answer within {patience_s:.3g} s"))
-    except NetworkError as error:
-        runtime.metadata.suspect(address)
-        return dict.fromkeys(timestamps, error)
-    except (InvalidMessage, BrokerError) as error:  # the request as a whole was refused
+        response = await request_leader(runtime, leader, LIST_OFFSETS, request, timestamps, timeout_s)
+    except MinibrokerError as error:
         return dict.fromkeys(timestamps, error)
     answered = {
         TopicPartition(topic.name, answer.partition_index): answer
@@ -223,11 +238,53 @@ async def ask_leader(
     for partition in timestamps:
         answer = answered.get(partition)
         if answer is None:
-            error_text = f"the answer of {address} to ListOffsets does not mention {partition}"
-            results[partition] = InvalidMessage(error_text)
+            results[partition] = not_mentioned(LIST_OFFSETS, leader, partition)
         elif answer.error_code != ErrorCode.NONE:
             results[partition] = BrokerError(error_of(answer.error_code), f"finding offsets of {partition}")
         else:
-            result = None if answer.offset < 0 else OffsetAndTimestamp(answer.offset, answer.timestamp)
-            results[partition] = Found(result, answer.leader_epoch)
+            previous_epoch = None if answer.previous_epoch == NO_EPOCH else answer.previous_epoch
+            at = OffsetAndTimestamp(answer.offset, answer.timestamp, previous_epoch)
+            results[partition] = Found(None if answer.offset < 0 else at, leader.epoch)
     return results
+
+
+async def request_leader(
+    runtime: ClientRuntime,
+    leader: Leader,
+    api: Api[Request, Response],
+    request: Request,
+    partitions: Collection[TopicPartition],
+    timeout_s: float,
+) -> Response:
+    """Its answer, within `timeout_s`, unless metadata says meanwhile that it leads none of the partitions any more.
+    Raises BrokerError where the request as a whole was refused, NetworkError, InvalidMessage. A connection that is not
+    there within OVERDUE_S is such a failure, too."""
+    address = runtime.metadata.address(leader.node_id)
+    if address is None:
+        raise NetworkError(f"the address of broker {leader.node_id} is not known")
+    what = f"connecting to {address}"
+    patience_s = min(timeout_s, OVERDUE_S)
+    try:
+        async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(patience_s):  # the attempt goes on in the background
+                connection = await runtime.connections.open(address, Purpose.REQUESTS)
+            what, patience_s = f"{api.name} to {address}", timeout_s
+            return await runtime.ask(
+                connection,
+                api,
+                request,
+                timeout_s=max(timeout_s, runtime.request_timeout_s),
+                is_in_charge=lambda: any(
+                    runtime.metadata.cluster.leader(*partition) == leader for partition in partitions
+                ),
+            )
+    except TimeoutError:
+        runtime.metadata.suspect(address)
+        raise RequestTimedOut(f"{what}: no answer within {patience_s:.3g} s") from None
+    except NetworkError:
+        runtime.metadata.suspect(address)
+        raise
+
+
+def not_mentioned(api: Api[Request, Response], leader: Leader, partition: TopicPartition) -> InvalidMessage:
+    return InvalidMessage(f"the answer of broker {leader.node_id} to {api.name} does not mention {partition}")

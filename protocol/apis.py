@@ -87,6 +87,7 @@ UPDATE_METADATA = Api(
 API_VERSIONS = Api(18, "ApiVersions", m.ApiVersionsRequest, m.ApiVersionsResponse, plane=None)
 CREATE_TOPICS = Api(19, "CreateTopics", m.CreateTopicsRequest, m.CreateTopicsResponse)
 DELETE_TOPICS = Api(20, "DeleteTopics", m.DeleteTopicsRequest, m.DeleteTopicsResponse)
+DELETE_RECORDS = Api(21, "DeleteRecords", m.DeleteRecordsRequest, m.DeleteRecordsResponse)
 INIT_PRODUCER_ID = Api(22, "InitProducerId", m.InitProducerIdRequest, m.InitProducerIdResponse)
 OFFSET_FOR_LEADER_EPOCH = Api(
     23,
@@ -116,6 +117,7 @@ APIS: dict[int, Api[Any, Any]] = {
         API_VERSIONS,
         CREATE_TOPICS,
         DELETE_TOPICS,
+        DELETE_RECORDS,
         INIT_PRODUCER_ID,
         OFFSET_FOR_LEADER_EPOCH,
         DESCRIBE_LOG_DIRS,

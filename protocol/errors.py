@@ -113,7 +113,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorInfo(
         True,
         False,
-        "The ISR shrank below min.insync.replicas while the record was replicated: start brokers.",
+        "The ISR shrank below min.insync.replicas while this was replicated: start brokers.",
     ),
     _E.INVALID_REQUIRED_ACKS: ErrorInfo(False, False, "Use acks 0, 1 or all (-1)."),
     _E.CLUSTER_AUTHORIZATION_FAILED: ErrorInfo(

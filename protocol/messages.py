@@ -173,13 +173,15 @@ class FetchResponse(Message):
 
 LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
+MAX_TIMESTAMP = -3
 
 
 class ListOffsetsPartition(Message):
     partition_index: Int32
     current_leader_epoch: Int32
     timestamp: Int64
-    """Milliseconds since 1970, or LATEST_TIMESTAMP, or EARLIEST_TIMESTAMP."""
+    """Milliseconds since 1970, LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, or MAX_TIMESTAMP: the record with the largest of
+    all (KIP-734)."""
 
 
 class ListOffsetsTopic(Message):
@@ -203,6 +205,11 @@ class ListOffsetsPartitionResponse(Message):
     timestamp: Int64 = -1
     offset: Int64 = -1
     leader_epoch: Int32 = -1
+    """The epoch of the record at `offset`; of the leader, if that is the end."""
+    previous_epoch: Int32 = -1
+    """The epoch of the record before `offset`, where it is known: what a reader that begins there is to have read last
+    (`FetchPartition.last_fetched_epoch`). The leader's would not do: if it has written nothing in its epoch, the next
+    one knows of no such epoch, and would take the reader for one of another history."""
 
 
 class ListOffsetsTopicResponse(Message):
@@ -484,6 +491,50 @@ class DeletableTopicResult(Message):
 class DeleteTopicsResponse(Message):
     throttle_time_ms: Int32
     responses: Annotated[list[DeletableTopicResult], Meta(max_length=MAX_TOPICS)]
+
+
+# --- DeleteRecords (21) --------------------------------------------------------------------------------------
+
+UP_TO_HIGH_WATERMARK = -1
+"""Delete all that is committed."""
+
+
+class DeleteRecordsPartition(Message):
+    """`offset`: what comes before it is deleted; or UP_TO_HIGH_WATERMARK."""
+
+    partition_index: Int32
+    offset: Int64
+
+
+class DeleteRecordsTopic(Message):
+    name: Name
+    partitions: Annotated[list[DeleteRecordsPartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """The topic that is meant: of another one of the same name nothing is deleted (INCONSISTENT_TOPIC_ID)."""
+
+
+class DeleteRecordsRequest(Message):
+    topics: Annotated[list[DeleteRecordsTopic], Meta(max_length=MAX_TOPICS)]
+    timeout_ms: Int32
+
+
+class DeleteRecordsPartitionResult(Message):
+    """`low_watermark`: no replica that may become leader has records below it; -1 with an error."""
+
+    partition_index: Int32
+    low_watermark: Int64
+    error_code: Int16
+    error_message: String = ""
+
+
+class DeleteRecordsTopicResult(Message):
+    name: Name
+    partitions: Annotated[list[DeleteRecordsPartitionResult], Meta(max_length=MAX_PARTITIONS)]
+
+
+class DeleteRecordsResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[DeleteRecordsTopicResult], Meta(max_length=MAX_TOPICS)]
 
 
 # --- InitProducerId (22) -------------------------------------------------------------------------------------

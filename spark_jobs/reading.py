@@ -177,8 +177,7 @@ class RangeFetcher:
                 )
                 asks_everyone = True
             elif code is ErrorCode.OFFSET_OUT_OF_RANGE and answer is not None:
-                # A deposed leader knows as well as its successor where the log begins.
-                if self._position < answer.log_start_offset or await self._leads():
+                if await self._leads():
                     self._skip(answer)
                     continue
             elif code in (

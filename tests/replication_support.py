@@ -11,7 +11,7 @@ from pathlib import Path
 
 from minibroker.broker.config import BrokerConfig, broker_config
 from minibroker.broker.metadata_cache import MetadataCache
-from minibroker.broker.replication.delayed import ProduceStatus
+from minibroker.broker.replication.delayed import DeletionStatus, ProduceStatus
 from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log import Log
@@ -20,6 +20,7 @@ from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.messages import (
+    DeleteRecordsPartitionResult,
     FetchPartition,
     FetchPartitionResponse,
     FetchRequest,
@@ -110,9 +111,9 @@ def partition_over(
 
 
 def fetch_of(
-    offset: int, *, epoch: int = -1, last_epoch: int = -1, index: int = 0, max_bytes: int = 1 << 20
+    offset: int, *, epoch: int = -1, last_epoch: int = -1, index: int = 0, max_bytes: int = 1 << 20, start: int = 0
 ) -> FetchPartition:
-    return FetchPartition(index, epoch, offset, last_epoch, 0, max_bytes)
+    return FetchPartition(index, epoch, offset, last_epoch, start, max_bytes)
 
 
 class OneBroker:
@@ -268,12 +269,32 @@ class OneBroker:
         self.replicas.fetch(request, respond)
         return answer
 
-    def follower_has(self, offset: int, *followers: int, broker_epoch: int = 1) -> None:
-        """The followers fetch from there on."""
+    def delete(
+        self,
+        offset: int,
+        *,
+        timeout_ms: int = 1_000,
+        partition: TopicPartition = ORDERS,
+        topic_id: str = TOPIC_ID,
+    ) -> asyncio.Future[DeleteRecordsPartitionResult]:
+        answer: asyncio.Future[DeleteRecordsPartitionResult] = asyncio.get_running_loop().create_future()
+
+        def respond(statuses: dict[TopicPartition, DeletionStatus]) -> None:
+            answer.set_result(statuses[partition].response)
+
+        status = self.replicas.delete_records(partition, topic_id, offset)
+        self.replicas.await_deletions({partition: status}, timeout_ms=timeout_ms, respond=respond)
+        return answer
+
+    def follower_has(self, offset: int, *followers: int, broker_epoch: int = 1, start: int = 0) -> None:
+        """The followers fetch from there on, and have what comes before, from `start` on."""
         partition = self.partition()
         for follower in followers:
             asked = fetch_of(
-                offset, epoch=partition.leader_epoch, last_epoch=partition.log.epoch_at(offset - 1) if offset else -1
+                offset,
+                epoch=partition.leader_epoch,
+                last_epoch=partition.log.epoch_at(offset - 1) if offset else -1,
+                start=start,
             )
             assert self.fetch(asked, replica=follower, broker_epoch=broker_epoch).result()[0].error_code == 0
 

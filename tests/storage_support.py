@@ -11,13 +11,15 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from crc32c import crc32c
+
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import recover
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.records import BatchHeader, encode_batch, iterate_batches
+from minibroker.protocol.records import CRC_END, BatchHeader, encode_batch, iterate_batches, parse_header, stamp
 from minibroker.protocol.world import Disk, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
 from tests.simulation.disk import ProcessDisk, VirtualDisk
@@ -201,12 +203,13 @@ def batch(
 
 def stamped(record_set: bytes, base_offset: int, leader_epoch: int) -> bytes:
     """A batch as it is in the log."""
-    return (
-        base_offset.to_bytes(8, "big")
-        + record_set[8:12]
-        + leader_epoch.to_bytes(4, "big", signed=True)
-        + record_set[16:]
-    )
+    return stamp(parse_header(record_set), base_offset, leader_epoch) + record_set[CRC_END:]
+
+
+def produced(content: bytes) -> bytes:
+    """A batch of a log as its producer sent it."""
+    with_length = b"\0" * 8 + content[8:12] + b"\xff" * 4 + content[16:17]
+    return with_length + crc32c(content[CRC_END:]).to_bytes(4, "big") + content[CRC_END:]
 
 
 def headers(data: bytes) -> list[BatchHeader]:

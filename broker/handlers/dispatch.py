@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
 from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
+from minibroker.broker.handlers.delete_records import handle_delete_records
 from minibroker.broker.handlers.fetch import handle_fetch
 from minibroker.broker.handlers.forwarding import handle_envelope, handle_or_forward
 from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
@@ -28,6 +29,7 @@ HANDLERS: dict[int, Handler] = {
     apis.API_VERSIONS.key: handle_api_versions,
     apis.CREATE_TOPICS.key: handle_or_forward,
     apis.DELETE_TOPICS.key: handle_or_forward,
+    apis.DELETE_RECORDS.key: handle_delete_records,
     apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
     apis.DESCRIBE_LOG_DIRS.key: handle_describe_log_dirs,

@@ -28,7 +28,7 @@ SLICE_S = 0.002
 BREATH_S = 0.001
 
 
-class _Slices:
+class Slices:
     def __init__(self) -> None:
         self._time = asyncio.get_running_loop().time
         self._end_s = self._time() + SLICE_S
@@ -43,7 +43,7 @@ class _Slices:
 async def handle_list_offsets(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, ListOffsetsRequest)
-    slices = _Slices()
+    slices = Slices()
     topics = []
     for topic in body.topics:
         answers = []
@@ -63,15 +63,16 @@ def _list(
         timestamp, offset = partition.offset_for(asked.timestamp, asked.current_leader_epoch, replica_id)
     except BrokerError as error:
         return ListOffsetsPartitionResponse(asked.partition_index, error.code)
+    epoch_at = partition.log.epoch_at
     return ListOffsetsPartitionResponse(
-        asked.partition_index, ErrorCode.NONE, timestamp, offset, partition.leader_epoch
+        asked.partition_index, ErrorCode.NONE, timestamp, offset, epoch_at(offset), epoch_at(offset - 1)
     )
 
 
 async def handle_offset_for_leader_epoch(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, OffsetForLeaderEpochRequest)
-    slices = _Slices()
+    slices = Slices()
     topics = []
     for topic in body.topics:
         answers = []

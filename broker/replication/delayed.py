@@ -1,47 +1,69 @@
-"""The two waits of the data path: a produce with acks=all for its replicas, a fetch for something to read."""
+"""The waits of the data path: a produce with acks=all and a deletion for replicas, a fetch for something to read."""
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from minibroker.broker.purgatory.purgatory import DelayedOperation
 from minibroker.broker.replication.partition import Partition
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import FetchPartition, ProducePartitionResponse
+from minibroker.protocol.messages import DeleteRecordsPartitionResult, FetchPartition, ProducePartitionResponse
 from minibroker.protocol.model import TopicPartition
 
 FindPartition = Callable[[TopicPartition], Partition | None]
 """The replica of this broker, None where it has none."""
 
 
-class ProduceStatus(msgspec.Struct):
-    """What is known of one partition of a produce request. The response is filled in as soon as it is settled."""
+class _Status(msgspec.Struct, kw_only=True):
+    """What is known of one partition of a request."""
 
-    response: ProducePartitionResponse
     required_offset: int = -1
     leading_since_epoch: int = -1
     pending: bool = False
 
 
-class DelayedProduce(DelayedOperation):  # P5
-    """Completes when every partition has one of three endings: an error, the leader moved, or all in-sync replicas have
-    what was appended (Kafka's DelayedProduce). What is still pending at the deadline is answered with
-    REQUEST_TIMED_OUT, which leaves open whether the records will survive."""
+class ProduceStatus(_Status):
+    """The response is filled in as soon as it is settled."""
+
+    response: ProducePartitionResponse
+
+
+class DeletionStatus(_Status):
+    """As `ProduceStatus`."""
+
+    response: DeleteRecordsPartitionResult
+
+
+Status = TypeVar("Status", bound=_Status)
+
+
+class _UntilSettled(DelayedOperation, Generic[Status]):
+    """Completes when every partition has one of three endings: an error, the leader moved, or what was asked for has
+    happened. What is still pending at the deadline ends with REQUEST_TIMED_OUT."""
 
     def __init__(
         self,
         timeout_ms: int,
-        statuses: dict[TopicPartition, ProduceStatus],
+        statuses: dict[TopicPartition, Status],
         find: FindPartition,
-        respond: Callable[[dict[TopicPartition, ProduceStatus]], None],
+        respond: Callable[[dict[TopicPartition, Status]], None],
         on_expired: Callable[[], None],
     ) -> None:
         super().__init__(timeout_ms)
         self._statuses = statuses
         self._find = find
         self._on_expired = on_expired
-        self._respond: Callable[[dict[TopicPartition, ProduceStatus]], None] | None = respond
+        self._respond: Callable[[dict[TopicPartition, Status]], None] | None = respond
+
+    @abstractmethod
+    def _look(self, partition: Partition, status: Status) -> ErrorCode | None:
+        """How it has ended, None while it is open."""
+
+    @abstractmethod
+    def _settle(self, status: Status, code: ErrorCode, partition: Partition | None) -> None:
+        """Fill in the response."""
 
     def try_complete(self) -> bool:
         open_partitions = False
@@ -52,25 +74,19 @@ class DelayedProduce(DelayedOperation):  # P5
             if partition is None:
                 code: ErrorCode | None = ErrorCode.NOT_LEADER_OR_FOLLOWER
             else:
-                code = partition.acknowledgement(status.required_offset, status.leading_since_epoch)
+                code = self._look(partition, status)
             if code is None:
                 open_partitions = True
                 continue
             status.pending = False
-            if code is not ErrorCode.NONE:
-                status.response.error_code = code
-                status.response.base_offset = -1
-                if partition is not None:
-                    status.response.current_leader_id = partition.leader_id
-                    status.response.current_leader_epoch = partition.leader_epoch
+            self._settle(status, code, partition)
         return False if open_partitions else self.force_complete()
 
     def on_complete(self) -> None:
-        for status in self._statuses.values():
+        for topic_partition, status in self._statuses.items():
             if status.pending:
                 status.pending = False
-                status.response.error_code = ErrorCode.REQUEST_TIMED_OUT
-                status.response.base_offset = -1
+                self._settle(status, ErrorCode.REQUEST_TIMED_OUT, self._find(topic_partition))
         # This stays watched for a while, under keys that may never be checked, and the callback holds the request.
         respond, self._respond = self._respond, None
         assert respond is not None
@@ -78,6 +94,43 @@ class DelayedProduce(DelayedOperation):  # P5
 
     def on_expiration(self) -> None:
         self._on_expired()
+
+
+class DelayedProduce(_UntilSettled[ProduceStatus]):  # P5
+    """Waits until all in-sync replicas have what was appended (Kafka's DelayedProduce). REQUEST_TIMED_OUT leaves open
+    whether the records will survive."""
+
+    def _look(self, partition: Partition, status: ProduceStatus) -> ErrorCode | None:
+        return partition.acknowledgement(status.required_offset, status.leading_since_epoch)
+
+    def _settle(self, status: ProduceStatus, code: ErrorCode, partition: Partition | None) -> None:
+        if code is ErrorCode.NONE:
+            return
+        status.response.error_code = code
+        status.response.base_offset = -1
+        if partition is not None and code is not ErrorCode.REQUEST_TIMED_OUT:
+            status.response.current_leader_id = partition.leader_id
+            status.response.current_leader_epoch = partition.leader_epoch
+
+
+class DelayedDeleteRecords(_UntilSettled[DeletionStatus]):
+    """Waits until no replica that may be elected has what was to be deleted, nor will have it after a crash (Kafka's
+    DelayedDeleteRecords). An error leaves open whether it will be: it is gone from the leader that was asked."""
+
+    def _look(self, partition: Partition, status: DeletionStatus) -> ErrorCode | None:
+        return partition.deletion(status.required_offset, status.leading_since_epoch)
+
+    def _settle(self, status: DeletionStatus, code: ErrorCode, partition: Partition | None) -> None:
+        status.response.error_code = code
+        if partition is None:
+            return
+        if code is ErrorCode.NONE:
+            status.response.low_watermark = partition.low_watermark
+        elif code is ErrorCode.REQUEST_TIMED_OUT:
+            status.response.error_message = (
+                f"records of {partition.topic_partition} below {status.required_offset} are not deleted yet on all "
+                f"replicas that may lead it"
+            )
 
 
 class AdmittedFetch(NamedTuple):
@@ -123,7 +176,7 @@ class DelayedFetch(DelayedOperation):
                 return self.force_complete()
             partition, fetch = admitted.partition, admitted.fetch
             end = partition.readable_end(self._replica_id)
-            if fetch.fetch_offset < end:
+            if fetch.fetch_offset < end and not partition.withholds_from(self._replica_id):
                 if self._min_bytes <= 1:
                     return self.force_complete()
                 try:

@@ -45,6 +45,8 @@ class _Follow(msgspec.Struct, eq=False):
 
     partition: Partition
     leader_epoch: int
+    is_in_sync: bool
+    """It was in the ISR when it was told to follow, or had reached the high watermark with the last answer."""
     is_busy: bool = True
     """The last answer brought something, or there was none yet."""
     not_before_s: float = 0.0
@@ -101,7 +103,9 @@ class Fetcher:
     def add(self, partition: Partition) -> None:
         """Begin to follow, or follow in the partition's new leader epoch."""
         topic_partition = partition.topic_partition
-        self._follows[topic_partition] = self._unasked[topic_partition] = _Follow(partition, partition.leader_epoch)
+        is_in_sync = self._settings.broker_id in partition.isr
+        follow = _Follow(partition, partition.leader_epoch, is_in_sync)
+        self._follows[topic_partition] = self._unasked[topic_partition] = follow
         self._wake.set()
 
     def remove(self, topic_partition: TopicPartition) -> None:
@@ -199,8 +203,11 @@ class Fetcher:
         now_s = self._world.clock.monotonic()
         busy, quiet, later_s = [], [], []
         for topic_partition, follow in self._unasked.items():
+            quota = follow.partition.follower_quota
             if follow.not_before_s > now_s:
                 later_s.append(follow.not_before_s)
+            elif quota is not None and quota.is_exceeded and not follow.is_in_sync:
+                later_s.append(quota.free_at_s)
             elif follow.is_busy:
                 busy.append((topic_partition, follow))
             else:
@@ -276,6 +283,9 @@ class Fetcher:
         code = error_of(answer.error_code)
         if code is ErrorCode.NONE:
             fetched = partition.apply_fetched(answer)
+            if partition.follower_quota is not None and not follow.is_in_sync:
+                partition.follower_quota.record(len(answer.records))
+            follow.is_in_sync = partition.log.log_end_offset >= answer.high_watermark
             follow.is_busy = fetched.appended or fetched.truncated_to is not None
             if fetched.appended:
                 # To the end of the next request, so that a flood here cannot starve the partitions behind it.

@@ -14,6 +14,13 @@ would leave: below min.insync.replicas the high watermark waits, so that even a 
 
 Below min.insync.replicas the high watermark stands still (KIP-966). So a replica that leaves the ISR then still has
 all that was committed, and stays eligible as leader: the last one in the ISR is not the only one that has everything.
+
+What is deleted on demand (KIP-107) must not come back with the next leader, so the same replicas count for the *low
+watermark*: a deletion is acknowledged once the log of everyone who may be elected begins behind it, on disk. That is
+more than records get, which are in their hosts' memory when they are acknowledged: where a log begins is in nobody's
+memory but the process's until it is in the checkpoint, so a mere kill would undo it. (Kafka waits for every live
+replica and for no file. A live one outside of the ISR is not waited for here, since it cannot be elected before it has
+joined, and it does not join before its log begins where the leader's does.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,6 +35,8 @@ class Follower(msgspec.Struct):
 
     log_end_offset: int = -1
     """Everything below is in the follower's log; -1: it has not fetched in this epoch."""
+    log_start_offset: int = -1
+    """Where the follower's log begins, and would do so after a crash; -1: as above."""
     last_fetch_s: float = float("-inf")
     last_fetch_leader_end_offset: int = 0
     """The leader's log end when the follower fetched last."""
@@ -37,9 +46,15 @@ class Follower(msgspec.Struct):
 
 
 def record_fetch(
-    follower: Follower, fetch_offset: int, leader_end_offset: int, now_s: float, broker_epoch: int
+    follower: Follower,
+    fetch_offset: int,
+    log_start_offset: int,
+    leader_end_offset: int,
+    now_s: float,
+    broker_epoch: int,
 ) -> None:
-    """A follower asked for `fetch_offset`, so it has all before it (Kafka's Replica.updateFetchStateOrThrow).
+    """A follower asked for `fetch_offset`, so it has all from its `log_start_offset` to there (Kafka's
+    Replica.updateFetchStateOrThrow).
 
     What a former run of its broker asked for says nothing about the present one, which may have lost it: such a fetch,
     if it comes late, is left out.
@@ -54,6 +69,7 @@ def record_fetch(
     elif fetch_offset >= follower.last_fetch_leader_end_offset:
         follower.last_caught_up_s = max(follower.last_caught_up_s, follower.last_fetch_s)
     follower.log_end_offset = fetch_offset
+    follower.log_start_offset = log_start_offset
     follower.last_fetch_leader_end_offset = leader_end_offset
     follower.last_fetch_s = now_s
     follower.broker_epoch = broker_epoch
@@ -85,12 +101,23 @@ def high_watermark(
     return lowest
 
 
-def may_join(follower: Follower, high_watermark: int, epoch_start_offset: int, alive_epoch: int | None) -> bool:
-    """Whether a follower outside the ISR may be proposed for it. `alive_epoch`: the broker epoch of its live run as
-    the controller announced it, None where it is not alive."""
+def low_watermark(leader_start_offset: int, followers: Mapping[int, Follower], may_lead: Iterable[int]) -> int:
+    """The lowest log start offset of the leader and of the followers among `may_lead`: the maximal ISR, and those who
+    are eligible beside it."""
+    counted = set(may_lead)
+    starts = (follower.log_start_offset for broker_id, follower in followers.items() if broker_id in counted)
+    return min([leader_start_offset, *starts])
+
+
+def may_join(
+    follower: Follower, log_start_offset: int, high_watermark: int, epoch_start_offset: int, alive_epoch: int | None
+) -> bool:
+    """Whether a follower outside the ISR may be proposed for it. `log_start_offset`: the leader's. `alive_epoch`: the
+    broker epoch of its live run as the controller announced it, None where it is not alive."""
     return (
         alive_epoch is not None
         and follower.broker_epoch == alive_epoch
+        and follower.log_start_offset >= log_start_offset
         and follower.log_end_offset >= high_watermark
         and follower.log_end_offset >= epoch_start_offset
     )

@@ -1,11 +1,12 @@
 """Looks now and then for what is too old or too much, and removes it from disk (Kafka's LogManager.cleanupLogs).
 
-Leaders decide where their logs begin (`Partition.expire`), followers take it from the answers to their fetches; what
-lies below goes from the disks of both.
+Leaders decide where their logs begin (`Partition.expire`, `delete_records`), followers take it from the answers to
+their fetches; what lies below goes from the disks of both. Where a log begins is written to disk now and then, and soon
+where somebody waits for that.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.log_dirs import LogDirs
@@ -13,16 +14,42 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Clock
 
+GATHER_S = 0.02
+
 
 class LogRetention:
     def __init__(
-        self, clock: Clock, logs: LogDirs, partitions: Mapping[TopicPartition, Partition], interval_ms: int
+        self,
+        clock: Clock,
+        logs: LogDirs,
+        partitions: Mapping[TopicPartition, Partition],
+        interval_ms: int,
+        on_start_stored: Callable[[TopicPartition], None],
     ) -> None:
-        """`partitions` is read anew each time."""
+        """`partitions` is read anew each time. `on_start_stored`: where the partition's log began when it was to be
+        stored soon is on disk."""
         self._clock = clock
         self._logs = logs
         self._partitions = partitions
         self._interval_s = interval_ms / 1_000
+        self._on_start_stored = on_start_stored
+        self._to_store: dict[TopicPartition, None] = {}
+        self._has_moved = asyncio.Event()
+
+    def store_start_soon(self, topic_partition: TopicPartition) -> None:
+        self._to_store[topic_partition] = None
+        self._has_moved.set()
+
+    async def store_starts(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._has_moved.wait()
+            await asyncio.sleep(GATHER_S)
+            self._has_moved.clear()
+            moved, self._to_store = self._to_store, {}
+            await self._logs.checkpoint_log_start_offsets()
+            for topic_partition in moved:
+                self._on_start_stored(topic_partition)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -1,23 +1,32 @@
 """The table of this broker's replicas, and the entry for handlers and the controller's orders (Kafka's ReplicaManager).
 
-Handlers append and read, and what cannot be answered yet waits in one of two purgatories; orders say which broker
-leads. What goes on by itself has modules of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`.
+Handlers append, read and delete, and what cannot be answered yet waits in one of three purgatories; orders say which
+broker leads. What goes on by itself has modules of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`,
+`LogRetention`.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, topic_config
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
-from minibroker.broker.replication.delayed import AdmittedFetch, DelayedFetch, DelayedProduce, ProduceStatus
+from minibroker.broker.replication.delayed import (
+    AdmittedFetch,
+    DelayedDeleteRecords,
+    DelayedFetch,
+    DelayedProduce,
+    DeletionStatus,
+    ProduceStatus,
+)
 from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
+from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.supervisor import Supervisor
@@ -26,6 +35,7 @@ from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     Buffer,
+    DeleteRecordsPartitionResult,
     FetchPartition,
     FetchPartitionResponse,
     FetchRequest,
@@ -38,6 +48,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, TopicPartition
 from minibroker.protocol.world import (
+    Clock,
     ConnectionLoss,
     NoNode,
     SessionExpired,
@@ -125,10 +136,12 @@ class ReplicaManager:
         self._timer = Timer()
         self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
         self._fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
+        self._deletions: Purgatory[DelayedDeleteRecords] = Purgatory("DeleteRecords", self._timer)
         self._up_to_date: ZooKeeperSession | None = None
         """See `_up_to_date_session`."""
         self.expired_produces = 0
         self.expired_fetches = 0
+        self.expired_deletions = 0
         self.traffic: dict[str, Traffic] = {}
         """By topic, of those that have a partition here."""
         self._settings = Settings(
@@ -136,6 +149,8 @@ class ReplicaManager:
             lag_time_max_s=config.replica_lag_time_max_ms / 1_000,
             min_insync_replicas=config.min_insync_replicas,
         )
+        self._leader_quota = _quota(config.leader_replication_throttled_rate, world.clock)
+        self._follower_quota = _quota(config.follower_replication_throttled_rate, world.clock)
         self._fetchers = FetcherManager(world, config, supervisor, broker_epoch, connections, self._set_aside)
         self.isr_writer = IsrWriter(
             self._partitions,
@@ -148,7 +163,13 @@ class ReplicaManager:
         self._checkpoint = HighWatermarkCheckpoint(
             logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
         )
-        self._retention = LogRetention(world.clock, logs, self._partitions, config.log_retention_check_interval_ms)
+        self._retention = LogRetention(
+            world.clock,
+            logs,
+            self._partitions,
+            config.log_retention_check_interval_ms,
+            self._deletions.check_soon,
+        )
 
     # -- start and stop --
 
@@ -157,6 +178,7 @@ class ReplicaManager:
         self.isr_writer.start()
         self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
         self._supervisor.start(self._retention.run(), "log retention")
+        self._supervisor.start(self._retention.store_starts(), "log start checkpoint")
 
     def add_listener(self, listener: LeadershipListener) -> None:
         """Before the first control request: the listener hears of nothing that was before. Listeners are called in the
@@ -168,6 +190,7 @@ class ReplicaManager:
         await self._fetchers.close()
         self._produces.close()
         self._fetches.close()
+        self._deletions.close()
         self._timer.close()
         self._checkpoint.write()
 
@@ -184,9 +207,9 @@ class ReplicaManager:
         """To be looked at."""
         return self._logs
 
-    def purgatories(self) -> list[Purgatory[DelayedProduce] | Purgatory[DelayedFetch]]:
+    def purgatories(self) -> list[Purgatory[Any]]:
         """To be looked at."""
-        return [self._produces, self._fetches]
+        return [self._produces, self._fetches, self._deletions]
 
     def leader(self, topic_partition: TopicPartition) -> Partition:
         """The partition, if it is here at all. Raises BrokerError: KAFKA_STORAGE_ERROR where its log directory is
@@ -232,10 +255,7 @@ class ReplicaManager:
     ) -> ProduceStatus:
         index = topic_partition.partition
         try:
-            if topic_partition.topic in INTERNAL_TOPICS:
-                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, "only brokers write to a topic of their own")
-            partition = self.leader(topic_partition)
-            partition.check_topic_id(topic_id)
+            partition = self._leader_for_clients(topic_partition, topic_id)
             before = partition.high_watermark
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:
@@ -244,12 +264,12 @@ class ReplicaManager:
             if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None:
                 response.current_leader_id = known.leader
                 response.current_leader_epoch = known.leader_epoch
-            return ProduceStatus(response)
+            return ProduceStatus(response=response)
         self._fetches.check_soon(topic_partition)
         if partition.high_watermark != before:
             self._produces.check_soon(topic_partition)
         return ProduceStatus(
-            ProducePartitionResponse(
+            response=ProducePartitionResponse(
                 index,
                 ErrorCode.NONE,
                 base_offset=info.first_offset,
@@ -259,6 +279,48 @@ class ReplicaManager:
             leading_since_epoch=partition.leading_since_epoch,
             pending=acks == -1,
         )
+
+    def _leader_for_clients(self, topic_partition: TopicPartition, topic_id: str) -> Partition:
+        """For what changes the log. Raises BrokerError."""
+        if topic_partition.topic in INTERNAL_TOPICS:
+            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, "only brokers write to a topic of their own")
+        partition = self.leader(topic_partition)
+        partition.check_topic_id(topic_id)
+        return partition
+
+    def delete_records(self, topic_partition: TopicPartition, topic_id: str, offset: int) -> DeletionStatus:
+        """Let the partition's log begin at `offset`, as leader, in the topic of that id. To be awaited by
+        `await_deletions`, unless it has failed."""
+        response = DeleteRecordsPartitionResult(topic_partition.partition, -1, ErrorCode.NONE)
+        try:
+            partition = self._leader_for_clients(topic_partition, topic_id)
+            required_offset = partition.delete_records(offset)
+        except BrokerError as error:
+            response.error_code, response.error_message = error.code, error.detail
+            return DeletionStatus(response=response)
+        return DeletionStatus(
+            response=response,
+            required_offset=required_offset,
+            leading_since_epoch=partition.leading_since_epoch,
+            pending=True,
+        )
+
+    def await_deletions(
+        self,
+        statuses: dict[TopicPartition, DeletionStatus],
+        *,
+        timeout_ms: int,
+        respond: Callable[[dict[TopicPartition, DeletionStatus]], None],
+    ) -> None:
+        """`respond` once all are settled."""
+        if not any(status.pending for status in statuses.values()):
+            respond(statuses)
+            return
+        operation = DelayedDeleteRecords(timeout_ms, statuses, self._partitions.get, respond, self._deletion_expired)
+        self._deletions.try_complete_else_watch(operation, statuses)
+
+    def _deletion_expired(self) -> None:
+        self.expired_deletions += 1
 
     def _known(self, topic_partition: TopicPartition, topic_id: str) -> UpdateMetadataPartition | None:
         """The leader, for a client that came to the wrong broker (KIP-951). None also where another topic has the name:
@@ -336,8 +398,9 @@ class ReplicaManager:
     def _note_progress(self, admitted: AdmittedFetch, replica_id: int, broker_epoch: int) -> None:
         """A follower asks for what comes after all that it has."""
         partition = admitted.partition
-        if partition.record_follower_fetch(replica_id, admitted.fetch.fetch_offset, broker_epoch):
+        if partition.record_follower_fetch(replica_id, admitted.fetch, broker_epoch):
             self._high_watermark_moved(partition)
+        self._deletions.check_soon(partition.topic_partition)
         if replica_id not in partition.isr:
             self.isr_writer.propose(partition)
 
@@ -348,6 +411,12 @@ class ReplicaManager:
 
     def _isr_changed(self, partition: Partition) -> None:
         self._produces.check_soon(partition.topic_partition)  # an ISR that is too small now is an answer too
+        self._deletions.check_soon(partition.topic_partition)
+
+    def _check_waits(self, topic_partition: TopicPartition) -> None:
+        """The partition's role may have changed."""
+        for purgatory in self.purgatories():
+            purgatory.check_soon(topic_partition)
 
     def _read(self, admissions: Sequence[AdmittedFetch | RefusedFetch], request: FetchRequest) -> FetchAnswer:
         """Whole batches, `max_bytes` in all; the first that has any is served even where it is larger."""
@@ -375,6 +444,9 @@ class ReplicaManager:
                 partition.traffic.bytes_out += len(response.records)
             else:
                 partition.traffic.replication_bytes_out += len(response.records)
+                quota = partition.quota_for(request.replica_id)
+                if quota is not None:
+                    quota.record(len(response.records))
         respond(answer)
 
     # -- control requests --
@@ -503,8 +575,20 @@ class ReplicaManager:
             min_insync_replicas=config.min_insync_replicas,
             traffic=self.traffic.setdefault(topic_partition.topic, Traffic()),
             may_be_deposed=self._may_be_deposed,
+            store_start_soon=self._retention.store_start_soon,
+            leader_quota=self._quota_of(
+                topic_partition, self._leader_quota, config.leader_replication_throttled_replicas
+            ),
+            follower_quota=self._quota_of(
+                topic_partition, self._follower_quota, config.follower_replication_throttled_replicas
+            ),
         )
         return partition
+
+    def _quota_of(
+        self, topic_partition: TopicPartition, quota: ReplicationQuota | None, replicas: str
+    ) -> ReplicationQuota | None:
+        return quota if is_throttled(replicas, topic_partition.partition, self._config.broker_id) else None
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away
@@ -548,8 +632,7 @@ class ReplicaManager:
             partition.leader_id,
             list(partition.isr),
         )
-        self._produces.check_soon(topic_partition)
-        self._fetches.check_soon(topic_partition)
+        self._check_waits(topic_partition)
         if (partition.role, partition.leader_epoch) != (known_role, known_epoch):
             for listener in self._listeners:
                 told = listener.on_leader if partition.is_leader else listener.on_follower
@@ -589,8 +672,7 @@ class ReplicaManager:
                     except BrokerError as error:
                         logger.error("%s cannot be deleted: %s", topic_partition, error)
                         errors.append(PartitionError(topic.topic_name, state.partition_index, error.code))
-                self._produces.check_soon(topic_partition)
-                self._fetches.check_soon(topic_partition)
+                self._check_waits(topic_partition)
             deleted = any(state.delete_partition for state in topic.partition_states)
             if deleted and not any(partition.topic == topic.topic_name for partition in self._partitions):
                 self.traffic.pop(topic.topic_name, None)
@@ -612,8 +694,7 @@ class ReplicaManager:
             if partition.is_leader:
                 for listener in self._listeners:
                     listener.on_follower(topic_partition, partition.leader_epoch)
-            self._produces.check_soon(topic_partition)
-            self._fetches.check_soon(topic_partition)
+            self._check_waits(topic_partition)
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
         """A follower's log cannot go on: that costs this replica alone, as if its files were damaged. Its leader takes
@@ -624,6 +705,10 @@ class ReplicaManager:
             self._supervisor.start(
                 self._logs.set_aside(topic_partition, reason), f"end of the log of {topic_partition}"
             )
+
+
+def _quota(bytes_per_s: int | None, clock: Clock) -> ReplicationQuota | None:
+    return None if bytes_per_s is None else ReplicationQuota(bytes_per_s, clock)
 
 
 def _either(of_topic: int | None, of_broker: int) -> int:

@@ -16,12 +16,15 @@ import msgspec
 
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication.isr import Follower
+from minibroker.broker.replication.throttle import ReplicationQuota
 from minibroker.broker.storage import retention
 from minibroker.broker.storage.log import AppendInfo, Log
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    UP_TO_HIGH_WATERMARK,
     Buffer,
     EpochEndOffset,
     FetchPartition,
@@ -94,10 +97,17 @@ class Partition:
         min_insync_replicas: int | None = None,
         traffic: Traffic | None = None,
         may_be_deposed: Callable[[int], bool] = lambda told_in_broker_epoch: False,
+        store_start_soon: Callable[[TopicPartition], None] = lambda topic_partition: None,
+        leader_quota: ReplicationQuota | None = None,
+        follower_quota: ReplicationQuota | None = None,
     ) -> None:
+        """`store_start_soon`: called where the log begins later than it would after a crash, and others wait for it.
+        The quotas are for replicas that are out of sync, as they are sent to, or as this is one; None: no limit."""
         self.topic_partition = topic_partition
         self.log = log
         self.traffic = traffic or Traffic()
+        self.leader_quota = leader_quota
+        self.follower_quota = follower_quota
         self.role = Role.FOLLOWER
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
@@ -124,6 +134,7 @@ class Partition:
         self._clock = clock
         self._alive_epoch = alive_epoch
         self._may_be_deposed = may_be_deposed
+        self._store_start_soon = store_start_soon
         self._topic_min_insync_replicas = min_insync_replicas
 
     # -- what the controller says --
@@ -195,17 +206,20 @@ class Partition:
         log refuses; then nothing was written."""
         self._require_leader(NO_EPOCH)
         if required_acks == -1 and len(self.isr) < self.min_insync_replicas:
-            raise BrokerError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{self.topic_partition} has {len(self.isr)} replicas in sync {list(self.isr)}, "
-                f"but min.insync.replicas is {self.min_insync_replicas}",
-            )
+            raise self._not_enough_replicas()
         info = self.log.append_as_leader(records, self.leader_epoch, now_ms)  # P4
         self.traffic.bytes_in += len(records)
         self.traffic.messages_in += info.last_offset - info.first_offset + 1
         if len(self.isr) == 1:
             self.advance_high_watermark()
         return info
+
+    def _not_enough_replicas(self) -> BrokerError:
+        return BrokerError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"{self.topic_partition} has {len(self.isr)} replicas in sync {list(self.isr)}, "
+            f"but min.insync.replicas is {self.min_insync_replicas}",
+        )
 
     def acknowledgement(self, required_offset: int, leading_since_epoch: int) -> ErrorCode | None:
         """Whether an append that ended at `required_offset` is settled: NONE once all in-sync replicas have it, an
@@ -273,7 +287,13 @@ class Partition:
             # It would have to leave again at once. Where the high watermark stands still (below min.insync.replicas)
             # even one that is long dead has reached it: it would come and go with each answer of ZooKeeper.
             return False
-        return isr_rules.may_join(follower, self.high_watermark, self.epoch_start_offset, self._alive_epoch(broker_id))
+        return isr_rules.may_join(
+            follower,
+            self.log.log_start_offset,
+            self.high_watermark,
+            self.epoch_start_offset,
+            self._alive_epoch(broker_id),
+        )
 
     def propose_isr(self, isr: tuple[int, ...]) -> LeaderAndIsr:
         """From now on the high watermark waits for the members of `isr` too. Returns what to write; the write must be
@@ -325,16 +345,35 @@ class Partition:
 
     # -- leader: fetches --
 
-    def record_follower_fetch(self, replica_id: int, fetch_offset: int, broker_epoch: int) -> bool:
-        """A follower has everything below `fetch_offset`, the offset of an admitted fetch. True if the high watermark
-        moved."""
-        follower = self.followers[replica_id]
-        isr_rules.record_fetch(follower, fetch_offset, self.log.log_end_offset, self._clock.monotonic(), broker_epoch)
+    def record_follower_fetch(self, replica_id: int, fetch: FetchPartition, broker_epoch: int) -> bool:
+        """A follower has what comes before an admitted fetch. True if the high watermark moved."""
+        isr_rules.record_fetch(
+            self.followers[replica_id],
+            fetch.fetch_offset,
+            fetch.log_start_offset,
+            self.log.log_end_offset,
+            self._clock.monotonic(),
+            broker_epoch,
+        )
         return self.advance_high_watermark()
 
     def readable_end(self, replica_id: int) -> int:
         """Consumers read up to the high watermark, replicas up to the end."""
         return self.high_watermark if replica_id == CONSUMER else self.log.log_end_offset
+
+    def quota_for(self, replica_id: int) -> ReplicationQuota | None:
+        """What is sent to that replica counts towards it. None for those that the high watermark waits for."""
+        quota = self.leader_quota
+        if quota is None or replica_id == CONSUMER or replica_id in self.maximal_isr:
+            return None
+        end, now_s = self.log.log_end_offset, self._clock.monotonic()
+        is_caught_up = isr_rules.is_caught_up(self.followers[replica_id], end, now_s, self._settings.lag_time_max_s)
+        return None if is_caught_up else quota
+
+    def withholds_from(self, replica_id: int) -> bool:
+        """That replica gets nothing now: it is out of sync, and others have used up the rate."""
+        quota = self.quota_for(replica_id)
+        return quota is not None and quota.is_exceeded
 
     def check_topic_id(self, topic_id: str) -> None:
         """Raises BrokerError where this is a partition of another topic of the same name; empty: whichever it is."""
@@ -366,18 +405,15 @@ class Partition:
                 return EpochEndOffset(epoch, end_offset)
         if replica_id != CONSUMER and fetch.fetch_offset > log.log_end_offset:
             return EpochEndOffset(log.latest_epoch, log.log_end_offset)
-        if fetch.fetch_offset > log.log_end_offset and self._may_be_deposed(self.told_in_broker_epoch):
-            raise BrokerError(
-                ErrorCode.OFFSET_NOT_AVAILABLE,
-                f"offset {fetch.fetch_offset} of {self.topic_partition}, which ends at {log.log_end_offset}; but "
-                "another broker, which has more, may lead it by now",
-            )
         if not log.log_start_offset <= fetch.fetch_offset <= log.log_end_offset:
-            raise BrokerError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
+            problem = (
                 f"offset {fetch.fetch_offset} of {self.topic_partition}, "
-                f"which holds {log.log_start_offset} to {log.log_end_offset}",
+                f"which holds {log.log_start_offset} to {log.log_end_offset}"
             )
+            if replica_id == CONSUMER and self._may_be_deposed(self.told_in_broker_epoch):
+                code = ErrorCode.OFFSET_NOT_AVAILABLE
+                raise BrokerError(code, f"{problem}; but another broker, which has more, may lead it by now")
+            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)
         if replica_id != CONSUMER and replica_id not in self.followers:
             raise BrokerError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -391,7 +427,7 @@ class Partition:
         """The records for a fetch that is admitted, from its offset, whole batches; an error code instead of an
         exception."""
         end = self.readable_end(replica_id)
-        if fetch.fetch_offset >= end:
+        if fetch.fetch_offset >= end or self.withholds_from(replica_id):
             return self._response(b"")
         limit = min(max_bytes, fetch.partition_max_bytes)
         try:
@@ -421,29 +457,37 @@ class Partition:
         )
 
     def offset_for(self, timestamp_ms: int, current_leader_epoch: int, replica_id: int) -> tuple[int, int]:
-        """(timestamp, offset) for ListOffsets; offset -1 where no record is that recent. "Latest" is the high
+        """(timestamp, offset) for ListOffsets; offset -1 where there is no such record. "Latest" is the high
         watermark, which a new leader does not know until it has reached the start of its epoch (KIP-207). Raises
         BrokerError."""
         self._require_leader(current_leader_epoch)
         end = self.readable_end(replica_id)
         if timestamp_ms == EARLIEST_TIMESTAMP:
             return -1, self.log.log_start_offset
-        if timestamp_ms < EARLIEST_TIMESTAMP:
+        if timestamp_ms < MAX_TIMESTAMP:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp_ms} is negative")
         if replica_id == CONSUMER and self.high_watermark < self.epoch_start_offset:
-            raise BrokerError(
-                ErrorCode.OFFSET_NOT_AVAILABLE,
-                f"the high watermark of {self.topic_partition} is {self.high_watermark}, "
-                f"but its leader's epoch began at {self.epoch_start_offset}",
-            )
+            raise self._high_watermark_not_known()
         if timestamp_ms == LATEST_TIMESTAMP:
             return -1, end
-        found = self.log.offset_for_timestamp(timestamp_ms, end)
+        if timestamp_ms == MAX_TIMESTAMP:
+            found = self.log.newest_record(end)
+        else:
+            found = self.log.offset_for_timestamp(timestamp_ms, end)
         return found if found is not None else (-1, -1)
 
+    def _high_watermark_not_known(self) -> BrokerError:
+        return BrokerError(
+            ErrorCode.OFFSET_NOT_AVAILABLE,
+            f"the high watermark of {self.topic_partition} is {self.high_watermark}, "
+            f"but its leader's epoch began at {self.epoch_start_offset}",
+        )
+
     def end_offset_for_epoch(self, leader_epoch: int, current_leader_epoch: int) -> tuple[int, int]:
-        """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`."""
+        """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`. Raises BrokerError,
+        UNKNOWN_LEADER_EPOCH for epochs after this leader's included: an answer would pass for a truncation."""
         self._require_leader(current_leader_epoch)
+        self._require_past(leader_epoch)
         return self.log.end_offset_for(leader_epoch)
 
     def _require_past(self, epoch: int) -> None:
@@ -473,7 +517,50 @@ class Partition:
                 f"{self.topic_partition} is led by broker {self.leader_id} in epoch {self.leader_epoch}",
             )
 
-    # -- leader: what is too old --
+    # -- leader: what is deleted, on demand and by age --
+
+    def delete_records(self, offset: int) -> int:
+        """Let the log begin at `offset` (UP_TO_HIGH_WATERMARK: there), if it begins before. Returns the offset for
+        which to await `deletion`.
+
+        Raises BrokerError, and then nothing was deleted: NOT_LEADER_OR_FOLLOWER, also where this leader may have a
+        successor that it has not heard of; NOT_ENOUGH_REPLICAS; OFFSET_OUT_OF_RANGE above the high watermark;
+        OFFSET_NOT_AVAILABLE where a new leader does not know yet how high that is (KIP-207); or the disk has failed."""
+        self._require_leader(NO_EPOCH)
+        if self._may_be_deposed(self.told_in_broker_epoch):
+            raise BrokerError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"another broker may lead {self.topic_partition} by now"
+            )
+        if len(self.isr) < self.min_insync_replicas:
+            raise self._not_enough_replicas()
+        is_beyond = self.high_watermark < offset <= self.log.log_end_offset
+        if self.high_watermark < self.epoch_start_offset and (is_beyond or offset == UP_TO_HIGH_WATERMARK):
+            raise self._high_watermark_not_known()
+        until = self.high_watermark if offset == UP_TO_HIGH_WATERMARK else offset
+        if not 0 <= until <= self.high_watermark:
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} of {self.topic_partition}, whose committed records end at {self.high_watermark}",
+            )
+        self.log.move_log_start_offset(until)
+        if self.log.stored_start_offset < until:
+            self._store_start_soon(self.topic_partition)
+        return until
+
+    @property
+    def low_watermark(self) -> int:
+        """No replica that may be elected has records below it, nor will it after a crash."""
+        return isr_rules.low_watermark(
+            self.log.stored_start_offset, self.followers, self.maximal_isr.union(self.eligible)
+        )
+
+    def deletion(self, required_offset: int, leading_since_epoch: int) -> ErrorCode | None:
+        """As `acknowledgement`, of a deletion up to `required_offset`: NONE once the low watermark has reached it."""
+        if not self.is_leader or self.leading_since_epoch != leading_since_epoch:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if len(self.isr) < self.min_insync_replicas:
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        return ErrorCode.NONE if self.low_watermark >= required_offset else None
 
     def expire(self, now_ms: int) -> None:
         """Let the log begin after what is too old or too much by the topic's settings. Only a leader does that, and
@@ -493,12 +580,17 @@ class Partition:
     # -- follower --
 
     def next_fetch(self, partition_max_bytes: int) -> FetchPartition:
+        """Tells the leader where this log begins and ends."""
+        log = self.log
+        stored_start = log.stored_start_offset
+        if stored_start != log.log_start_offset:
+            self._store_start_soon(self.topic_partition)
         return FetchPartition(
             partition=self.topic_partition.partition,
             current_leader_epoch=self.leader_epoch,
-            fetch_offset=self.log.log_end_offset,
-            last_fetched_epoch=self.log.latest_epoch,
-            log_start_offset=self.log.log_start_offset,
+            fetch_offset=log.log_end_offset,
+            last_fetched_epoch=log.latest_epoch,
+            log_start_offset=stored_start,
             partition_max_bytes=partition_max_bytes,
         )
 

@@ -1,4 +1,9 @@
-"""The small files beside the segments, byte for byte as Kafka writes them, and who may write them when.
+"""The small files beside the segments, as Kafka writes them, and who may write them when.
+
+Other than in Kafka, each ends with a line that has a checksum of what stands before it. Otherwise a digit of a log
+start offset or of a leader epoch that has flipped would be believed, or a letter of a topic id: records would be
+hidden, cut off, or deleted as those of another topic. Files without that line are read, too: they are from before there
+was one.
 
 Encoding and decoding are pure functions. `OffsetCheckpoint` is the one file per directory that holds an offset for
 every partition (recovery points, log start offsets, high watermarks).
@@ -13,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from crc32c import crc32c
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -28,6 +34,7 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 LOCK_FILE = ".lock"
 
 _VERSION = 0
+_SEAL = b"# crc32c "
 
 
 class MalformedFile(MinibrokerError, ValueError):
@@ -53,13 +60,32 @@ class CleanShutdown(msgspec.Struct, frozen=True, rename={"broker_epoch": "broker
     broker_epoch: int = -1
 
 
+def sealed(content: bytes) -> bytes:
+    """A small file with its checksum."""
+    return content + _seal(content)
+
+
+def _seal(content: bytes) -> bytes:
+    return b"%s%08x\n" % (_SEAL, crc32c(content))
+
+
+def unsealed(path: str, data: bytes) -> bytes:
+    """What stands before the checksum, if there is one. Raises MalformedFile where it is another one."""
+    content, mark, _ = data.rpartition(_SEAL)
+    if not mark:
+        return data
+    if data[len(content) :] != _seal(content):
+        raise MalformedFile(f"{path} is damaged: its checksum is not that of what stands before it")
+    return content
+
+
 def _encode_lines(lines: Sequence[str]) -> bytes:
-    return "\n".join((str(_VERSION), str(len(lines)), *lines, "")).encode()
+    return sealed("\n".join((str(_VERSION), str(len(lines)), *lines, "")).encode())
 
 
 def _decode_lines(path: str, data: bytes) -> list[str]:
     try:
-        version, count, *lines = data.decode().splitlines()
+        version, count, *lines = unsealed(path, data).decode().splitlines()
         if int(version) != _VERSION or int(count) != len(lines):
             raise ValueError(f"version {version}, {count} lines announced, {len(lines)} found")
     except ValueError as error:
@@ -104,7 +130,7 @@ def decode_epochs(path: str, data: bytes) -> list[EpochEntry]:
 
 
 def encode_topic_id(topic_id: str) -> bytes:
-    return f"version: {_VERSION}\ntopic_id: {topic_id}\n".encode()
+    return sealed(f"version: {_VERSION}\ntopic_id: {topic_id}\n".encode())
 
 
 def decode_topic_id(path: str, data: bytes) -> str:
@@ -116,7 +142,7 @@ def decode_topic_id(path: str, data: bytes) -> str:
 
 
 def encode_meta_properties(meta: MetaProperties) -> bytes:
-    return f"version=0\nbroker.id={meta.broker_id}\ncluster.id={meta.cluster_id}\n".encode()
+    return sealed(f"version=0\nbroker.id={meta.broker_id}\ncluster.id={meta.cluster_id}\n".encode())
 
 
 def decode_meta_properties(path: str, data: bytes) -> MetaProperties:
@@ -129,20 +155,20 @@ def decode_meta_properties(path: str, data: bytes) -> MetaProperties:
 
 
 def encode_clean_shutdown(broker_epoch: int) -> bytes:
-    return msgspec.json.encode(CleanShutdown(broker_epoch=broker_epoch))
+    return sealed(msgspec.json.encode(CleanShutdown(broker_epoch=broker_epoch)))
 
 
 def decode_clean_shutdown(path: str, data: bytes) -> int:
     """The broker epoch. Raises MalformedFile."""
     try:
-        return msgspec.json.decode(data, type=CleanShutdown).broker_epoch
-    except msgspec.DecodeError as error:
+        return msgspec.json.decode(unsealed(path, data), type=CleanShutdown).broker_epoch
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error
 
 
 def _decode_properties(path: str, data: bytes, separator: str) -> dict[str, str]:
     try:
-        text = data.decode()
+        text = unsealed(path, data).decode()
     except UnicodeDecodeError as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error
     fields: dict[str, str] = {}
@@ -163,6 +189,8 @@ class OffsetCheckpoint:
         self.path = path
         self.values: dict[TopicPartition, int] = {}
         """What the file holds, or is about to hold once every write has ended."""
+        self.stored: Mapping[TopicPartition, int] = {}
+        """What the file holds, durably."""
         self._disk = disk
         self._staging = threading.Lock()
         self._writing = threading.Lock()
@@ -172,7 +200,7 @@ class OffsetCheckpoint:
     def read(self) -> dict[TopicPartition, int]:
         """Empty where there is no file. Raises MalformedFile."""
         if self._disk.exists(self.path):
-            self.values = decode_offsets(self.path, self._disk.read_file(self.path))
+            self.values = self.stored = decode_offsets(self.path, self._disk.read_file(self.path))
         return dict(self.values)
 
     @property
@@ -196,7 +224,7 @@ class OffsetCheckpoint:
         with self._writing:
             if number > self._written:
                 self._disk.write_atomically(self.path, encode_offsets(values))
-                self._written = number
+                self._written, self.stored = number, values
 
     def lower(self, partition: TopicPartition, offset: int) -> None:
         """On return the file says no more than `offset`. Costs nothing where it does not say more, unless a picture is

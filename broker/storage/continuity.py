@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from minibroker.broker.storage.checkpoints import MalformedFile
+from minibroker.broker.storage.checkpoints import MalformedFile, sealed, unsealed
 from minibroker.protocol.world import Disk
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 
@@ -114,14 +114,14 @@ def combined(witnesses: Sequence[Witness], unopened: int) -> Verdict:
 
 
 def encode_continuity(continuity: Continuity) -> bytes:
-    return msgspec.json.encode(continuity)
+    return sealed(msgspec.json.encode(continuity))
 
 
 def decode_continuity(path: str, data: bytes) -> Continuity:
     """Raises MalformedFile."""
     try:
-        found = msgspec.json.decode(data, type=Continuity)
-    except msgspec.MsgspecError as error:
+        found = msgspec.json.decode(unsealed(path, data), type=Continuity)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error
     if found.version != _VERSION or found.trusted_since < SINCE_THIS_REGISTRATION:
         raise MalformedFile(f"{path} is damaged: version {found.version}, trusted since {found.trusted_since}")

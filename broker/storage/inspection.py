@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, Layout, SparseIndex
-from minibroker.broker.storage.recovery import LARGEST_BATCH_BYTES
+from minibroker.broker.storage.recovery import LARGEST_BATCH_BYTES, PAGE_BYTES
 from minibroker.broker.storage.segment import LOG_SUFFIX, parse_file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX
 from minibroker.protocol.records import (
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 
 class BadBytes(NamedTuple):
     """The bytes from `position` to `end` are no batches. `is_incomplete`: they are the beginning of one batch, and the
-    file ends there, as it does when a broker dies while it appends."""
+    file ends there, with a page, as it does when a broker dies while it appends."""
 
     position: int
     end: int
@@ -78,7 +78,7 @@ def scan(path: Path) -> Iterator[Batch | BadBytes]:
                 position = found.end
                 continue
             end = _next_batch(file, position + 1, size)
-            yield found._replace(end=end, is_incomplete=found.is_incomplete and end == size)
+            yield found._replace(end=end, is_incomplete=found.is_incomplete and end == size and size % PAGE_BYTES == 0)
             position = end
 
 

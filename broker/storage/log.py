@@ -31,9 +31,8 @@ whoever needs more).
 
 import asyncio
 import logging
-import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple, NoReturn
 
@@ -51,19 +50,21 @@ from minibroker.broker.storage.validator import validated_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
+    CRC_END,
     BatchHeader,
     Buffer,
     CorruptRecord,
     decode_batch,
     parse_header,
+    stamp,
     validate_batch,
 )
 
 logger = logging.getLogger("minibroker.storage")
 
-_STAMP = struct.Struct(">qii")  # base offset, batch length, partition leader epoch: what the leader writes anew
 _MAX_PIECES = 512
 """A vectored write takes at most 1,024 pieces (IOV_MAX)."""
+_NO_TIMESTAMP = -1
 _KEPT_SNAPSHOTS = 2
 """Besides those at the beginning of a segment."""
 _base_offset_of = attrgetter("base_offset")
@@ -144,6 +145,15 @@ class Log:
         return self._log_start_offset
 
     @property
+    def stored_start_offset(self) -> int:
+        """Where the log would begin after a crash: at `log_start_offset`, once that is on disk."""
+        base = self._segments[0].base_offset
+        if base == self._log_start_offset:
+            return base
+        stored = self._directory.log_start_offsets.stored.get(self.partition, 0)
+        return min(max(base, stored), self._log_start_offset)
+
+    @property
     def log_end_offset(self) -> int:
         """The offset that the next record gets."""
         return self._log_end_offset
@@ -195,8 +205,8 @@ class Log:
         max_timestamp = first.max_timestamp
         for header in headers:
             size = header.size
-            pieces.append(_STAMP.pack(offset, header.batch_length, leader_epoch))
-            pieces.append(view[position + _STAMP.size : position + size])
+            pieces.append(stamp(header, offset, leader_epoch))
+            pieces.append(view[position + CRC_END : position + size])
             offset += header.last_offset_delta + 1
             appended.append(Appended(offset - 1, header.max_timestamp, size))
             max_timestamp = max(max_timestamp, header.max_timestamp)
@@ -367,16 +377,7 @@ class Log:
                 for position, header in segment.batches_since(timestamp_ms, start):
                     if header.base_offset >= up_to_offset:
                         return None
-                    data = segment.file.pread(header.size, position)
-                    validate_batch(data, header)
-                    try:
-                        batch = decode_batch(data, header, check_crc=False)
-                    except CorruptRecord:
-                        # It is as its producer sent it, which may be anything: only its header was looked at. Its
-                        # consumers will find out; a log that others write to must not stop answering over it.
-                        first = max(header.base_offset, start)
-                        return (header.max_timestamp, first) if first < up_to_offset else None
-                    for timestamp, offset in zip(batch.timestamps, batch.offsets, strict=True):
+                    for timestamp, offset in self._times(segment, position, header):
                         if timestamp >= timestamp_ms and offset >= start:
                             return (timestamp, offset) if offset < up_to_offset else None
         except OSError as error:
@@ -384,6 +385,56 @@ class Log:
         except CorruptRecord as error:
             self._report_damage(error)
         return None
+
+    def newest_record(self, up_to_offset: int) -> tuple[int, int] | None:
+        """Timestamp and offset of the record below `up_to_offset` with the largest timestamp, the first of several
+        (KIP-734). None where no record has a timestamp."""
+        self._require_usable()
+        start = self._log_start_offset
+        newest = (_NO_TIMESTAMP, 0)
+        """With the offset negated, so that the larger one is the better one."""
+        segments = [s for s in self._segments[self._segment_index(start) :] if s.base_offset < up_to_offset]
+        try:
+            for segment in sorted(segments, key=lambda s: (-s.max_timestamp, s.base_offset)):
+                if segment.max_timestamp < newest[0]:
+                    break
+                best: tuple[int, BatchHeader] | None = None
+                for position, header in segment.newest_batches(start, up_to_offset):
+                    if header.base_offset < start or header.last_offset >= up_to_offset:
+                        # Its largest timestamp may be that of a record that does not count.
+                        newest = max(newest, self._newest_of(segment, position, header, up_to_offset))
+                    elif best is None or header.max_timestamp > best[1].max_timestamp:
+                        best = position, header
+                if best is not None and best[1].max_timestamp >= newest[0]:
+                    newest = max(newest, self._newest_of(segment, *best, up_to_offset))
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"reading {segment.path}")
+        except CorruptRecord as error:
+            self._report_damage(error)
+        timestamp, negated = newest
+        return None if timestamp == _NO_TIMESTAMP else (timestamp, -negated)
+
+    def _newest_of(self, segment: Segment, position: int, header: BatchHeader, up_to_offset: int) -> tuple[int, int]:
+        """The largest timestamp of a batch's records within the log and below `up_to_offset`, and the first offset that
+        has it, negated."""
+        records = [
+            (timestamp, -offset)
+            for timestamp, offset in self._times(segment, position, header)
+            if self._log_start_offset <= offset < up_to_offset
+        ]
+        return max(records, default=(_NO_TIMESTAMP, 0))
+
+    def _times(self, segment: Segment, position: int, header: BatchHeader) -> Iterable[tuple[int, int]]:
+        """Timestamp and offset of each record of a batch. Raises OSError, CorruptRecord."""
+        data = segment.file.pread(header.size, position)
+        validate_batch(data, header)
+        try:
+            batch = decode_batch(data, header, check_crc=False)
+        except CorruptRecord:
+            # It is as its producer sent it, which may be anything: only its header was looked at. Its consumers will
+            # find out; a log that others write to must not stop answering over it.
+            return [(header.max_timestamp, max(header.base_offset, self._log_start_offset))]
+        return zip(batch.timestamps, batch.offsets, strict=True)
 
     def _segment_index(self, offset: int) -> int:
         if offset >= self._active.base_offset:

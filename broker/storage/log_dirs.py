@@ -281,12 +281,17 @@ class LogDirs:
             except BrokerError as error:
                 manager.fail(error.__cause__ or error, "writing high watermarks")
 
+    async def checkpoint_log_start_offsets(self) -> None:
+        """As `LogManager.checkpoint_log_start_offsets`, in every directory that is online."""
+        for manager in self.online:
+            await self._going_on(manager.checkpoint_log_start_offsets())
+
     async def remove_old_segments(self) -> None:
         """As `LogManager.remove_old_segments`, in every directory that is online."""
         for manager in self.online:
             await self._going_on(manager.remove_old_segments())
 
-    async def _going_on(self, work: Awaitable[None]) -> None:
+    async def _going_on(self, work: Awaitable[object]) -> None:
         """Where a directory fails meanwhile, that has been told already."""
         try:
             await work

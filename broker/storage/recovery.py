@@ -13,6 +13,11 @@ What is checked, and why that finds lost writes:
   batch of each, empty if need be.)
 - leader epochs never decrease: after a truncation the old tail may reappear behind new batches.
 
+A process that is killed while it appends leaves a batch cut short, which nobody was told of: this costs no trust. But
+so may a length that has flipped look, or a file that lost its end, and then records are missing that were acknowledged.
+The kernel copies a write page by page, and a process dies between two of them: so the end of a torn append is the end
+of a page, and anything else that is cut short is a loss.
+
 What was read and believed is written again, so that the next flush flushes it, whatever became of the last one. It is
 not much: the log flushes in the background each time that 32 MiB were appended.
 
@@ -45,6 +50,8 @@ from minibroker.protocol.records import (
 from minibroker.protocol.world import Disk
 
 _SCAN_BYTES = 1024 * 1024
+PAGE_BYTES = 4096
+"""What the kernel copies of a write at a time, or a whole number of it."""
 LARGEST_BATCH_BYTES = 2 * MAX_BODY_BYTES
 """No reader accepts a body larger than half of this: a damaged length must not make recovery take gigabytes."""
 
@@ -63,7 +70,7 @@ class RecoveryReport(NamedTuple):
     bytes_cut: int
     lost_more_than_an_incomplete_batch: bool
     """Records that had been in the log may be gone: this replica must not be elected as if it had all of them. False
-    where just one batch was cut short, as a crash in the middle of an append leaves it."""
+    where just one batch was cut short at the end of a page, as a crash in the middle of an append leaves it."""
     indexes_rebuilt: int
     problem: str
     """Why the log was cut; empty if it was not."""
@@ -111,15 +118,16 @@ class _Scan:
             at = self.position - chunk_position
             if at + HEADER_SIZE > len(chunk):
                 chunk, chunk_position, at = self._read(_SCAN_BYTES), self.position, 0
+            is_torn = size % PAGE_BYTES == 0
             if left < HEADER_SIZE:
-                self.bad = _Bad(f"{left} bytes follow the last batch", True)
+                self.bad = _Bad(f"{left} bytes follow the last batch", is_torn)
                 return
             try:
                 header = parse_header(chunk, at)
                 check_header(header)
                 problem = self._contradiction(header)
                 if not problem and header.size > left:
-                    self.bad = _Bad(f"{left} of {header.size} bytes of a batch are there", True)
+                    self.bad = _Bad(f"{left} of {header.size} bytes of a batch are there", is_torn)
                     return
                 if not problem:
                     if at + header.size > len(chunk):

@@ -5,17 +5,31 @@ mostly known already, because readers go on where they stopped and followers rea
 remembers where the batches of the last few such offsets begin. Otherwise the index says where to look, and at most
 `index_interval_bytes` of headers are walked. Where a read ends is found the same way, so the bytes of the batches are
 read once, by one call, and not copied again.
+
+An index entry is believed only where the batch that it speaks of is there: a bit that has flipped in an index would
+otherwise make a reader skip records in silence. Where it is not, the segment is walked from its beginning.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
+from minibroker.broker.storage.index import (
+    OFFSET_INDEX,
+    TIME_INDEX,
+    Entry,
+    InvalidIndex,
+    Layout,
+    SparseIndex,
+    StoredIndex,
+)
 from minibroker.protocol.records import HEADER_SIZE, BatchHeader, Buffer, CorruptRecord, check_header, parse_header
 from minibroker.protocol.world import Disk
+
+logger = logging.getLogger("minibroker.storage")
 
 LOG_SUFFIX = ".log"
 
@@ -64,6 +78,8 @@ class Segment:
         self._offset_index: SparseIndex | StoredIndex = SparseIndex(OFFSET_INDEX)
         self._time_index: SparseIndex | StoredIndex = SparseIndex(TIME_INDEX)
         self._known: dict[int, int] = {base_offset: 0}
+        self._distrusted: set[Layout] = set()
+        """Index files that were found to be damaged."""
 
     @classmethod
     def create(
@@ -187,11 +203,7 @@ class Segment:
         last = offsets.last
         if last is None:
             return True
-        try:
-            header = parse_header(self.file.pread(HEADER_SIZE, last[1]))
-        except CorruptRecord:
-            return False
-        return header.last_offset == self.base_offset + last[0] and last[1] + header.size <= self.size
+        return last[1] < self.size and self._is_at(last[1], self.base_offset + last[0])
 
     def clear_indexes(self) -> None:
         """Start over: `note` must be given every batch."""
@@ -225,9 +237,12 @@ class Segment:
             for _, header in self.walk(offsets.last[1] if offsets.last is not None else 0, self.size):
                 if header.max_timestamp > times.last[0]:
                     return False  # the time index was cut short
+            self._offset_index, self._time_index = offsets, times
+            newest = self.base_offset + times.last[1]
+            if not self._is_at(self.locate(newest), newest, times.last[0]):
+                return False
         except CorruptRecord:
             return False
-        self._offset_index, self._time_index = offsets, times
         self.max_timestamp = times.last[0]
         self._max_timestamp_offset = self.base_offset + times.last[1]
         self.indexes_stored()
@@ -276,6 +291,7 @@ class Segment:
         """Position and header of every batch from one batch's `position` to another's. Reads headers alone."""
         chunk = b""
         chunk_position = 0
+        next_offset = self.base_offset
         while position < end:
             at = position - chunk_position
             if at + HEADER_SIZE > len(chunk):
@@ -285,8 +301,39 @@ class Segment:
                 check_header(header)
             except CorruptRecord as error:
                 raise CorruptRecord(f"{self.path}, position {position}: {error}") from error
+            if header.base_offset < next_offset:
+                raise CorruptRecord(
+                    f"{self.path}, position {position}: offset {header.base_offset} where {next_offset} is next"
+                )
             yield position, header
             position += header.size
+            next_offset = header.next_offset
+        if position > end:
+            raise CorruptRecord(f"{self.path}: a batch reaches position {position}, where {end} is the end")
+
+    def _walk_from(self, entry: Entry | None, end: int) -> Iterator[tuple[int, BatchHeader]]:
+        """As `walk`, from the batch of an entry of the offset index; from the first one where there is no entry, or it
+        is not true: bits of the file may have flipped."""
+        position = 0
+        if entry is not None:
+            if self._is_at(entry[1], self.base_offset + entry[0]):
+                position = entry[1]
+            else:
+                self._distrust_index(OFFSET_INDEX)
+        return self.walk(position, end)
+
+    def _is_at(self, position: int, last_offset: int, max_timestamp: int | None = None) -> bool:
+        """Whether a batch with this last offset, and this largest timestamp, if one is given, begins there."""
+        try:
+            header = parse_header(self.file.pread(HEADER_SIZE, position))
+        except CorruptRecord:
+            return False
+        return header.last_offset == last_offset and max_timestamp in (None, header.max_timestamp)
+
+    def _distrust_index(self, layout: Layout) -> None:
+        if layout not in self._distrusted:
+            self._distrusted.add(layout)
+            logger.warning("%s is damaged; searching without it, until a start repairs it", self._index_path(layout))
 
     def locate(self, offset: int) -> int:
         """Where the batch begins that holds `offset` or, where it is in none, the next one; `size` if there is none."""
@@ -296,7 +343,7 @@ class Segment:
         if offset <= self.base_offset:
             return 0
         entry = self._offset_index.floor(offset - self.base_offset)
-        for position, header in self.walk(entry[1] if entry is not None else 0, self.size):
+        for position, header in self._walk_from(entry, self.size):
             if header.last_offset >= offset:
                 return position
         return self.size
@@ -324,7 +371,11 @@ class Segment:
     def _last_boundary(self, start: int, limit: int) -> int:
         """The last position up to `limit` where a batch begins, at least `start`. `limit` is within the segment."""
         entry = self._offset_index.floor_by_value(limit)
-        for position, header in self.walk(max(start, entry[1] if entry is not None else 0), self.size):
+        if entry is not None and entry[1] <= start:
+            walked = self.walk(start, self.size)
+        else:
+            walked = self._walk_from(entry, self.size)
+        for position, header in walked:
             if position + header.size > limit:
                 self._remember(header.base_offset, position)
                 return position
@@ -342,10 +393,38 @@ class Segment:
         entry = self._time_index.floor(timestamp_ms)
         if entry is not None:
             # All records before the batch that brought this entry's timestamp are older than it.
-            offset = max(offset, self.base_offset + entry[1])
+            brought_by = self.base_offset + entry[1]
+            if self._is_at(self.locate(brought_by), brought_by, entry[0]):
+                offset = max(offset, brought_by)
+            else:
+                self._distrust_index(TIME_INDEX)
         for position, header in self.walk(self.locate(offset), self.size):
             if header.max_timestamp >= timestamp_ms:
                 yield position, header
+
+    def newest_batches(self, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Some of the batches with offsets from `start` to below `end`, in order: among them the first of those with
+        the largest timestamp.
+
+        Cheap unless that largest one lies before `start`: the time index tells which batch it is, of all up to an entry
+        of the offset index, and what comes after the last such entry is little.
+        """
+        position = self.locate(start)
+        indexed = self._offset_index.floor(end - 1 - self.base_offset)
+        newest = None if indexed is None else self._time_index.floor_by_value(indexed[0])
+        if indexed is not None and newest is not None and self.base_offset + newest[1] >= start:
+            found, header = next(self.walk(self.locate(self.base_offset + newest[1]), self.size))
+            if (header.last_offset, header.max_timestamp) != (self.base_offset + newest[1], newest[0]):
+                self._distrust_index(TIME_INDEX)
+            elif not self._is_at(indexed[1], self.base_offset + indexed[0]):
+                self._distrust_index(OFFSET_INDEX)
+            elif header.base_offset >= start:
+                yield found, header
+                position = indexed[1]
+        for found, header in self.walk(position, self.size):
+            if header.base_offset >= end:
+                return
+            yield found, header
 
 
 class IndexWrite(NamedTuple):

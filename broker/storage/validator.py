@@ -36,7 +36,7 @@ def validated_headers(records: Buffer, partition: TopicPartition, config: LogCon
                     f"a batch of {header.size} bytes for {partition}, "
                     f"whose max.message.bytes is {config.max_message_bytes}",
                 )
-            validate_batch(records, header, position)
+            validate_batch(records, header, position, as_produced=True)
             validate_produced(header)
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error

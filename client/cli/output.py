@@ -20,7 +20,7 @@ import uvloop
 from minibroker.client.cli import hints
 from minibroker.client.cli.hints import comes_from, pastable
 from minibroker.client.cli.plain_help import HELP_OPTIONS, make_plain, plain_error
-from minibroker.client.errors import DeliveryFailed, InvalidSetting, TopicErrors
+from minibroker.client.errors import DeliveryFailed, InvalidSetting, PartitionErrors, TopicErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.rpc import RequestTimedOut
 
@@ -255,7 +255,7 @@ def _exit_code(error: Exception) -> int:
             return TIMED_OUT
         case DeliveryFailed(failures=failures):
             parts = {_exit_code(failure.error) for failure in failures}
-        case TopicErrors(errors=errors):
+        case TopicErrors(errors=errors) | PartitionErrors(errors=errors):
             parts = {_exit_code(one) for one in errors.values()}
         case _:
             return FAILURE

@@ -1,4 +1,4 @@
-"""`minibroker topics`: create, list, describe, delete."""
+"""`minibroker topics`: create, list, describe, delete, delete-records."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from minibroker.client.cli.output import (
     run,
     settings_of,
 )
-from minibroker.protocol.model import topic_name_problem
+from minibroker.protocol.messages import UP_TO_HIGH_WATERMARK
+from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 
-app = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, describe and delete topics, and their oldest records.", no_args_is_help=True)
 
 
 def checked_topic(name: str) -> str:
@@ -148,6 +149,44 @@ def delete(
         sys.stdout.write(f"deleted {name}\n")
 
 
+@app.command()
+def delete_records(
+    name: TopicArgument,
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before",
+            metavar="OFFSET",
+            help="Records with a lower offset are deleted; end: all that are committed.",
+        ),
+    ],
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="Only this partition. May be repeated. Default: all."),
+    ] = None,
+    yes: YesOption = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Delete the oldest records of a topic's partitions, for good, and wait until no replica that may lead has them.
+
+    Prints where each partition begins now."""
+    checked_topic(name)
+    offset = _offset_of(before)
+    servers = bootstrap_servers(bootstrap, data)
+    topic = run(described(servers, name))
+    numbers = sorted(set(partition)) if partition else [one.partition for one in topic.partitions]
+    which = "all records" if offset == UP_TO_HIGH_WATERMARK else f"the records before offset {offset}"
+    where = "partition" if len(numbers) == 1 else "partitions"
+    confirm(f"Delete {which} of {name}, {where} {', '.join(map(str, numbers))}?", yes)
+    begin = run(_delete_records(servers, {TopicPartition(name, number): offset for number in numbers}))
+    if format is Format.JSON:
+        print_json([{"partition": number, "low_watermark": offset} for (_, number), offset in sorted(begin.items())])
+    else:
+        print_table(("partition", "begins at"), [(number, offset) for (_, number), offset in sorted(begin.items())])
+
+
 async def _create(
     bootstrap: str, name: str, partitions: int | None, replication_factor: int | None, configs: dict[str, str]
 ) -> TopicDescription:
@@ -164,6 +203,19 @@ async def _describe_all(bootstrap: str) -> list[TopicDescription]:
 async def _delete(bootstrap: str, name: str) -> None:
     async with open_admin(bootstrap) as admin:
         await admin.delete_topic(name)
+
+
+async def _delete_records(bootstrap: str, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    async with open_admin(bootstrap) as admin:
+        return await admin.delete_records(offsets)
+
+
+def _offset_of(text: str) -> int:
+    if text == "end":
+        return UP_TO_HIGH_WATERMARK
+    if text.isascii() and text.isdecimal() and int(text) < 2**63:
+        return int(text)
+    raise UsageError(f"--before {text!r}: an offset such as 42, or end, is expected")
 
 
 def _summary(topic: TopicDescription) -> dict[str, object]:

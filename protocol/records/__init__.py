@@ -22,6 +22,7 @@ from minibroker.protocol.records.control import (
     encode_control_batch,
 )
 from minibroker.protocol.records.header import (
+    CRC_END,
     HEADER_SIZE,
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
@@ -35,15 +36,16 @@ from minibroker.protocol.records.header import (
     Buffer,
     CorruptRecord,
     InvalidRecord,
-    assign,
     check_header,
     iterate_batches,
     parse_header,
+    stamp,
     validate_batch,
     validate_produced,
 )
 
 __all__ = [
+    "CRC_END",
     "HEADER_SIZE",
     "MAGIC_COLUMNS",
     "MAGIC_RECORDS",
@@ -63,7 +65,6 @@ __all__ = [
     "EndTransactionMarker",
     "Header",
     "InvalidRecord",
-    "assign",
     "check_header",
     "decode_batch",
     "decode_control_batch",
@@ -71,6 +72,7 @@ __all__ = [
     "encode_control_batch",
     "iterate_batches",
     "parse_header",
+    "stamp",
     "validate_batch",
     "validate_produced",
 ]

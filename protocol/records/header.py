@@ -1,4 +1,10 @@
-"""The 61 bytes in front of a batch: all that a broker looks at."""
+"""The 61 bytes in front of a batch: all that a broker looks at.
+
+Kafka's CRC leaves out the first 17 of them, among them the base offset and the leader epoch, since a leader writes
+these anew: so where one of their bits flips on a disk or on the way, records get other offsets, and nobody sees it. In
+a batch of columns, whose format is ours, the leader mixes a checksum of these 17 bytes into the CRC (`stamp`), and
+readers take it out again (`validate_batch`). Batches of Kafka's format stay as Kafka's.
+"""
 
 import struct
 from collections.abc import Iterator
@@ -32,9 +38,8 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-_BASE_OFFSET = struct.Struct(">q")
-_LEADER_EPOCH = struct.Struct(">i")
-_LEADER_EPOCH_POSITION = 12
+_PLACE = struct.Struct(">qiib")
+"""What the leader writes, and what it finds between: base offset, batch length, leader epoch, magic."""
 _CRC = struct.Struct(">I")
 _CRC_POSITION = 17
 
@@ -51,7 +56,8 @@ class InvalidRecord(ValueError):
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
-    """The 61 bytes in front of a batch, in their order. `crc` covers attributes to the end of the batch."""
+    """The 61 bytes in front of a batch, in their order. `crc` covers attributes to the end of the batch; in the log,
+    where the batch is of columns, it covers what stands before it, too."""
 
     base_offset: int
     batch_length: int
@@ -167,17 +173,23 @@ def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
         position = end
 
 
-def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
+def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0, *, as_produced: bool = False) -> None:
     """Raises CorruptRecord unless the batch at `position` is whole, plausible and matches its CRC.
 
-    `header` is what `parse_header` read there. Holds for every batch in a log, a producer's or not.
+    `header` is what `parse_header` read there. Holds for every batch in a log, a producer's or not, and
+    for one of a log that is older than `stamp`. `as_produced`: the batch has no place in a log yet.
     """
     check_header(header)
     end = position + header.size
     if end > len(buffer):
         raise CorruptRecord(f"a batch of {header.size} bytes, {len(buffer) - position} are left")
-    computed = crc32c(memoryview(buffer)[position + CRC_END : end])
-    if computed != header.crc:
+    view = memoryview(buffer)
+    computed = crc32c(view[position + CRC_END : end])
+    if computed != header.crc and (
+        as_produced
+        or header.magic != MAGIC_COLUMNS
+        or computed ^ crc32c(view[position : position + _CRC_POSITION]) != header.crc
+    ):
         raise CorruptRecord(f"the CRC is {computed:#010x}, the header says {header.crc:#010x}")
 
 
@@ -203,10 +215,12 @@ def validate_produced(header: BatchHeader) -> None:
         raise InvalidRecord("the batch belongs to a transaction, and there are no transactions yet")
 
 
-def assign(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
-    """Write base offset and partition leader epoch in place; the CRC does not cover them."""
-    _BASE_OFFSET.pack_into(buffer, position, base_offset)
-    _LEADER_EPOCH.pack_into(buffer, position + _LEADER_EPOCH_POSITION, leader_epoch)
+def stamp(header: BatchHeader, base_offset: int, leader_epoch: int) -> bytes:
+    """The first CRC_END bytes of a batch, with its place in a log. `header` is that of a batch that has none yet: as it
+    was produced, with the CRC of what follows alone."""
+    place = _PLACE.pack(base_offset, header.batch_length, leader_epoch, header.magic)
+    crc = header.crc ^ crc32c(place) if header.magic == MAGIC_COLUMNS else header.crc
+    return place + _CRC.pack(crc)
 
 
 def write_header(batch: bytearray, header: BatchHeader) -> bytearray:

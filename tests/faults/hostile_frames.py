@@ -62,8 +62,8 @@ REQUESTS_PER_CONNECTION = 20
 PATIENCE_S = 30.0
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 SENTINEL = 2**31 - 1
-ANSWERED_LATER = (apis.CREATE_TOPICS, apis.DELETE_TOPICS, apis.INIT_PRODUCER_ID)
-"""By a task, so that a later request can be answered first."""
+ANSWERED_LATER = (apis.CREATE_TOPICS, apis.DELETE_TOPICS, apis.DELETE_RECORDS, apis.INIT_PRODUCER_ID)
+"""By a task, or once others have done something, so that a later request can be answered first."""
 LATE_ANSWERS_S = 0.2
 BAD_LOG_LINES = (
     "Traceback",

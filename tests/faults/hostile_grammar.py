@@ -564,6 +564,8 @@ def _is_safe(api: Api[Any, Any], body: Any) -> bool:
         )
     if isinstance(body, m.DeleteTopicsRequest):
         return WATCHED_TOPIC not in body.topics and OPEN_TOPIC not in body.topics
+    if isinstance(body, m.DeleteRecordsRequest):
+        return all(topic.name != WATCHED_TOPIC for topic in body.topics)
     if isinstance(body, m.CreateTopicsRequest):
         return body.validate_only or all(topic.name in CREATED_TOPICS or len(topic.name) != 9 for topic in body.topics)
     return True

@@ -82,6 +82,21 @@ def test_a_topic_is_created_listed_described_and_deleted(minibroker: Shell) -> N
     minibroker.ok("topics", "delete", "orders", "--yes")
 
 
+def test_the_oldest_records_are_deleted_and_consumers_begin_behind_them(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "trimmed", "--partitions", "2")
+    for partition in ("0", "1"):
+        minibroker.ok("produce", "trimmed", "-p", partition, stdin=b"a\nb\nc\n")
+    command = ("topics", "delete-records", "trimmed")
+    assert "repeat with --yes" in minibroker.refused(1, *command, "--before", "2")
+    assert minibroker.ok(*command, "--before", "2", "-p", "1", "--yes").splitlines()[1:] == ["1          2"]
+    left = minibroker.ok("consume", "trimmed", "--exit-at-end", "--output", "%p%s\n")
+    assert sorted(left.split()) == ["0a", "0b", "0c", "1c"]
+    ended = minibroker(*command, "--before", "end", "--yes", "--format", "json").json()
+    assert ended == [{"partition": 0, "low_watermark": 3}, {"partition": 1, "low_watermark": 3}]
+    assert "whose committed records end at 3" in minibroker.refused(1, *command, "--before", "4", "--yes")
+    assert "trimmed-2; there are 2 partitions" in minibroker.refused(1, *command, "--before", "1", "-p", "2", "--yes")
+
+
 def test_settings_of_a_topic_are_checked_and_kept(minibroker: Shell) -> None:
     assert "min.insync.replicas" in minibroker.refused(
         1, "topics", "create", "strict", "--config", "min.insync.replica=2"
@@ -352,6 +367,7 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
         (["produce", "nosuch"], "minibroker topics create"),
         (["topics", "describe", "nosuch"], "minibroker topics create"),
         (["topics", "delete", "nosuch", "--yes"], "minibroker topics list"),
+        (["topics", "delete-records", "nosuch", "--before", "end", "--yes"], "minibroker topics list"),
         (["consume", "numbers", "--partition", "1"], "numbers has no partition 1; its partitions are 0 to 0"),
         (["consume", "numbers", "--from", "11"], "the log of numbers-0 begins at 0 and ends at 10"),
         (["topics", "create", "wide", "--replication-factor", "4"], "the number of live brokers (1, 2, 3)"),

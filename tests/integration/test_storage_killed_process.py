@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minibroker.broker.storage.recovery import recover
 from minibroker.protocol.world.real import RealDisk
-from tests.storage_support import NOW, batch, everything, open_log, stamped
+from tests.storage_support import NOW, batch, everything, open_log, produced, stamped
 
 APPENDER = """
 import asyncio, sys
@@ -66,4 +66,4 @@ def test_a_killed_process_loses_nothing_that_it_said_it_had_appended(tmp_path: P
     assert opened.log.log_end_offset >= 5 * said
     expected = [stamped(batch(5, size=200, producer_id=1, sequence=5 * n), 5 * n, 0) for n in range(said)]
     assert everything(opened.log).startswith(b"".join(expected))
-    assert opened.log.append_as_leader(expected[-1], 0, NOW).duplicate
+    assert opened.log.append_as_leader(produced(expected[-1]), 0, NOW).duplicate

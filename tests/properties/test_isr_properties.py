@@ -8,6 +8,7 @@ from minibroker.broker.replication.isr import (
     high_watermark,
     in_assignment_order,
     lagging,
+    low_watermark,
     may_join,
     record_fetch,
 )
@@ -50,7 +51,7 @@ def test_a_follower_is_caught_up_only_at_times_when_it_had_all_there_was(steps: 
     for now, (grow, fetched) in enumerate(steps):
         leader_end += grow
         position = min(leader_end, position + fetched)
-        record_fetch(follower, position, leader_end, float(now), 0)
+        record_fetch(follower, position, 0, leader_end, float(now), 0)
         ends.append(leader_end)
         covered = [t for t, end in enumerate(ends) if position >= end]
         best = max([best, *map(float, covered)])
@@ -60,26 +61,36 @@ def test_a_follower_is_caught_up_only_at_times_when_it_had_all_there_was(steps: 
 def test_a_follower_one_fetch_behind_under_load_stays_in_sync() -> None:
     follower = Follower()
     for now in range(100):
-        record_fetch(follower, now * 10, now * 10 + 10, float(now), 0)
+        record_fetch(follower, now * 10, 0, now * 10 + 10, float(now), 0)
     assert follower.last_caught_up_s == 98.0
 
 
 def test_a_late_fetch_of_a_former_run_says_nothing_about_the_present_one() -> None:
     follower = Follower()
-    record_fetch(follower, 7, 10, 1.0, broker_epoch=5)
-    record_fetch(follower, 10, 10, 2.0, broker_epoch=4)
+    record_fetch(follower, 7, 0, 10, 1.0, broker_epoch=5)
+    record_fetch(follower, 10, 0, 10, 2.0, broker_epoch=4)
     assert (follower.log_end_offset, follower.broker_epoch) == (7, 5)
-    record_fetch(follower, 8, 10, 3.0, broker_epoch=6)
+    record_fetch(follower, 8, 0, 10, 3.0, broker_epoch=6)
     assert (follower.log_end_offset, follower.broker_epoch) == (8, 6)
 
 
-def test_nobody_joins_before_the_epoch_start_nor_under_a_former_broker_epoch() -> None:
-    follower = Follower(log_end_offset=10, broker_epoch=7)
-    assert may_join(follower, high_watermark=10, epoch_start_offset=10, alive_epoch=7)
-    assert not may_join(follower, high_watermark=10, epoch_start_offset=11, alive_epoch=7)
-    assert not may_join(follower, high_watermark=11, epoch_start_offset=0, alive_epoch=7)
-    assert not may_join(follower, high_watermark=0, epoch_start_offset=0, alive_epoch=8)
-    assert not may_join(follower, high_watermark=0, epoch_start_offset=0, alive_epoch=None)
+def test_nobody_joins_before_the_epoch_start_nor_with_what_was_deleted_nor_under_a_former_broker_epoch() -> None:
+    follower = Follower(log_end_offset=10, log_start_offset=3, broker_epoch=7)
+    assert may_join(follower, 3, high_watermark=10, epoch_start_offset=10, alive_epoch=7)
+    assert not may_join(follower, 4, high_watermark=10, epoch_start_offset=10, alive_epoch=7)
+    assert not may_join(follower, 0, high_watermark=10, epoch_start_offset=11, alive_epoch=7)
+    assert not may_join(follower, 0, high_watermark=11, epoch_start_offset=0, alive_epoch=7)
+    assert not may_join(follower, 0, high_watermark=0, epoch_start_offset=0, alive_epoch=8)
+    assert not may_join(follower, 0, high_watermark=0, epoch_start_offset=0, alive_epoch=None)
+
+
+def test_the_low_watermark_is_the_lowest_start_of_the_leader_and_of_those_who_may_lead() -> None:
+    followers = {2: Follower(log_start_offset=5), 3: Follower(log_start_offset=0), 4: Follower()}
+    assert low_watermark(7, {}, (1,)) == 7
+    assert low_watermark(7, followers, (1, 2)) == 5
+    assert low_watermark(4, followers, (1, 2)) == 4
+    assert low_watermark(7, followers, (1, 2, 3)) == 0
+    assert low_watermark(7, followers, (1, 2, 3, 4)) == -1
 
 
 def test_the_isr_keeps_the_order_of_the_assignment() -> None:

@@ -277,7 +277,7 @@ class Replication(RuleBasedStateMachine):
             request = partition.next_fetch(1_000)
             answer = leader.admit(request, broker_id)
             if answer is None:
-                leader.record_follower_fetch(broker_id, request.fetch_offset, self.broker_epochs[broker_id])
+                leader.record_follower_fetch(broker_id, request, self.broker_epochs[broker_id])
                 self.propose(leader)
                 answer = leader.read(request, broker_id, max_bytes=1_000, at_least_one=True)
             elif answer.error_code != ErrorCode.NONE:

@@ -14,7 +14,7 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
 from minibroker.protocol.records import BatchHeader
-from tests.storage_support import NOW, Opened, batch, check_indexes, everything, headers, open_log, stamped
+from tests.storage_support import NOW, Opened, batch, check_indexes, everything, headers, open_log, produced, stamped
 
 PRODUCERS = 3
 
@@ -126,7 +126,7 @@ class Driver:
             if mine:
                 _, offset = self.random.choice(mine)
                 content = next(data for header, data in self.model.batches if header.base_offset == offset)
-                info = self.log.append_as_leader(stamped(content, 0, -1), self.epoch, NOW)
+                info = self.log.append_as_leader(produced(content), self.epoch, NOW)
                 assert info.duplicate
                 assert info.first_offset == offset
 
@@ -166,6 +166,17 @@ class Driver:
                 if expected is None and record[0] >= timestamp and record[1] < up_to:
                     expected = record
         assert self.log.offset_for_timestamp(timestamp, up_to) == expected
+
+    def look_up_the_newest(self) -> None:
+        up_to = self.random.randint(self.model.start, self.model.end)
+        records = [
+            (header.base_timestamp + index, -header.base_offset - index)
+            for header, _ in self.model.batches
+            for index in range(header.last_offset_delta + 1)
+            if self.model.start <= header.base_offset + index < up_to
+        ]
+        timestamp, negated = max(records, default=(-1, 0))
+        assert self.log.newest_record(up_to) == ((timestamp, -negated) if records else None)
 
     def truncate(self) -> None:
         offset = self.random.randint(self.model.start, self.model.end + 1)
@@ -266,6 +277,7 @@ _SYNCHRONOUS = (
     Driver.read,
     Driver.count_bytes,
     Driver.look_up_a_timestamp,
+    Driver.look_up_the_newest,
     Driver.truncate,
     Driver.truncate_fully,
     Driver.roll,

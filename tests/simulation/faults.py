@@ -509,6 +509,29 @@ async def _ambush_of_an_isr(storm: Storm) -> None:
             await _pause_for(storm, joined[0], 3.0)
 
 
+async def _ambush_of_a_deletion(storm: Storm) -> None:
+    """A leader has let its log begin later, and is about to write that down, tell its followers and remove segments."""
+    if not storm.shrinking.partitions:
+        return
+    storm.event("ambush of a deletion: laid")
+    move = await storm.shrinking.next_move(20)
+    if move is None:
+        return
+    await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01, 0.1, 1.0]) * storm.dice.random())
+    if move.leader not in storm.idle_brokers():
+        return
+    strike = storm.dice.choice(["killed", "killed", "without power", "without power", "paused", "stopped"])
+    storm.event("ambush of a deletion: struck")
+    storm.count("ambush of a deletion", f"{move}; {strike}")
+    if strike == "paused":
+        await _pause_for(storm, move.leader, storm.dice.choice([0.5, 8.0]))
+    elif strike == "stopped":
+        with storm.hold(move.leader):
+            await storm.stop(move.leader)
+    else:
+        _bounce(storm, move.leader, without_power=strike == "without power")
+
+
 @contextmanager
 def _unanswered(storm: Storm, broker_id: int) -> Iterator[None]:
     """The answer that ZooKeeper is about to give gets lost, and whoever asks again waits for a while."""
@@ -600,6 +623,7 @@ FAULTS: dict[str, Fault] = {
     "stale orders": _stale_orders,
     "ambush of an election": _ambush_of_an_election,
     "ambush of an ISR": _ambush_of_an_isr,
+    "ambush of a deletion": _ambush_of_a_deletion,
     "topic churn": _topic_churn,
     "forgery": forgery,
     "ambush of a start": faults_of_starts.ambush_of_a_start,

@@ -9,6 +9,9 @@ twice, each producer's records are in order. With acks=1 a crash may lose what w
 or reorder: such losses are only counted, so that a run shows that they would be seen. For both: an offset has one value
 for ever, nothing that a consumer has seen vanishes, and a consumer neither skips nor goes back.
 
+Records may be deleted from the old end of a log, where whoever lets it shrink says so (`deleted`): then they may be
+gone, and a consumer that had not come so far goes on behind them.
+
 Where the power of all hosts that had everything was cut at once, what they had not synced is gone. So such a moment
 divides a partition's history: what was acknowledged or read before it may be lost, and is counted, if it was the end of
 the log; its offsets then go to other records. What comes after it is judged as ever.
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -65,6 +68,8 @@ class Polled(NamedTuple):
     offset: int
     value: bytes
     at_s: float
+    deleted: int = 0
+    """What of the partition may have been deleted by then lies below this offset."""
 
 
 @dataclass
@@ -85,6 +90,12 @@ class History:
     epochs to fence it by. It is an anomaly if the position is beyond the end for good."""
     final: dict[TopicPartition, dict[int, bytes]] = field(default_factory=dict)
     """By offset."""
+    begins: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where the logs began in the end, if not at 0."""
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where the logs ended in the end."""
+    deleted: Counter[TopicPartition] = field(default_factory=Counter)
+    """Up to where records have been deleted, as far as that was legal."""
     power_losses: dict[TopicPartition, list[float]] = field(default_factory=lambda: defaultdict(list))
     """When the power of all brokers that had all of a partition was cut."""
     starts: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
@@ -105,10 +116,18 @@ class History:
         """The power was cut after that moment, so a record that was seen there may be gone."""
         return self.era(partition, at_s) < len(self.power_losses.get(partition, ()))
 
+    def was_deleted(self, partition: TopicPartition, offset: int) -> bool:
+        """It is gone since the log begins later now. (An offset that was not told, -1, may be anywhere.)"""
+        return offset < self.begins.get(partition, 0)
+
+    def _is_gone(self, partition: TopicPartition, record: Acknowledged) -> bool:
+        there = self.final.get(partition, {}).get(record.offset) == record.value
+        return not there and not self.was_deleted(partition, record.offset)
+
     def lost_with_power(self) -> int:
         """Legal losses of acks=all."""
         return sum(
-            self.final.get(partition, {}).get(record.offset) != record.value
+            self._is_gone(partition, record)
             for partition, records in self.acknowledged.items()
             if partition.topic in self.durable_topics
             for record in records
@@ -118,7 +137,7 @@ class History:
     def lost_with_acks_1(self) -> int:
         """Legal losses."""
         return sum(
-            self.final.get(partition, {}).get(record.offset) != record.value
+            self._is_gone(partition, record)
             for partition, records in self.acknowledged.items()
             if partition.topic not in self.durable_topics
             for record in records
@@ -171,14 +190,22 @@ def _lost_writes(history: History) -> Iterator[Anomaly]:
     for partition, records in history.acknowledged.items():
         if partition.topic in history.durable_topics:
             for record in records:
-                if record.value not in there.get(partition, ()) and not history.may_be_lost(partition, record.at_s):
+                if (
+                    record.value not in there.get(partition, ())
+                    and not history.may_be_lost(partition, record.at_s)
+                    and not history.was_deleted(partition, record.offset)
+                ):
                     yield Anomaly(
                         "lost write",
                         f"{_show(record.value)}, acknowledged at {record.at_s:.3f} s at offset {record.offset} "
                         f"of {partition}",
                     )
     for poll in history.polled:
-        if poll.value not in there.get(poll.partition, ()) and not history.may_be_lost(poll.partition, poll.at_s):
+        if (
+            poll.value not in there.get(poll.partition, ())
+            and not history.may_be_lost(poll.partition, poll.at_s)
+            and not history.was_deleted(poll.partition, poll.offset)
+        ):
             yield Anomaly(
                 "lost write",
                 f"{_show(poll.value)}, which {poll.consumer} read at {poll.at_s:.3f} s at offset {poll.offset} "
@@ -195,7 +222,8 @@ def _holes(history: History) -> Iterator[Anomaly]:
         if partition.topic not in history.durable_topics:
             continue
         final = history.final.get(partition, {})
-        records = [(history.era(partition, r.at_s), r) for r in history.acknowledged[partition] if r.offset >= 0]
+        begin = history.begins.get(partition, 0)
+        records = [(history.era(partition, r.at_s), r) for r in history.acknowledged[partition] if r.offset >= begin]
         for era in range(len(losses)):
             of_era = [record for number, record in records if number == era]
             gone = min((r.offset for r in of_era if final.get(r.offset) != r.value), default=math.inf)
@@ -207,10 +235,19 @@ def _holes(history: History) -> Iterator[Anomaly]:
                     )
 
 
-def _duplicates(history: History) -> Iterator[Anomaly]:
+def _known_values(history: History) -> Iterator[tuple[TopicPartition, dict[int, bytes]]]:
+    """Of each durable partition: what is there, and what was read before it was deleted."""
+    deleted: dict[TopicPartition, dict[int, bytes]] = defaultdict(dict)
+    for poll in history.polled:
+        if history.was_deleted(poll.partition, poll.offset) and not history.may_be_lost(poll.partition, poll.at_s):
+            deleted[poll.partition][poll.offset] = poll.value
     for partition, values in history.final.items():
-        if partition.topic not in history.durable_topics:
-            continue
+        if partition.topic in history.durable_topics:
+            yield partition, deleted[partition] | values
+
+
+def _duplicates(history: History) -> Iterator[Anomaly]:
+    for partition, values in _known_values(history):
         first: dict[bytes, int] = {}
         for offset, value in sorted(values.items()):
             if value in first:
@@ -220,9 +257,7 @@ def _duplicates(history: History) -> Iterator[Anomaly]:
 
 def _reorderings(history: History) -> Iterator[Anomaly]:
     """Within a partition, each producer's records stand in the order in which it sent them."""
-    for partition, values in history.final.items():
-        if partition.topic not in history.durable_topics:
-            continue
+    for partition, values in _known_values(history):
         last: dict[str, Sent] = {}
         for offset, value in sorted(values.items()):
             sent = history.sent.get(value)
@@ -247,11 +282,12 @@ def _phantoms(history: History) -> Iterator[Anomaly]:
 
 
 def _poll_jumps(history: History) -> Iterator[Anomaly]:
-    """Without compaction and transactions a consumer sees every offset, each one after the one before."""
+    """Without compaction and transactions a consumer sees every offset that is not deleted, each one after the one
+    before."""
     next_offsets = dict(history.starts)
     for poll in history.polled:
         expected = next_offsets.get((poll.consumer, poll.partition), poll.offset)
-        if poll.offset != expected:
+        if poll.offset != expected and not expected < poll.offset <= poll.deleted:
             yield Anomaly(
                 "poll skip" if poll.offset > expected else "poll step back",
                 f"{poll.consumer} read offset {poll.offset} of {poll.partition} at {poll.at_s:.3f} s, "
@@ -262,7 +298,7 @@ def _poll_jumps(history: History) -> Iterator[Anomaly]:
 
 def _gone_for_good(history: History) -> Iterator[Anomaly]:
     for text, partition, position in history.out_of_range:
-        end = max(history.final.get(partition, {}), default=-1) + 1
+        end = history.ends.get(partition, max(history.final.get(partition, {}), default=-1) + 1)
         if position > end:
             yield Anomaly("truncated under a consumer", f"{text}; {partition} ends at {end}, it stood at {position}")
 

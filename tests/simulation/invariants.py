@@ -5,6 +5,8 @@
 - Below their high watermarks, the logs of all replicas are whole and equal: offsets, leader epochs and checksums.
   (After a power cut, once the broker has caught up: a truncation that was not synced brings back what was cut, until it
   is cut again.)
+- No log begins later than a leader has decided (`shrinking`), nor above its replica's high watermark.
+- What an administrator was told to be deleted is in no log of a broker that may be elected.
 - Each broker that may be elected has every record that was acknowledged with acks=all.
 - The controller epoch never goes back, in ZooKeeper and in each broker's process; nor does a partition's leader epoch,
   in ZooKeeper, in its replicas and in what brokers tell clients.
@@ -42,9 +44,19 @@ first time."""
 
 
 class Invariants:
-    def __init__(self, cluster: VirtualCluster, on_committed: OnCommitted | None = None) -> None:
+    def __init__(
+        self,
+        cluster: VirtualCluster,
+        on_committed: OnCommitted | None = None,
+        begins: Mapping[TopicIdPartition, int] | None = None,
+        deleted: Mapping[TopicIdPartition, int] | None = None,
+    ) -> None:
+        """`begins`: the highest offset at which leaders have let a log begin, if not at 0. `deleted`: up to where
+        clients were told that records are deleted. Both are read anew each time."""
         self._cluster = cluster
         self._on_committed = on_committed
+        self._begins = {} if begins is None else begins
+        self._deleted = {} if deleted is None else deleted
         self._leaders: dict[tuple[TopicIdPartition, int], str] = {}
         self._high_watermarks: dict[tuple[TopicIdPartition, str, int], int] = {}
         self._leader_epochs: dict[tuple[TopicIdPartition, str, str], int] = {}
@@ -87,6 +99,7 @@ class Invariants:
                 # is what an unclean election has lost.
                 may_lose = broker_id in damaged or partition.log.topic_id in lossy_topic_ids
                 yield from self._high_watermark(partition, process, may_go_back=may_lose)
+                yield from self._beginning(partition, process)
                 if not may_lose:
                     with faults.set_aside():
                         yield from list(self._logs(partition, process))
@@ -173,10 +186,23 @@ class Invariants:
                 f"{key[0]} on {process}: {partition.high_watermark}, the log ends at {partition.log.log_end_offset}",
             )
 
+    def _beginning(self, partition: Partition, process: str) -> Iterator[Anomaly]:
+        identified, start = _identified(partition), partition.log.log_start_offset
+        decided = self._begins.get(identified, 0)
+        if start > decided:
+            yield Anomaly(
+                "a log begins too late", f"{identified} on {process} begins at {start}; {decided} was decided"
+            )
+        if start > partition.high_watermark:
+            yield Anomaly(
+                "a log begins above its high watermark",
+                f"{identified} on {process}: at {start}, the high watermark is {partition.high_watermark}",
+            )
+
     def _logs(self, partition: Partition, process: str) -> Iterator[Anomaly]:
         log, end = partition.log, partition.high_watermark
         key = (_identified(partition), process)
-        offset = self._compared.get(key, log.log_start_offset)
+        offset = max(self._compared.get(key, 0), log.log_start_offset)
         if offset >= end or log._directory.failure is not None:
             return
         known = self._batches.setdefault(key[0], {})
@@ -186,7 +212,8 @@ class Invariants:
                 yield Anomaly("a log has a hole", f"{key[0]} on {process}: nothing at {offset}, below {end}")
                 break
             for header, start, _ in iterate_batches(records):
-                if header.base_offset != offset:
+                begins_within = header.base_offset <= offset == log.log_start_offset  # the rest of it was deleted
+                if header.base_offset != offset and not begins_within:
                     yield Anomaly("a log has a hole", f"{key[0]} on {process}: {header.base_offset} follows {offset}")
                 try:
                     validate_batch(records, header, start)
@@ -216,6 +243,14 @@ class Invariants:
             since = self._cluster.broker(broker_id)._logs.trusted_since
             if broker_id in state.eligible and (since == znodes.SINCE_THIS_REGISTRATION or since > epoch):
                 continue  # on record for the last resort alone
+            deleted = self._deleted.get(identified, 0)
+            if partition.log.log_start_offset < deleted:
+                yield Anomaly(
+                    "an electable replica has deleted records",
+                    f"{topic_partition} on broker {broker_id}, of the ISR {list(state.isr)} and the eligible "
+                    f"{list(state.eligible)} in epoch {state.leader_epoch}, begins at "
+                    f"{partition.log.log_start_offset}; what lies below {deleted} was deleted",
+                )
             if partition.log.log_end_offset < end:
                 yield Anomaly(
                     "an electable replica lacks acknowledged records",

@@ -49,8 +49,9 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.loop import run
 from tests.simulation.process import ProcessKilled
 from tests.simulation.rebirth import Rebirth
+from tests.simulation.shrinking import Shrinking
 from tests.simulation.users import Users
-from tests.simulation.workload import DURABLE, ProducerSettings, Workload, read_everything
+from tests.simulation.workload import DURABLE, SHRINKING, ProducerSettings, Workload, read_everything
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
 
@@ -139,7 +140,8 @@ def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | N
 async def _storm(report: Report, dice: Random, seconds: float, is_enough: Callable[[Anomaly], bool] | None) -> None:
     storm = Storm(report, dice, is_enough)
     try:
-        await storm.run(seconds)
+        with storm.shrinking.watched():
+            await storm.run(seconds)
     finally:
         report.virtual_s = storm.simulation.loop.time()
         report.trace = storm.simulation.loop.trace
@@ -167,13 +169,25 @@ class Storm:
         if dice.random() < 0.5:
             self.partitions.append(TopicPartition(f"{DURABLE}-1", 0))
         self.partitions.append(TopicPartition("fast", 0))
-        self._history = History(frozenset(p.topic for p in self.partitions if p.topic.startswith(DURABLE)))
+        self._history = History(
+            frozenset(p.topic for p in self.partitions if p.topic.startswith(DURABLE)) | {SHRINKING}
+        )
+        self.shrinking = Shrinking(
+            self.cluster,
+            Random(f"{report.seed} shrinking"),
+            self._history.deleted,
+            event=self.event,
+            accuse=self.accuse,
+        )
+        self.partitions += self.shrinking.partitions
         self.workload = Workload(self.cluster, self._history)
         self.rebirth = Rebirth(self, Random(f"{report.seed} rebirth"))
         self.users = Users(self.cluster, self.workload.acknowledged_end, event=self.event, accuse=self.accuse)
         self.workload.guests.append(self.users)
         self._all_partitions = [*self.partitions, *self.users.partitions]
-        self._invariants = Invariants(self.cluster, self.rebirth.committed)
+        self._invariants = Invariants(
+            self.cluster, self.rebirth.committed, self.shrinking.decided, self.shrinking.promised
+        )
         self._topic_ids: dict[str, str] = {}
         """Of the topics that stay."""
         self.on_start: list[Callable[[int], None]] = []
@@ -344,7 +358,8 @@ class Storm:
             doing = "the end of all deliveries"
             async with asyncio.timeout(150):
                 await asyncio.gather(self.workload.finish(), self.users.finish())
-            doing = "equal high watermarks and log ends"
+            self.shrinking.end()
+            doing = "equal high watermarks, log starts and log ends"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
             doing = "the final read"
             async with asyncio.timeout(LIVENESS_S):
@@ -388,7 +403,12 @@ class Storm:
             async with Admin(self.cluster.bootstrap, world=world) as admin:
                 for topic in dict.fromkeys(partition.topic for partition in self.partitions):
                     count = sum(partition.topic == topic for partition in self.partitions)
-                    await admin.create_topic(topic, partitions=count, replication_factor=len(self.cluster.broker_ids))
+                    await admin.create_topic(
+                        topic,
+                        partitions=count,
+                        replication_factor=len(self.cluster.broker_ids),
+                        configs=self.shrinking.configs if topic == SHRINKING else None,
+                    )
                 await self.users.create_topics(admin)
 
         await world.process.run(create())
@@ -409,8 +429,12 @@ class Storm:
                 request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
             )
             self.workload.start_producer(f"producer-{number}", settings)
+        lasting = [partition for partition in self.partitions if partition.topic != SHRINKING]
         for number in range(dice.randint(1, 2)):
-            self.workload.start_consumer(f"consumer-{number}", self.partitions)
+            self.workload.start_consumer(f"consumer-{number}", lasting)
+        if self.shrinking.partitions:
+            self.workload.start_consumer("consumer-shrinking", self.shrinking.partitions)
+            self.shrinking.start_administrator(self.cluster.client("deleter"), self.workload.acknowledged_end)
         self.users.start()
 
     def _draw_weights(self) -> dict[str, float]:
@@ -709,8 +733,20 @@ class Storm:
         )
 
     def _is_settled(self) -> bool:
-        """All replicas of a partition end at the same offset, and know that all of it is committed."""
-        return all(len(set(ends)) == 1 for ends in self._ends().values())
+        """All replicas of a partition begin and end at the same offset, and know that all of it is committed."""
+        return all(len(set(ends)) == 1 for ends in (*self._ends().values(), *self._begins().values()))
+
+    def _begins(self) -> dict[TopicPartition, list[int]]:
+        """Log starts of all replicas; of one that is not there, none."""
+        begins: dict[TopicPartition, list[int]] = {partition: [] for partition in self._all_partitions}
+        for broker_id in self.cluster.broker_ids:
+            broker = self.cluster.living_broker(broker_id)
+            if broker is not None and broker._replicas is not None:
+                for topic_partition, of_replicas in begins.items():
+                    partition = broker._replicas.partition(topic_partition)
+                    if partition is not None:
+                        of_replicas.append(partition.log.log_start_offset)
+        return begins
 
     def _ends(self) -> dict[TopicPartition, list[int]]:
         """Log ends and high watermarks of all replicas; -1 for one that is not there."""
@@ -729,7 +765,8 @@ class Storm:
     def _condition(self) -> str:
         states = (f"{partition} {self.cluster.state(partition)}" for partition in self._all_partitions)
         return (
-            f"brokers {self.cluster.living()} live; log ends {self._ends()}; {'; '.join(states)}; "
+            f"brokers {self.cluster.living()} live; log starts {self._begins()}, ends {self._ends()}; "
+            f"{'; '.join(states)}; "
             f"{self.rebirth.condition()}"
         )
 
@@ -763,6 +800,7 @@ def _broker_settings(dice: Random) -> dict[str, str]:
         "log.flush.offset.checkpoint.interval.ms": str(dice.choice([200, 2_000, 60_000])),
         "log.segment.bytes": str(dice.choice([4_000, 30_000, 1_000_000])),
         "log.index.interval.bytes": str(dice.choice([1, 500, 4_096])),
+        "log.retention.check.interval.ms": str(dice.choice([100, 1_000, 5_000])),
         "num.network.threads": str(dice.randint(1, 3)),
         "num.io.threads": str(dice.choice([1, 2, 8])),
     }

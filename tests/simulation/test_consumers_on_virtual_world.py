@@ -345,7 +345,9 @@ def test_a_position_with_its_leader_epoch_is_not_read_from_an_older_leader() -> 
     play(scenario)
 
 
-def test_a_position_beyond_the_end_is_reset_once_another_broker_knows_the_leader_too() -> None:
+def test_a_position_beyond_the_end_is_reset_once_another_broker_knows_the_leader_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.send(0, 5)
         leader = scene.cluster.state(P0).leader
@@ -358,6 +360,9 @@ def test_a_position_beyond_the_end_is_reset_once_another_broker_knows_the_leader
                 await silence(consumer, 5)
                 scene.join("fresh", host_name(witness))
                 assert numbers(await take(consumer, 5, within_s=10)) == [0, 1, 2, 3, 4]
+                assert (
+                    "t-0 has no offset 15, which is next: its log ends at 5; going on at its beginning" in caplog.text
+                )
 
         await world.process.run(consume())
 

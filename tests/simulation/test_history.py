@@ -110,6 +110,47 @@ def test_a_consumer_out_of_range_is_an_anomaly_only_where_its_position_is_beyond
     assert kinds(history) == {"truncated under a consumer"}
 
 
+# --- Records that are deleted --------------------------------------------------------------------------------------
+
+
+def a_history_whose_first_two_records_were_deleted() -> History:
+    history = a_history(b"a", b"b", b"c", b"d")
+    history.begins[DURABLE] = 2
+    for offset in (0, 1):
+        del history.final[DURABLE][offset]
+    return history
+
+
+def test_what_was_deleted_is_not_lost_and_what_lies_behind_it_is() -> None:
+    history = a_history_whose_first_two_records_were_deleted()
+    assert check(history) == []
+    del history.final[DURABLE][2]
+    assert kinds(history) == {"lost write"}
+
+
+def test_a_consumer_may_skip_what_was_deleted_by_then_and_nothing_else() -> None:
+    history = a_history_whose_first_two_records_were_deleted()
+    first, last = Polled("c", DURABLE, 0, b"a", 1.0), Polled("c", DURABLE, 2, b"c", 2.0)
+    history.polled = [first, last._replace(deleted=2)]
+    assert check(history) == []
+    history.polled = [first, last._replace(deleted=1)]
+    assert kinds(history) == {"poll skip"}
+    history.polled = [last, first._replace(deleted=2)]
+    assert kinds(history) == {"poll step back"}
+
+
+def test_a_record_that_was_read_before_it_was_deleted_is_not_to_come_again() -> None:
+    history = a_history_whose_first_two_records_were_deleted()
+    history.final[DURABLE][4] = b"b"
+    assert kinds(history) == {"duplicate", "reordering"}
+
+
+def test_what_was_deleted_leaves_no_hole_where_the_power_was_lost() -> None:
+    history = a_history_whose_first_two_records_were_deleted()
+    history.power_lost([DURABLE], 3.0)
+    assert check(history) == []
+
+
 # --- The power of several hosts at once ------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 Each runs in a process on a host of its own. A killed one comes back as another start of the same name, and a consumer
 then goes on where its predecessor was, as one that had committed its offsets. Topics whose name begins with `durable`
-are written with acks=all, the others with acks=1.
+are written with acks=all, the others with acks=1. Of one the records are deleted as it grows older (`shrinking`): its
+consumers go on where it begins.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.simulation.process import Process
 from tests.simulation.world import VirtualWorld
 
 DURABLE = "durable"
+SHRINKING = "durable-shrinking"
 
 
 class Guests(Protocol):
@@ -228,16 +230,20 @@ class Workload:
     async def _consume(self, name: str, world: World, partitions: list[TopicPartition]) -> None:
         for attempt in itertools.count(1):
             identity = f"{name}#{self._starts[name]}.{attempt}"
+            shrinks = any(partition.topic == SHRINKING for partition in partitions)
             try:
                 async with Consumer(
                     self._cluster.bootstrap,
                     partitions=partitions,
-                    auto_offset_reset="none",
+                    auto_offset_reset="earliest" if shrinks else "none",
                     request_timeout_ms=5_000,
                     world=world,
                 ) as consumer:
                     for partition in partitions:
-                        consumer.seek(partition, self._positions.get((name, partition), 0))
+                        position = self._positions.get((name, partition), 0)
+                        consumer.seek(partition, position)
+                        if shrinks:
+                            self.history.starts[identity, partition] = position
                     async for batch in consumer.batches():
                         partition = TopicPartition(batch.topic, batch.partition)
                         self._note_poll(identity, partition, batch)
@@ -266,16 +272,20 @@ class Workload:
             return
         now_s = self._cluster.simulation.loop.now_s
         for offset, value in zip(batch.offsets, batch.values, strict=True):
-            self.history.polled.append(Polled(identity, partition, offset, value or b"", now_s))
+            self.history.polled.append(
+                Polled(identity, partition, offset, value or b"", now_s, self.history.deleted[partition])
+            )
 
 
 async def read_everything(bootstrap: str, world: World, partitions: list[TopicPartition], history: History) -> None:
-    """A fresh consumer reads the partitions from their beginning to their end into `history.final`."""
+    """A fresh consumer reads the partitions from their beginning to their end into `history.final`. Nothing is deleted
+    meanwhile."""
     async with Consumer(bootstrap, partitions=partitions, auto_offset_reset="none", world=world) as consumer:
         consumer.seek_to_beginning()
-        ends = await consumer.end_offsets(partitions)
+        history.begins = await consumer.beginning_offsets(partitions)
+        ends = history.ends = await consumer.end_offsets(partitions)
         history.final = {partition: {} for partition in partitions}
-        missing = {partition for partition in partitions if ends[partition] > 0}
+        missing = {partition for partition in partitions if ends[partition] > history.begins[partition]}
         batches = consumer.batches()
         while missing:
             batch = await anext(batches)

@@ -190,6 +190,22 @@ def deposed_leader_is_believed(patches: Patches) -> None:
         return False
 
 
+@mutant("KIP-320", "a consumer does not say of which leader epoch the record before its position is")
+def position_without_epoch(patches: Patches) -> None:
+    @patches.instead_of(PartitionState, "arrived")
+    def arrived(original: Any, self: PartitionState, batch: Any) -> None:
+        original(self, batch)
+        self.last_epoch = NO_EPOCH
+
+    @patches.instead_of(PartitionState, "move")
+    def move(original: Any, self: PartitionState, position: int | None, reset: Any = None, *epoch: Any) -> None:
+        original(self, position, reset)
+
+    @patches.instead_of(PartitionState, "go_back")
+    def go_back(original: Any, self: PartitionState, position: int) -> None:
+        self.move(position)
+
+
 @mutant("KIP-320", "a broker that is cut off from the others is believed that a topic is gone, or was created again")
 def topic_is_gone_because_one_says_so(patches: Patches) -> None:
     @patches.instead_of(metadata, "is_denied")

@@ -210,7 +210,9 @@ def high_watermark_moves_below_min_isr(patches: Patches) -> None:
 def join_before_epoch_start(patches: Patches) -> None:
     @patches.instead_of(Partition, "_may_join")
     def may_join(original: Any, self: Partition, broker_id: int) -> bool:
-        return isr_rules.may_join(self.followers[broker_id], self.high_watermark, 0, self._alive_epoch(broker_id))
+        alive_epoch = self._alive_epoch(broker_id)
+        start = self.log.log_start_offset
+        return isr_rules.may_join(self.followers[broker_id], start, self.high_watermark, 0, alive_epoch)
 
 
 @mutant("an ensemble's stale read", "a topic's settings are read from whichever server of ZooKeeper the session is at")
@@ -288,3 +290,42 @@ def cached_version_for_ever(patches: Patches) -> None:
     @patches.instead_of(Partition, "isr_conflict")
     def isr_conflict(original: Any, self: Partition, *rest: Any) -> bool:
         return False
+
+
+# --- What was deleted --------------------------------------------------------------------------------------------
+
+
+@mutant("KIP-107", "a deletion is acknowledged as soon as the leader itself has deleted the records")
+def deletion_acknowledged_before_replicated(patches: Patches) -> None:
+    @patches.instead_of(Partition, "deletion")
+    def deletion(original: Any, self: Partition, *rest: Any) -> ErrorCode:
+        code = original(self, *rest)
+        return ErrorCode.NONE if code is None else code
+
+
+@mutant("KIP-107", "a deletion is acknowledged as soon as the replicas know of it, before it is on their disks")
+def deletion_acknowledged_before_stored(patches: Patches) -> None:
+    @patches.instead_of(Log, "stored_start_offset")
+    def stored_start_offset(original: Any, self: Log) -> int:
+        return self.log_start_offset
+
+
+@mutant("KIP-107", "a replica joins the ISR with records that were deleted while it was away")
+def join_with_what_was_deleted(patches: Patches) -> None:
+    @patches.instead_of(isr_rules, "may_join")
+    def may_join(original: Any, follower: Any, log_start_offset: int, *rest: Any) -> bool:
+        return bool(original(follower, -1, *rest))
+
+
+@mutant(
+    "KIP-107, KIP-966",
+    "a deletion is acknowledged whatever min.insync.replicas is, and without those who are eligible beside the ISR",
+)
+def deletion_acknowledged_below_min_isr(patches: Patches) -> None:
+    @patches.instead_of(Partition, "min_insync_replicas")
+    def min_insync_replicas(original: Any, self: Partition) -> int:
+        return 1
+
+    @patches.instead_of(Partition, "low_watermark")
+    def low_watermark(original: Any, self: Partition) -> int:
+        return isr_rules.low_watermark(self.log.stored_start_offset, self.followers, self.maximal_isr)

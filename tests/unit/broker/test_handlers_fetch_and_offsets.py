@@ -9,9 +9,13 @@ import pytest
 from minibroker.broker.handlers import list_offsets
 from minibroker.broker.handlers.fetch import MOST_AT_ONCE_BYTES
 from minibroker.protocol import apis
-from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
     FetchRequest,
     FetchResponse,
     FetchTopic,
@@ -125,5 +129,24 @@ def test_the_offsets_of_an_earlier_topic_of_that_name_are_not_told(tmp_path: Pat
             codes.append(answer.topics[0].partitions[0].error_code)
             peer.answers.clear()
         assert codes == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.INCONSISTENT_TOPIC_ID]
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_records_are_deleted_from_each_partition_by_itself_and_none_if_one_is_named_twice(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await lead_all(broker, batches=3, size=100)
+        wanted = [DeleteRecordsPartition(index, index) for index in range(5)]
+        with pytest.raises(BrokerError, match="named twice"):
+            await peer.send(apis.DELETE_RECORDS, DeleteRecordsRequest([DeleteRecordsTopic(TOPIC, wanted * 2)], 1_000))
+        assert broker.partition(TopicPartition(TOPIC, 2)).log.log_start_offset == 0
+        await peer.send(apis.DELETE_RECORDS, DeleteRecordsRequest([DeleteRecordsTopic(TOPIC, wanted)], 1_000))
+        await asyncio.sleep(1)
+        answer = response(peer, apis.DELETE_RECORDS)
+        assert isinstance(answer, DeleteRecordsResponse)
+        told = [(result.low_watermark, result.error_code) for result in answer.topics[0].partitions]
+        beyond = (-1, ErrorCode.OFFSET_OUT_OF_RANGE)
+        assert told == [(0, 0), (1, 0), (2, 0), (3, 0), beyond]
 
     with_one_broker(tmp_path, scenario)

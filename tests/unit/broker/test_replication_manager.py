@@ -15,7 +15,12 @@ from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.log import Log
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import LeaderAndIsrRequest, LeaderAndIsrTopic, PartitionError
+from minibroker.protocol.messages import (
+    DeleteRecordsPartitionResult,
+    LeaderAndIsrRequest,
+    LeaderAndIsrTopic,
+    PartitionError,
+)
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Operation
 from tests.replication_support import (
@@ -220,6 +225,112 @@ def test_the_high_watermark_moves_when_a_follower_outside_of_the_isr_that_it_wai
                 break
         assert answer.done()
         assert answer.result().error_code == ErrorCode.NONE
+
+    with_one_broker(tmp_path, scenario)
+
+
+# -- deletions --
+
+
+def test_a_deletion_is_answered_once_every_in_sync_replica_and_the_disk_have_it(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        broker.produce(RECORDS, acks=1)
+        broker.follower_has(3, 2, 3)
+        answer = broker.delete(2, timeout_ms=60_000)
+        broker.follower_has(3, 3, start=2)
+        await asyncio.sleep(1)
+        assert not answer.done()
+        broker.follower_has(3, 2, start=3)
+        await asyncio.sleep(0.01)
+        assert answer.result() == DeleteRecordsPartitionResult(0, 2, ErrorCode.NONE)
+        again = broker.delete(1)
+        assert again.result() == DeleteRecordsPartitionResult(0, 2, ErrorCode.NONE)
+        everything = broker.delete(-1, timeout_ms=60_000)
+        broker.follower_has(3, 2, 3, start=3)
+        await asyncio.sleep(0)
+        assert not everything.done()  # the leader's own disk does not have it yet
+        await asyncio.sleep(1)
+        assert everything.result().low_watermark == 3
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_deletion_ends_with_an_error_that_says_what_may_still_happen(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        broker.produce(RECORDS, acks=1)
+        broker.follower_has(3, 2, 3)
+        late = broker.delete(2, timeout_ms=200)
+        await asyncio.sleep(1)
+        assert (late.result().error_code, late.result().low_watermark) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+        assert "below 2 are not deleted yet" in late.result().error_message
+        assert broker.replicas.expired_deletions == 1
+        lonely = broker.delete(2)
+        await broker.told(state(epoch=1, isr=(1,)))
+        await asyncio.sleep(0.01)
+        assert lonely.result().error_code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        await broker.told(state(epoch=2))
+        moved = broker.delete(2)
+        await broker.told(state(leader=2, epoch=3))
+        await asyncio.sleep(0.01)
+        assert moved.result().error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await broker.told(state(epoch=4))
+        gone = broker.delete(2)
+        assert await broker.stop_replica(epoch=5, delete=True) == []
+        await asyncio.sleep(0.01)
+        assert gone.result().error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_deletion_does_not_wait_for_who_has_left_the_isr_but_for_who_is_eligible_beside_it(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        broker.produce(RECORDS, acks=1)
+        broker.follower_has(3, 2, 3)
+        answer = broker.delete(2, timeout_ms=60_000)
+        broker.follower_has(3, 2, start=2)
+        await asyncio.sleep(1)
+        assert not answer.done()
+        await broker.told(state(epoch=1, isr=(1, 2), eligible={3: 1}))
+        broker.follower_has(3, 2, start=2)
+        await asyncio.sleep(0.01)
+        assert not answer.done()
+        await broker.told(state(epoch=2, isr=(1, 2)))
+        broker.follower_has(3, 2, start=2)
+        await asyncio.sleep(0.01)
+        assert answer.result().low_watermark == 2
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_clients_delete_nothing_from_a_topic_of_the_brokers_nor_from_another_one_of_the_name(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1,), replicas=(1,)))
+        broker.produce(RECORDS, acks=1)
+        internal = TopicPartition("__consumer_offsets", 0)
+        assert broker.delete(0, partition=internal).result().error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert broker.delete(2, topic_id="another-id").result().error_code == ErrorCode.INCONSISTENT_TOPIC_ID
+        nowhere = broker.delete(2, partition=TopicPartition("nowhere", 0)).result()
+        assert nowhere.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert broker.partition().log.log_start_offset == 0
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_follower_joins_once_its_log_begins_where_the_leaders_does(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+        broker.produce(RECORDS, acks=1)
+        broker.follower_has(3, 2)
+        broker.delete(2)
+        broker.follower_has(3, 3)
+        await asyncio.sleep(0.1)
+        assert broker.partition().isr == (1, 2)
+        broker.follower_has(3, 3, start=2)
+        await asyncio.sleep(0.1)
+        assert broker.partition().isr == (1, 2, 3)
 
     with_one_broker(tmp_path, scenario)
 

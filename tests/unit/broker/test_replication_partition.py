@@ -7,14 +7,16 @@ import msgspec
 import pytest
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.throttle import ReplicationQuota
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
     EpochEndOffset,
     FetchPartitionResponse,
 )
-from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from tests.replication_support import LAG_S, fetch_of, open_partition, partition_over, state
 from tests.storage_support import NOW, Clock, batch, everything, headers, stamped
 
@@ -32,13 +34,12 @@ def append(partition: Partition, count: int = 1, acks: int = 1) -> int:
     return partition.append(batch(count), required_acks=acks, now_ms=NOW).next_offset
 
 
-def fetches(partition: Partition, follower: int, offset: int, broker_epoch: int = 1) -> bool:
+def fetches(partition: Partition, follower: int, offset: int, broker_epoch: int = 1, start: int = 0) -> bool:
     """The follower fetches in the leader's epoch. True if the high watermark moved."""
-    asked = fetch_of(
-        offset, epoch=partition.leader_epoch, last_epoch=partition.log.epoch_at(offset - 1) if offset else -1
-    )
+    last_epoch = partition.log.epoch_at(offset - 1) if offset else -1
+    asked = fetch_of(offset, epoch=partition.leader_epoch, last_epoch=last_epoch, start=start)
     assert partition.check_fetch(asked, follower) is None
-    return partition.record_follower_fetch(follower, offset, broker_epoch)
+    return partition.record_follower_fetch(follower, asked, broker_epoch)
 
 
 def answered(
@@ -67,7 +68,8 @@ def test_a_leader_begins_its_epoch_at_its_logs_end(tmp_path: Path) -> None:
     assert partition.end_offset_for_epoch(0, -1) == (0, 3)
     assert partition.end_offset_for_epoch(3, -1) == (0, 3)
     assert partition.end_offset_for_epoch(4, -1) == (4, 5)
-    assert partition.end_offset_for_epoch(5, -1) == (-1, -1)
+    # An answer would pass for a truncation: a later leader knows this epoch.
+    assert refusal(lambda: partition.end_offset_for_epoch(5, -1)) is ErrorCode.UNKNOWN_LEADER_EPOCH
     assert [h.partition_leader_epoch for h in headers(everything(partition.log))] == [0, 4]
 
 
@@ -376,6 +378,35 @@ def test_a_conflict_brings_the_epochs_and_the_eligible_too(tmp_path: Path) -> No
     assert (partition.isr_epochs, partition.eligible, partition.eligible_epochs) == ((7,), (2,), (8,))
 
 
+# -- throttles --
+
+
+def test_what_is_over_the_rate_is_kept_from_those_that_the_high_watermark_does_not_wait_for(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2), replicas=(1, 2, 3)))
+    append(partition, 4)
+    partition.leader_quota = quota = ReplicationQuota(100, clock)
+    fetches(partition, 3, 0)
+    fetches(partition, 2, 4)
+
+    def gets(replica_id: int, offset: int = 0) -> bool:
+        found = partition.read(fetch_of(offset), replica_id, max_bytes=1_000, at_least_one=True)
+        assert found.error_code == ErrorCode.NONE
+        return len(found.records) > 0
+
+    assert [gets(replica_id) for replica_id in (2, 3, CONSUMER)] == [True, True, True]
+    quota.record(200)
+    assert [gets(replica_id) for replica_id in (2, 3, CONSUMER)] == [True, False, True]
+    clock.now_ms += 1_000
+    assert gets(3)
+    quota.record(10_000)
+    assert not gets(3)
+    # It has all that there is: what comes now is not committed before it has that, too.
+    fetches(partition, 3, 4)
+    append(partition, 1)
+    assert gets(3, 4)
+
+
 # -- where consumers begin --
 
 
@@ -406,6 +437,7 @@ def test_offsets_for_times(tmp_path: Path) -> None:
     append(partition, 3)
     assert partition.offset_for(NOW + 1, -1, CONSUMER) == (NOW + 1, 1)
     assert partition.offset_for(NOW + 99, -1, CONSUMER) == (-1, -1)
+    assert partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER) == (NOW + 2, 2)
     assert refusal(lambda: partition.offset_for(-7, -1, CONSUMER)) is ErrorCode.INVALID_REQUEST
     assert refusal(lambda: partition.offset_for(NOW, 5, CONSUMER)) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
@@ -434,16 +466,21 @@ def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Pat
     ]
 
 
-def test_a_leader_that_may_be_deposed_does_not_say_that_an_offset_is_beyond_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", [6, 1])
+def test_a_leader_that_may_be_deposed_does_not_say_that_an_offset_is_beyond_its_end_or_deleted(
+    tmp_path: Path, offset: int
+) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(epoch=3))
     append(partition, 5)
+    partition.log.move_log_start_offset(2)
     doubts = True
     partition._may_be_deposed = lambda told_in_broker_epoch: doubts
-    assert refusal(lambda: partition.check_fetch(fetch_of(6, epoch=3), CONSUMER)) is ErrorCode.OFFSET_NOT_AVAILABLE
+    asked = fetch_of(offset, epoch=3)
+    assert refusal(lambda: partition.check_fetch(asked, CONSUMER)) is ErrorCode.OFFSET_NOT_AVAILABLE
     assert partition.check_fetch(fetch_of(5, epoch=3), CONSUMER) is None
     doubts = False
-    assert refusal(lambda: partition.check_fetch(fetch_of(6, epoch=3), CONSUMER)) is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert refusal(lambda: partition.check_fetch(asked, CONSUMER)) is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("replica_id", [2, CONSUMER])
@@ -515,3 +552,88 @@ def test_a_partition_without_a_leader_follows_nobody(tmp_path: Path) -> None:
     partition.become_follower(state(leader=NO_LEADER, epoch=1))
     assert not partition.is_leader
     assert refusal(lambda: append(partition)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+# -- deletions --
+
+
+def leader_of_five(path: Path) -> Partition:
+    """With everything committed."""
+    partition, _ = open_partition(path)
+    partition.become_leader(state())
+    append(partition, 5)
+    fetches(partition, 2, 5)
+    fetches(partition, 3, 5)
+    return partition
+
+
+def test_a_leader_deletes_up_to_its_high_watermark_and_never_back(tmp_path: Path) -> None:
+    partition = leader_of_five(tmp_path)
+    append(partition)
+    assert partition.delete_records(3) == 3
+    assert partition.delete_records(1) == 1
+    assert partition.log.log_start_offset == 3
+    for offset in (6, 7, -2):
+        assert refusal(lambda offset=offset: partition.delete_records(offset)) is ErrorCode.OFFSET_OUT_OF_RANGE  # type: ignore[misc]
+    assert partition.delete_records(-1) == 5
+    assert partition.log.log_start_offset == 5
+
+
+def test_a_new_leader_deletes_nothing_of_which_it_does_not_know_whether_it_is_committed(tmp_path: Path) -> None:
+    log = leader_of_five(tmp_path).log
+    partition = partition_over(log, Clock(), 2)
+    partition.become_leader(state(epoch=1))
+    for offset in (-1, 3, 5):
+        assert refusal(lambda offset=offset: partition.delete_records(offset)) is ErrorCode.OFFSET_NOT_AVAILABLE  # type: ignore[misc]
+    assert refusal(lambda: partition.delete_records(6)) is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert partition.delete_records(2) == 2
+
+
+def test_only_a_leader_deletes_and_none_that_may_be_deposed_or_has_too_few_in_sync(tmp_path: Path) -> None:
+    partition = leader_of_five(tmp_path)
+    partition._may_be_deposed = lambda told_in_broker_epoch: True
+    assert refusal(lambda: partition.delete_records(3)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    partition._may_be_deposed = lambda told_in_broker_epoch: False
+    partition.become_leader(state(epoch=1, isr=(1,)))
+    assert refusal(lambda: partition.delete_records(3)) is ErrorCode.NOT_ENOUGH_REPLICAS
+    partition.become_follower(state(leader=2, epoch=2))
+    assert refusal(lambda: partition.delete_records(3)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partition.log.log_start_offset == 0
+
+
+def test_an_isr_that_is_on_its_way_counts_for_the_low_watermark(tmp_path: Path) -> None:
+    partition = leader_of_five(tmp_path)
+    partition.become_leader(state(epoch=1, isr=(1, 2)))
+    partition.delete_records(3)
+    store_start(partition)
+    fetches(partition, 2, 5, start=3)
+    fetches(partition, 3, 5)
+    assert partition.low_watermark == 3
+    partition.propose_isr((1, 2, 3))
+    assert partition.low_watermark == 0
+    assert partition.deletion(3, partition.leading_since_epoch) is None
+    fetches(partition, 3, 5, start=3)
+    assert partition.deletion(3, partition.leading_since_epoch) is ErrorCode.NONE
+
+
+def test_a_follower_tells_where_its_log_would_begin_after_a_crash(tmp_path: Path) -> None:
+    leader, (partition, _) = leader_of_five(tmp_path / "leader"), open_partition(tmp_path / "follower")
+    asked: list[TopicPartition] = []
+    partition._store_start_soon = asked.append
+    partition.become_follower(state(leader=2))
+    for start in (0, 3):
+        leader.delete_records(start)
+        partition.apply_fetched(leader.read(partition.next_fetch(1_000), 2, max_bytes=1_000, at_least_one=True))
+    assert partition.log.log_start_offset == 3
+    assert partition.next_fetch(1_000).log_start_offset == 0
+    assert asked == [partition.topic_partition]
+    store_start(partition)
+    assert partition.next_fetch(1_000).log_start_offset == 3
+    partition.restart_at(7)
+    assert partition.next_fetch(1_000).log_start_offset == 7  # a log that is empty has no earlier file
+    assert len(asked) == 1
+
+
+def store_start(partition: Partition) -> None:
+    checkpoint = partition.log._directory.log_start_offsets
+    checkpoint.write(checkpoint.stage({partition.log.partition: partition.log.log_start_offset}))

@@ -20,6 +20,8 @@ from minibroker.broker.storage.checkpoints import (
     encode_meta_properties,
     encode_offsets,
     encode_topic_id,
+    sealed,
+    unsealed,
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world.real import RealDisk
@@ -29,15 +31,31 @@ A, B = TopicPartition("a", 0), TopicPartition("b.c-d", 12)
 
 def test_offset_checkpoints_are_kafkas_lines_sorted_by_partition() -> None:
     data = encode_offsets({B: 7, A: 2**40})
-    assert data == b"0\n2\na 0 1099511627776\nb.c-d 12 7\n"
+    assert unsealed("f", data) == b"0\n2\na 0 1099511627776\nb.c-d 12 7\n"
     assert decode_offsets("f", data) == {A: 2**40, B: 7}
     assert decode_offsets("f", encode_offsets({})) == {}
 
 
 def test_epoch_checkpoints_are_kafkas_lines() -> None:
     entries = [EpochEntry(0, 0), EpochEntry(3, 10)]
-    assert encode_epochs(entries) == b"0\n2\n0 0\n3 10\n"
+    assert unsealed("f", encode_epochs(entries)) == b"0\n2\n0 0\n3 10\n"
     assert decode_epochs("f", encode_epochs(entries)) == entries
+
+
+def test_no_bit_of_a_small_file_flips_unseen() -> None:
+    data = bytearray(encode_offsets({A: 7, B: 19}))
+    for bit in range(8 * len(data)):
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(MalformedFile):
+            decode_offsets("f", bytes(data))
+        data[bit // 8] ^= 1 << bit % 8
+
+
+def test_a_small_file_without_a_checksum_is_one_from_before_there_was_any() -> None:
+    assert unsealed("f", b"0\n1\na 0 7\n") == b"0\n1\na 0 7\n"
+    assert decode_offsets("f", b"0\n1\na 0 7\n") == {A: 7}
+    with pytest.raises(MalformedFile, match="its checksum is not that of what stands before it"):
+        unsealed("f", sealed(b"0\n1\na 0 7\n").replace(b"7", b"8"))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +74,7 @@ def test_epochs_that_do_not_increase_are_a_damaged_file(data: bytes) -> None:
 
 def test_partition_metadata_is_kafkas() -> None:
     data = encode_topic_id("ZWV2ZW4gbW9yZSBkYXRh")
-    assert data == b"version: 0\ntopic_id: ZWV2ZW4gbW9yZSBkYXRh\n"
+    assert unsealed("f", data) == b"version: 0\ntopic_id: ZWV2ZW4gbW9yZSBkYXRh\n"
     assert decode_topic_id("f", data) == "ZWV2ZW4gbW9yZSBkYXRh"
     for damaged in (b"", b"version: 1\ntopic_id: x\n", b"version: 0\n", b"\xff"):
         with pytest.raises(MalformedFile, match="f is damaged"):
@@ -73,7 +91,7 @@ def test_meta_properties_are_a_properties_file_that_may_have_comments() -> None:
 
 
 def test_the_clean_shutdown_marker_is_kafkas_json() -> None:
-    assert encode_clean_shutdown(42) == b'{"version":0,"brokerEpoch":42}'
+    assert unsealed("f", encode_clean_shutdown(42)) == b'{"version":0,"brokerEpoch":42}'
     assert decode_clean_shutdown("f", encode_clean_shutdown(42)) == 42
     assert decode_clean_shutdown("f", b'{"version":0}') == -1
     with pytest.raises(MalformedFile, match="f is damaged"):
@@ -106,6 +124,21 @@ def test_lowering_waits_for_a_picture_that_says_less_than_the_file(tmp_path: Pat
     checkpoint.stage({})  # on its way, and overtaken
     checkpoint.lower(A, 0)
     assert OffsetCheckpoint(RealDisk(), checkpoint.path).read() == {}
+
+
+def test_stored_is_what_the_file_holds_while_pictures_wait(tmp_path: Path) -> None:
+    checkpoint = OffsetCheckpoint(RealDisk(), str(tmp_path / "starts"))
+    first, second = checkpoint.stage({A: 5}), checkpoint.stage({A: 7, B: 9})
+    assert checkpoint.stored == {}
+    checkpoint.write(second)
+    checkpoint.write(first)
+    assert checkpoint.stored == {A: 7, B: 9}
+    checkpoint.stage({A: 8, B: 9})
+    assert checkpoint.stored == {A: 7, B: 9}
+    checkpoint.lower(A, 3)
+    assert checkpoint.stored == {A: 3, B: 9}
+    again = OffsetCheckpoint(RealDisk(), checkpoint.path)
+    assert again.read() == again.stored == {A: 3, B: 9}
 
 
 def test_pictures_from_several_threads_end_with_the_newest(tmp_path: Path) -> None:

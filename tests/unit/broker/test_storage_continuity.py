@@ -22,7 +22,7 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.simulation.disk import ProcessDisk
-from tests.storage_support import NOW, PARTITION, StorageHost, StorageWorld, batch
+from tests.storage_support import NOW, PARTITION, StorageHost, StorageWorld, batch, stamped
 
 FILE = f"/data/{CONTINUITY_FILE}"
 CONFIG = LogConfig()
@@ -172,8 +172,17 @@ def test_an_incomplete_last_batch_is_what_a_killed_process_leaves_and_costs_no_t
     host = Host()
     host.live(records=3)
     file = host.disk.open(f"/data/{PARTITION}/00000000000000000000.log")
-    file.truncate(file.size() - 5)
+    torn = stamped(batch(1, size=5_000), 3, 0)[: 4_096 - file.size()]
+    file.pwrite([torn], file.size())
     assert host.live() == 1
+
+
+def test_a_log_that_is_cut_short_in_the_middle_of_a_page_is_distrusted() -> None:
+    host = Host()
+    host.live(records=3)
+    file = host.disk.open(f"/data/{PARTITION}/00000000000000000000.log")
+    file.truncate(file.size() - 5)
+    assert host.live() == SINCE_THIS_REGISTRATION
 
 
 def test_a_log_shorter_than_its_recovery_point_is_distrusted() -> None:

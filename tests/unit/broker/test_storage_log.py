@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from crc32c import crc32c
@@ -337,6 +338,45 @@ def test_the_first_record_at_or_after_a_time_is_found_even_if_times_go_back(path
     assert log.offset_for_timestamp(NOW, 80) == (NOW + 105, 15)
 
 
+@pytest.mark.parametrize("is_rebuilt", [False, True], ids=["as written", "recovered"])
+def test_the_newest_record_is_found_in_every_part_of_a_log(path: str, is_rebuilt: bool) -> None:
+    config = LogConfig(index_interval_bytes=300, segment_bytes=2_000)
+    random = Random(7)
+    log = open_log(path, config).log
+    records: list[tuple[int, int]] = []
+
+    async def append() -> None:
+        for _ in range(60):
+            time = NOW + random.randrange(0, 400, 10)
+            info = log.append_as_leader(batch(3, timestamp=time), 0, NOW)
+            records.extend((time + number, -info.first_offset - number) for number in range(3))
+        await log.checkpoint()
+
+    asyncio.run(append())
+    if is_rebuilt:
+        asyncio.run(log.close())
+        for name in os.listdir(path):
+            if name.endswith(("index", ".snapshot")):
+                os.remove(f"{path}/{name}")
+        log = open_log(path, config, clean=False).log
+    log.truncate_to(165)
+    for start in range(0, 165, 2):
+        log.move_log_start_offset(start)
+        for up_to in {start + 1, *range(start + 1, 165, 13), 165}:
+            found = max(record for record in records if start <= -record[1] < up_to)
+            assert log.newest_record(up_to) == (found[0], -found[1]), (start, up_to)
+    assert log.newest_record(164) is None
+
+
+def test_the_newest_record_of_a_long_segment_is_found_without_reading_its_headers(path: str) -> None:
+    log = open_log(path, LogConfig(index_interval_bytes=300)).log
+    for number in range(2_000):
+        log.append_as_leader(batch(1, timestamp=NOW + number if number < 900 else NOW), 0, NOW)
+    segment = log._active
+    assert len(list(segment.newest_batches(0, 2_000))) < 10
+    assert log.newest_record(2_000) == (NOW + 899, 899)
+
+
 def test_a_batch_that_its_producer_filled_with_nonsense_is_found_by_the_time_in_its_header(path: str) -> None:
     log = open_log(path).log
     log.append_as_leader(batch(3), 0, NOW)
@@ -348,6 +388,8 @@ def test_a_batch_that_its_producer_filled_with_nonsense_is_found_by_the_time_in_
     assert log.offset_for_timestamp(NOW + 1, 6) == (NOW + 1, 1)
     assert log.offset_for_timestamp(NOW + 10, 6) == (NOW + 51, 3)
     assert log.offset_for_timestamp(NOW + 80, 6) == (NOW + 90, 5)
+    assert log.newest_record(6) == (NOW + 90, 5)
+    assert log.newest_record(5) == (NOW + 51, 3)
 
 
 # -- truncating --
@@ -511,7 +553,7 @@ def test_a_checkpoint_writes_epochs_and_producers_and_then_has_nothing_to_do(pat
     log = opened.log
     log.append_as_leader(batch(5, producer_id=1), 2, NOW)
     flushed(opened, Log.checkpoint)
-    assert Path(path, "leader-epoch-checkpoint").read_bytes() == b"0\n1\n2 0\n"
+    assert Path(path, "leader-epoch-checkpoint").read_bytes().startswith(b"0\n1\n2 0\n#")
     assert files(path, ".snapshot") == [5]
     opened.world.executor.before = lambda: pytest.fail("there was nothing to write")
     flushed(opened, Log.checkpoint)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.broker.storage.checkpoints import sealed
 from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
@@ -86,8 +87,8 @@ def test_logs_are_there_again_after_a_restart(data: Path) -> None:
         "other.topic-x-12",
         "recovery-point-offset-checkpoint",
     ]
-    assert (data / "recovery-point-offset-checkpoint").read_bytes() == b"0\n2\norders 0 3\nother.topic-x 12 2\n"
-    assert (data / "orders-0" / "partition.metadata").read_bytes() == b"version: 0\ntopic_id: id\n"
+    assert (data / "recovery-point-offset-checkpoint").read_bytes() == sealed(b"0\n2\norders 0 3\nother.topic-x 12 2\n")
+    assert (data / "orders-0" / "partition.metadata").read_bytes() == sealed(b"version: 0\ntopic_id: id\n")
 
     async def look(broker: Broker) -> None:
         assert broker.logs.was_clean
@@ -108,7 +109,7 @@ def test_the_clean_marker_carries_the_broker_epoch_and_is_gone_while_the_broker_
         await first.logs.open("cluster")
         assert not first.logs.was_clean
         await first.logs.close(broker_epoch=77)
-        assert (data / CLEAN_MARKER).read_bytes() == b'{"version":0,"brokerEpoch":77}'
+        assert (data / CLEAN_MARKER).read_bytes() == sealed(b'{"version":0,"brokerEpoch":77}')
         second = Broker(data)
         await second.logs.open("cluster")
         assert (second.logs.was_clean, second.logs.previous_broker_epoch) == (True, 77)
@@ -194,7 +195,7 @@ def test_a_topic_id_that_becomes_known_later_is_written_down(data: Path) -> None
 
     live(data, without)
     live(data, with_id)
-    assert (data / "orders-0" / "partition.metadata").read_bytes() == b"version: 0\ntopic_id: late\n"
+    assert (data / "orders-0" / "partition.metadata").read_bytes() == sealed(b"version: 0\ntopic_id: late\n")
 
 
 @pytest.mark.parametrize("topic", ["..", "", "a/b", "x" * 250, "\0"])
@@ -397,7 +398,7 @@ def test_high_watermarks_come_back_as_they_were_written(data: Path) -> None:
 
     live(data, write, clean=False)
     live(data, read)
-    assert (data / HIGH_WATERMARKS).read_bytes() == b"0\n2\norders 0 7\nother.topic-x 12 3\n"
+    assert (data / HIGH_WATERMARKS).read_bytes() == sealed(b"0\n2\norders 0 7\nother.topic-x 12 3\n")
 
 
 async def _committed(broker: Broker, mark: int) -> Log:
@@ -546,7 +547,9 @@ def test_a_truncation_below_a_recovery_point_on_disk_lowers_that_first(data: Pat
         await broker.log(OTHER, records=4)
         await broker.logs.checkpoint_recovery_points()
         log.truncate_to(2)
-        assert (data / "recovery-point-offset-checkpoint").read_bytes() == b"0\n2\norders 0 2\nother.topic-x 12 4\n"
+        assert (data / "recovery-point-offset-checkpoint").read_bytes() == sealed(
+            b"0\n2\norders 0 2\nother.topic-x 12 4\n"
+        )
 
     live(data, run)
 

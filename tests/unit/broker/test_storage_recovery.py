@@ -27,6 +27,7 @@ from tests.storage_support import (
     flip,
     headers,
     open_log,
+    produced,
     segments,
     stamped,
     write_log,
@@ -73,7 +74,7 @@ def check(path: Path, batches: int, *, recovery_point: int = 0, clean: bool = Fa
     for producer_id in range(min(batches, 3)):
         last = batches - 1 - (batches - 1 - producer_id) % 3
         for number in range(last, max(last - 15, -1), -3):
-            assert log.append_as_leader(content(number), log.latest_epoch, NOW).first_offset == 2 * number
+            assert log.append_as_leader(produced(content(number)), log.latest_epoch, NOW).first_offset == 2 * number
     asyncio.run(log.close())
 
 
@@ -100,7 +101,7 @@ def test_without_a_recovery_point_everything_is_read_and_nothing_is_lost(path: P
 
 
 @pytest.mark.parametrize("missing", [1, 30, 61, 100])
-def test_a_batch_that_was_cut_short_is_dropped_and_called_incomplete(path: Path, missing: int) -> None:
+def test_a_batch_that_was_cut_short_in_the_middle_of_a_page_is_dropped_and_is_a_loss(path: Path, missing: int) -> None:
     write_log(path, checkpoint_at=50)
     last = segments(path)[-1]
     size = last.stat().st_size
@@ -108,8 +109,20 @@ def test_a_batch_that_was_cut_short_is_dropped_and_called_incomplete(path: Path,
     report = report_of(path, recovery_point=100, clean=False)
     assert report.log_end_offset == 2 * BATCHES - 2
     assert report.bytes_cut == len(content(BATCHES - 1)) - missing
-    assert not report.lost_more_than_an_incomplete_batch
+    assert report.lost_more_than_an_incomplete_batch
     check(path, BATCHES - 1, recovery_point=100)
+
+
+@pytest.mark.parametrize("size", [4_096, 8_192])
+def test_a_batch_that_was_cut_short_at_the_end_of_a_page_is_a_torn_append_and_no_loss(path: Path, size: int) -> None:
+    path.mkdir()
+    whole, torn = stamped(batch(1, size=4_000), 0, 0), stamped(batch(1, size=8_000), 1, 0)
+    (path / "00000000000000000000.log").write_bytes((whole + torn)[:size])
+    announced: list[str] = []
+    report = report_of(path, recovery_point=0, clean=False, before_loss=announced.append)
+    assert (report.log_end_offset, report.bytes_cut) == (1, size - len(whole))
+    assert not report.lost_more_than_an_incomplete_batch
+    assert announced == []
 
 
 def test_a_flipped_bit_cuts_the_log_there_and_more_than_an_incomplete_batch_is_lost(path: Path) -> None:
@@ -258,7 +271,7 @@ def test_what_a_truncation_left_above_the_recovery_point_is_not_believed(path: P
     assert everything(log) == expected
     check_indexes(log)
     assert (log.epoch_at(28), log.epoch_at(30), log.epoch_at(log.log_end_offset - 1)) == (0, 22, 46)
-    assert log.append_as_leader(content(14), 46, NOW).first_offset == 28
+    assert log.append_as_leader(produced(content(14)), 46, NOW).first_offset == 28
 
 
 def everything_in(path: Path) -> bytes:
@@ -328,15 +341,6 @@ def test_a_loss_is_announced_while_the_files_still_show_it(path: Path) -> None:
     assert segments(path) == files[:2]
 
 
-def test_an_incomplete_last_batch_is_cut_without_an_announcement(path: Path) -> None:
-    write_log(path, checkpoint_at=50)
-    last = segments(path)[-1]
-    os.truncate(last, last.stat().st_size - 1)
-    announced: list[str] = []
-    assert report_of(path, recovery_point=100, clean=False, before_loss=announced.append).bytes_cut > 0
-    assert announced == []
-
-
 def test_wherever_a_crash_cut_the_file_the_whole_batches_before_it_are_the_log(path: Path) -> None:
     path.mkdir()
     batches = [content(number) for number in range(4)]
@@ -347,7 +351,7 @@ def test_wherever_a_crash_cut_the_file_the_whole_batches_before_it_are_the_log(p
         whole = max(count for count in range(5) if ends[count] <= size)
         report = report_of(path, recovery_point=0, clean=False)
         assert (report.log_end_offset, report.bytes_cut) == (2 * whole, size - ends[whole])
-        assert not report.lost_more_than_an_incomplete_batch
+        assert report.lost_more_than_an_incomplete_batch == (size > ends[whole])
         assert file.read_bytes() == b"".join(batches[:whole])
 
 

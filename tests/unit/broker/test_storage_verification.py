@@ -23,6 +23,8 @@ from minibroker.broker.storage.checkpoints import (
     encode_meta_properties,
     encode_offsets,
     encode_topic_id,
+    sealed,
+    unsealed,
 )
 from minibroker.broker.storage.inspection import BadBytes, Batch, scan
 from minibroker.broker.storage.verification import (
@@ -34,7 +36,19 @@ from minibroker.broker.storage.verification import (
     verify_partition,
 )
 from minibroker.protocol.records import ControlType, EndTransactionMarker, encode_control_batch
-from tests.storage_support import BATCHES, CONFIG, NOW, PARTITION, content, flip, open_log, segments, write_log
+from tests.storage_support import (
+    BATCHES,
+    CONFIG,
+    NOW,
+    PARTITION,
+    batch,
+    content,
+    flip,
+    open_log,
+    segments,
+    stamped,
+    write_log,
+)
 
 END = 2 * BATCHES
 
@@ -93,13 +107,25 @@ def test_bytes_that_are_wrong_in_the_middle_are_named_with_the_offsets_that_are_
     assert "CRC" in finding.problem
 
 
-def test_a_batch_that_is_cut_short_at_the_end_is_called_incomplete_and_costs_nothing(path: Path) -> None:
+def test_a_batch_that_is_cut_short_at_the_end_of_a_page_is_a_torn_append_and_costs_nothing(path: Path) -> None:
     file = segments(path)[-1]
-    os.truncate(file, file.stat().st_size - 7)
+    torn = stamped(batch(1, size=5_000), END, 2)
+    with file.open("ab") as log:
+        log.write(torn[: 4_096 - log.tell() % 4_096])
     report = verify_partition(path, Checkpointed(END - 2))
     finding = only(report)
     assert "the next start cuts" in finding.problem
     assert not finding.costs_records
+    assert report.log_end_offset == END
+
+
+def test_a_batch_that_is_cut_short_in_the_middle_of_a_page_costs_its_records(path: Path) -> None:
+    file = segments(path)[-1]
+    os.truncate(file, file.stat().st_size - 7)
+    report = verify_partition(path, Checkpointed(END - 2))
+    finding = only(report)
+    assert f"nothing can be read from offset {END - 2} on" in finding.problem
+    assert finding.costs_records
     assert report.log_end_offset == END - 2
 
 
@@ -167,7 +193,7 @@ def test_a_damaged_snapshot_is_named(path: Path) -> None:
 
 def test_leader_epochs_that_the_batches_contradict_are_named(path: Path) -> None:
     file = path / LEADER_EPOCH_FILE
-    file.write_text(file.read_text().replace("1 40", "1 38"))
+    file.write_bytes(sealed(unsealed(str(file), file.read_bytes()).replace(b"1 40", b"1 38")))
     finding = only(verified(path))
     assert finding.file == str(file)
     assert "leader epoch 1 begins at offset 38 by this file, and at 40 by the batches" in finding.problem

@@ -20,8 +20,15 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.framing import FrameReader, response_limit
-from minibroker.protocol.records import BatchHeader, DecodedBatch, decode_batch, parse_header, validate_batch
-from minibroker.protocol.records import assign as assign_offsets
+from minibroker.protocol.records import (
+    CRC_END,
+    BatchHeader,
+    DecodedBatch,
+    decode_batch,
+    parse_header,
+    stamp,
+    validate_batch,
+)
 
 
 class Action(NamedTuple):
@@ -85,7 +92,7 @@ class Log:
                 return ErrorCode.NONE, repeated.first_offset
             self.producers.update(header, self.end, now_ms=0)
         data = bytearray(records)
-        assign_offsets(data, 0, self.end, self.epoch)
+        data[:CRC_END] = stamp(parse_header(data), self.end, self.epoch)
         base = self.end
         self.batches.append(StoredBatch(parse_header(data), bytes(data)))
         self.end += header.last_offset_delta + 1
@@ -225,6 +232,8 @@ class ScriptedCluster:
                 return self.create_topics(node_id, request, action)
             case m.DeleteTopicsRequest():
                 return self.delete_topics(node_id, request, action)
+            case m.DeleteRecordsRequest():
+                return self.delete_records(node_id, request, action)
         raise AssertionError(f"no script for {request}")
 
     def metadata(self, request: m.MetadataRequest) -> m.MetadataResponse:
@@ -327,7 +336,9 @@ class ScriptedCluster:
         for topic in request.topics:
             answers = []
             for partition in topic.partitions:
-                code = action.code or self._problem(node_id, topic.name, partition.partition_index)
+                code = action.code or self._problem(
+                    node_id, topic.name, partition.partition_index, partition.current_leader_epoch
+                )
                 answer = m.ListOffsetsPartitionResponse(partition.partition_index, code)
                 if code is ErrorCode.NONE:
                     log = self.log(topic.name, partition.partition_index)
@@ -338,6 +349,7 @@ class ScriptedCluster:
                         answer.offset = log.start
                     else:
                         answer.offset, answer.timestamp = _first_at(log, partition.timestamp)
+                    answer.previous_epoch = log.epoch if answer.offset > log.start else -1
                 answers.append(answer)
             topics.append(m.ListOffsetsTopicResponse(topic.name, answers))
         return m.ListOffsetsResponse(0, topics)
@@ -372,6 +384,26 @@ class ScriptedCluster:
                 del self.topics[name]
             results.append(m.DeletableTopicResult(name, known.topic_id if known else "", code))
         return m.DeleteTopicsResponse(0, results)
+
+    def delete_records(self, node_id: int, request: m.DeleteRecordsRequest, action: Action) -> m.DeleteRecordsResponse:
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for partition in topic.partitions:
+                index = partition.partition_index
+                code = action.code or self._problem(node_id, topic.name, index)
+                if not code and topic.topic_id != self.topics[topic.name].topic_id:
+                    code = ErrorCode.INCONSISTENT_TOPIC_ID
+                if not code and partition.offset > self.log(topic.name, index).end:
+                    code = ErrorCode.OFFSET_OUT_OF_RANGE
+                low_watermark = -1
+                if not code and action.is_carried_out:
+                    log = self.log(topic.name, index)
+                    log.start = max(log.start, log.end if partition.offset == -1 else partition.offset)
+                    low_watermark = log.start
+                answers.append(m.DeleteRecordsPartitionResult(index, low_watermark, code))
+            topics.append(m.DeleteRecordsTopicResult(topic.name, answers))
+        return m.DeleteRecordsResponse(0, topics)
 
 
 def _first_at(log: Log, timestamp: int) -> tuple[int, int]:

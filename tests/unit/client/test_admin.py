@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin, NewTopic
-from minibroker.client.errors import Closed, InvalidSetting, TopicErrors
-from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS
+from minibroker.client.errors import Closed, InvalidSetting, PartitionErrors, TopicErrors
+from minibroker.protocol.apis import CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.model import TopicPartition
 from tests.unit.client.scripted_broker import (
     CARRY_OUT_AND_DROP,
     DROP,
     HANG,
     ORDINARY,
+    Action,
     Received,
     ScriptedCluster,
     reject,
@@ -204,3 +206,135 @@ def test_a_name_where_a_list_is_expected_is_refused_and_nothing_is_deleted() -> 
         assert await admin.list_topics() == ["a", "ab", "b"]
 
     run(scenario)
+
+
+# -- deleting records --
+
+
+def with_ten_records_each(cluster: ScriptedCluster, partitions: int) -> None:
+    """Partition N is led by broker N."""
+    cluster.add_topic("orders", partitions)
+    for index in range(partitions):
+        cluster.log("orders", index).end = 10
+
+
+def test_records_are_deleted_at_the_leader_of_each_partition() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 3)
+        asked = {TopicPartition("orders", 0): 4, TopicPartition("orders", 1): -1}
+        assert await admin.delete_records(asked) == {TopicPartition("orders", 0): 4, TopicPartition("orders", 1): 10}
+        assert [cluster.log("orders", index).start for index in range(3)] == [4, 10, 0]
+        assert len(cluster.requests(DELETE_RECORDS)) == 2
+        assert await admin.delete_records({}) == {}
+
+    run(scenario)
+
+
+def test_of_several_partitions_those_that_failed_are_named_and_the_others_are_deleted_from() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 2)
+        good, beyond, absent, nowhere = (
+            TopicPartition(name, index) for name, index in (("orders", 0), ("orders", 1), ("orders", 7), ("nowhere", 0))
+        )
+        with pytest.raises(PartitionErrors) as caught:
+            await admin.delete_records(dict.fromkeys((absent, nowhere, good), 4) | {beyond: 11})
+        codes = {p: error.code for p, error in caught.value.errors.items() if isinstance(error, BrokerError)}
+        assert codes == {
+            beyond: ErrorCode.OFFSET_OUT_OF_RANGE,
+            absent: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            nowhere: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+        assert "orders-7; there are 2 partitions" in str(caught.value)
+        assert [cluster.log("orders", index).start for index in range(2)] == [4, 0]
+        for offset in (-2, 2**63, True):
+            with pytest.raises(InvalidSetting):
+                await admin.delete_records({good: offset})
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("action", [DROP, CARRY_OUT_AND_DROP, reject(ErrorCode.REQUEST_TIMED_OUT)])
+def test_a_deletion_whose_answer_is_lost_or_negative_is_asked_for_again(action: Action) -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 1)
+        cluster.script(DELETE_RECORDS, action)
+        assert await admin.delete_records({TopicPartition("orders", 0): 4}) == {TopicPartition("orders", 0): 4}
+        assert len(cluster.requests(DELETE_RECORDS)) == 2
+
+    run(scenario)
+
+
+def test_an_attempt_at_deleting_everything_that_comes_late_deletes_nothing_that_was_produced_since() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 1)
+
+        def produced_meanwhile(received: Received) -> None:
+            if received.api is DELETE_RECORDS:
+                cluster.log("orders", 0).end += 1
+
+        cluster.rules.append(produced_meanwhile)
+        cluster.script(DELETE_RECORDS, DROP)
+        assert await admin.delete_records({TopicPartition("orders", 0): -1}) == {TopicPartition("orders", 0): 10}
+        asked = [request.topics[0].partitions[0].offset for request in cluster.requests(DELETE_RECORDS)]
+        assert asked == [10, 10]
+
+    run(scenario)
+
+
+def test_a_partition_without_a_leader_does_not_keep_the_others_from_being_deleted_from() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 2)
+        cluster.log("orders", 0).leader = -1
+        with pytest.raises(PartitionErrors) as caught:
+            await admin.delete_records({TopicPartition("orders", index): -1 for index in range(2)})
+        assert list(caught.value.errors) == [TopicPartition("orders", 0)]
+        assert "may yet" not in str(caught.value)
+        assert cluster.log("orders", 1).start == 10
+
+    run(scenario, default_api_timeout_ms=500)
+
+
+def test_a_deletion_is_asked_of_the_next_leader() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 1)
+
+        def moved(received: Received) -> None:
+            if received.api is DELETE_RECORDS:
+                log = cluster.log("orders", 0)
+                log.leader, log.epoch = 2, 1
+
+        cluster.rules.append(moved)
+        assert await admin.delete_records({TopicPartition("orders", 0): 4}) == {TopicPartition("orders", 0): 4}
+        asked = [received.node_id for received in cluster.received if received.api is DELETE_RECORDS]
+        assert (asked[0], asked[-1]) == (0, 2)
+
+    run(scenario)
+
+
+def test_records_may_yet_be_deleted_if_time_runs_out() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 1)
+        cluster.rules.append(lambda received: HANG if received.api is DELETE_RECORDS else None)
+        with pytest.raises(PartitionErrors, match="may yet be deleted") as caught:
+            await admin.delete_records({TopicPartition("orders", 0): 4})
+        assert isinstance(caught.value.errors[TopicPartition("orders", 0)], NetworkError)
+
+    run(scenario, default_api_timeout_ms=300)
+
+
+def test_a_topic_that_was_created_again_since_loses_no_records() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with_ten_records_each(cluster, 1)
+
+        def created_again(received: Received) -> Action | None:
+            if received.api is DELETE_RECORDS and received.body.topics[0].topic_id == cluster.topics["orders"].topic_id:
+                del cluster.topics["orders"]
+                with_ten_records_each(cluster, 1)
+            return None
+
+        cluster.rules.append(created_again)
+        with pytest.raises(PartitionErrors):
+            await admin.delete_records({TopicPartition("orders", 0): 4})
+        assert cluster.log("orders", 0).start == 0
+
+    run(scenario, default_api_timeout_ms=500)

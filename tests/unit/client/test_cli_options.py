@@ -116,7 +116,11 @@ def test_short_options_are_those_of_the_tools_that_people_know(
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("minibroker topics d", "describe\ndelete"), ("minibroker status --format j", "json"), ("minibroker upp", "")],
+    [
+        ("minibroker topics d", "describe\ndelete\ndelete-records"),
+        ("minibroker status --format j", "json"),
+        ("minibroker upp", ""),
+    ],
 )
 def test_a_shell_is_told_how_the_word_may_go_on(words: str, completed: str) -> None:
     environment = {"_MINIBROKER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -9,6 +9,7 @@ import pytest
 
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, ClientCrashed, Closed, CorruptBatch, InvalidSetting, LogTruncated
+from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH, LIST_OFFSETS
@@ -330,7 +331,8 @@ def test_offsets_can_be_looked_up() -> None:
             assert await consumer.beginning_offsets([P0, P1]) == {P0: 0, P1: 0}
             cluster.script(LIST_OFFSETS, reject(ErrorCode.OFFSET_NOT_AVAILABLE))
             assert await consumer.end_offsets([P0, P1]) == {P0: 20, P1: 5}
-            assert await consumer.offsets_for_times({P0: 1_007, P1: 9_999}) == {P0: (7, 1_007), P1: None}
+            found = OffsetAndTimestamp(7, 1_007, leader_epoch=0)
+            assert await consumer.offsets_for_times({P0: 1_007, P1: 9_999}) == {P0: found, P1: None}
 
     run(scenario, brokers=2, partitions=2)
 

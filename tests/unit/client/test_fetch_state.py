@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from math import inf
 
-from minibroker.client.fetch_state import Due, PartitionState, due_fetches
+from minibroker.client.fetch_state import Due, FetchedBatch, PartitionState, due_fetches
 from minibroker.client.metadata import Leader
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.messages import EpochEndOffset
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.records import encode_batch, parse_header
 
 NOW = 100.0
 LEADER = Leader(1, 5)
@@ -37,6 +39,39 @@ def test_a_partition_that_was_moved_is_asked_for_though_an_older_request_is_out(
     state.outstanding_generation = state.generation
     state.move(50)
     assert due(state).by_leader == {1: [(state, LEADER)]}
+
+
+def read(state: PartitionState, epoch: int, base_offset: int, count: int) -> None:
+    data = encode_batch([b""] * count, base_timestamp=0, base_offset=base_offset, partition_leader_epoch=epoch)
+    state.arrived(FetchedBatch(state, parse_header(data), memoryview(data), 0, len(data)))
+
+
+def test_where_two_histories_part_is_found_in_as_many_rounds_as_there_are_epochs_that_differ() -> None:
+    state = PartitionState(TopicPartition("orders", 0), None)
+    state.move(0)
+    for epoch, base_offset in ((1, 0), (1, 10), (3, 20), (3, 30), (5, 40)):
+        read(state, epoch, base_offset, 10)
+    assert (state.fetch_offset, state.last_epoch, state.position_epoch) == (50, 5, NO_EPOCH)
+    # The leader has epoch 1 up to 15, 2 up to 25, and 4 up to 60.
+    assert state.diverging_offset(EpochEndOffset(4, 60)) == 40
+    state.go_back(40)
+    assert (state.fetch_offset, state.last_epoch, state.position_epoch) == (40, 3, 3)
+    assert state.diverging_offset(EpochEndOffset(2, 25)) == 20
+    state.go_back(20)
+    assert (state.last_epoch, state.position_epoch) == (1, 1)
+    assert state.diverging_offset(EpochEndOffset(1, 15)) == 15
+    state.go_back(15)
+    assert (state.fetch_offset, state.last_epoch, state.position) == (15, 1, 15)
+
+
+def test_of_a_position_that_was_chosen_only_the_record_before_it_is_known() -> None:
+    state = PartitionState(TopicPartition("orders", 0), None)
+    state.move(20, epoch=3)
+    assert (state.last_epoch, state.position_epoch) == (3, 3)
+    assert state.diverging_offset(EpochEndOffset(2, 25)) == 19
+    assert state.diverging_offset(EpochEndOffset(3, 12)) == 12
+    state.go_back(12)
+    assert (state.last_epoch, state.position_epoch) == (NO_EPOCH, NO_EPOCH)
 
 
 def test_what_has_no_position_or_is_the_users_turn_is_not_asked_for() -> None:

@@ -14,6 +14,7 @@ from crc32c import crc32c
 from minibroker.protocol import records
 from minibroker.protocol.compression import Compression, compress
 from minibroker.protocol.records import (
+    CRC_END,
     HEADER_SIZE,
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
@@ -23,7 +24,6 @@ from minibroker.protocol.records import (
     CorruptRecord,
     EndTransactionMarker,
     InvalidRecord,
-    assign,
     check_header,
     decode_batch,
     decode_control_batch,
@@ -31,6 +31,7 @@ from minibroker.protocol.records import (
     encode_control_batch,
     iterate_batches,
     parse_header,
+    stamp,
     validate_batch,
     validate_produced,
 )
@@ -268,18 +269,38 @@ def test_a_batch_cut_short_is_corrupt() -> None:
         decode_batch(batch[:-1], header, check_crc=False)
 
 
-def test_offset_and_leader_epoch_are_assigned_in_place_and_leave_the_crc_valid() -> None:
-    batch = encode_batch(VALUES, base_timestamp=NOW)
-    buffer = bytearray(b"xxx") + batch
-    untouched = bytes(buffer)
+def stamped(magic: int) -> bytes:
+    batch = encode_batch(VALUES, base_timestamp=NOW, magic=magic)
+    return stamp(parse_header(batch), 1 << 40, 9) + batch[CRC_END:]
 
-    assign(memoryview(buffer), 3, 1 << 40, 9)
 
+@pytest.mark.parametrize("magic", [MAGIC_COLUMNS, MAGIC_RECORDS])
+def test_a_stamped_batch_has_its_offset_and_leader_epoch_and_is_valid(magic: int) -> None:
+    buffer = b"xxx" + stamped(magic)
     header = parse_header(buffer, 3)
     assert (header.base_offset, header.partition_leader_epoch) == (1 << 40, 9)
     validate_batch(buffer, header, 3)
     assert list(decode_batch(buffer, header, 3).offsets) == [(1 << 40) + delta for delta in range(4)]
-    assert [at for at in range(len(buffer)) if buffer[at] != untouched[at]] == [5, *range(15, 19)]
+
+
+def test_no_bit_of_a_stamped_batch_of_columns_flips_unseen() -> None:
+    batch = bytearray(stamped(MAGIC_COLUMNS))
+    for bit in range(8 * len(batch)):
+        batch[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptRecord):
+            validate_batch(batch, parse_header(batch))
+        batch[bit // 8] ^= 1 << bit % 8
+
+
+def test_a_batch_of_kafkas_format_keeps_its_crc_when_it_is_stamped() -> None:
+    produced = encode_batch(VALUES, base_timestamp=NOW, magic=MAGIC_RECORDS)
+    assert parse_header(stamped(MAGIC_RECORDS)).crc == parse_header(produced).crc
+
+
+def test_a_batch_that_was_stamped_is_not_taken_for_one_that_was_produced() -> None:
+    batch = stamped(MAGIC_COLUMNS)
+    with pytest.raises(CorruptRecord):
+        validate_batch(batch, parse_header(batch), as_produced=True)
 
 
 # --- columns and records ------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""DeleteRecords: let logs begin later, and answer when no replica that may become leader has what came before."""
+
+from minibroker.broker.handlers.list_offsets import Slices
+from minibroker.broker.handlers.services import Services
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.replication.delayed import DeletionStatus
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from minibroker.protocol.model import TopicPartition
+
+
+async def handle_delete_records(services: Services, request: Request) -> None:
+    """Each partition succeeds or fails by itself. In slices, since a log that becomes empty begins a new segment."""
+    body = request.body
+    assert isinstance(body, DeleteRecordsRequest)
+    entries = [
+        (TopicPartition(topic.name, asked.partition_index), topic.topic_id, asked.offset)
+        for topic in body.topics
+        for asked in topic.partitions
+    ]
+    if len({topic_partition for topic_partition, _, _ in entries}) != len(entries):
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition is named twice in the request")
+    slices = Slices()
+    statuses: dict[TopicPartition, DeletionStatus] = {}
+    for topic_partition, topic_id, offset in entries:
+        statuses[topic_partition] = services.replicas.delete_records(topic_partition, topic_id, offset)
+        await slices.breathe()
+
+    def respond(statuses: dict[TopicPartition, DeletionStatus]) -> None:
+        topics: dict[str, list[DeleteRecordsPartitionResult]] = {}
+        for topic_partition, status in statuses.items():
+            topics.setdefault(topic_partition.topic, []).append(status.response)
+        results = [DeleteRecordsTopicResult(name, partitions) for name, partitions in topics.items()]
+        request.respond(DeleteRecordsResponse(0, results))
+
+    services.replicas.await_deletions(statuses, timeout_ms=max(body.timeout_ms, 0), respond=respond)

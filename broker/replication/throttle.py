@@ -1,0 +1,37 @@
+"""How fast replicas that are out of sync may catch up (Kafka's ReplicationQuotaManager, KIP-73).
+
+A broker has a rate for what it sends as a leader, and one for what it fetches as a follower; topics name the replicas
+to which they apply. While a rate is exceeded, such a partition is left out of the answer, or of the fetch. A replica
+that is in sync is never held up. Nor does it count: in Kafka it does, and others starve where producers are faster than
+the rate.
+"""
+
+from minibroker.protocol.world import Clock
+
+ALL_REPLICAS = "*"
+BURST_S = 1.0
+"""What was not used of the rate may be made up for within this time: followers do not ask at the very moment at which
+they may."""
+
+
+class ReplicationQuota:
+    """Over any time, no more than `bytes_per_s` times that, and BURST_S, and one answer."""
+
+    def __init__(self, bytes_per_s: int, clock: Clock) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self.free_at_s = clock.monotonic() - BURST_S
+        """When all that was recorded will have had its time. By the monotonic clock."""
+
+    def record(self, size: int) -> None:
+        begin_s = max(self.free_at_s, self._clock.monotonic() - BURST_S)
+        self.free_at_s = begin_s + size / self._bytes_per_s
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.free_at_s > self._clock.monotonic()
+
+
+def is_throttled(replicas: str, partition: int, broker_id: int) -> bool:
+    """Whether a topic's list of throttled replicas, `*` or `PARTITION:BROKER,...`, names this broker's replica."""
+    return replicas == ALL_REPLICAS or f"{partition}:{broker_id}" in replicas.split(",")

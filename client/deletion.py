@@ -1,0 +1,117 @@
+"""Deleting records: DeleteRecords at whoever leads, until every partition has its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from minibroker.client.metadata import Leader
+from minibroker.client.offsets import Known, ask_leader, ask_leaders, not_mentioned, request_leader
+from minibroker.client.runtime import ClientRuntime
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import DELETE_RECORDS
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError, error_of
+from minibroker.protocol.model import TopicPartition
+
+_GRACE_S = 1.0
+"""A broker that has waited for as long as it was allowed to says so."""
+_AFTER_IT_BEGAN = (
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+)
+
+
+class Deleted(NamedTuple):
+    low_watermarks: dict[TopicPartition, int]
+    errors: dict[TopicPartition, MinibrokerError]
+    """Of the other partitions."""
+    undecided: set[TopicPartition]
+    """Partitions some attempt at which may have been carried out, or may yet be."""
+
+
+async def delete_records(
+    runtime: ClientRuntime, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str], timeout_s: float
+) -> Deleted:
+    """What comes before each offset (UP_TO_HIGH_WATERMARK: before the end as it is now), in the topics of these ids:
+    others of their names lose nothing."""
+    found: dict[TopicPartition, int] = {}
+    errors: dict[TopicPartition, MinibrokerError] = {}
+    undecided: set[TopicPartition] = set()
+    ends: dict[TopicPartition, int] = {}
+    """What UP_TO_HIGH_WATERMARK means, in all attempts: one that is carried out late must not delete what was produced
+    since."""
+
+    async def ask(
+        runtime: ClientRuntime, leader: Leader, offsets: Mapping[TopicPartition, int], timeout_s: float
+    ) -> dict[TopicPartition, int | MinibrokerError]:
+        broker_patience_s = min(timeout_s, runtime.request_timeout_s)
+        results: dict[TopicPartition, int | MinibrokerError] = {}
+        unknown = [p for p, offset in offsets.items() if offset == m.UP_TO_HIGH_WATERMARK and p not in ends]
+        if unknown:
+            latest = await ask_leader(runtime, leader, dict.fromkeys(unknown, m.LATEST_TIMESTAMP), broker_patience_s)
+            for partition, answer in latest.items():
+                if isinstance(answer, MinibrokerError):
+                    results[partition] = answer
+                elif answer.result is not None:
+                    ends[partition] = answer.result.offset
+        exact = {p: ends.get(p, offset) for p, offset in offsets.items() if p not in results}
+        if not exact:
+            return results
+        request = _request(exact, topic_ids, round(broker_patience_s * 1_000))
+        try:
+            response = await request_leader(
+                runtime, leader, DELETE_RECORDS, request, exact, broker_patience_s + _GRACE_S
+            )
+        except MinibrokerError as error:
+            undecided.update(exact)
+            return results | dict.fromkeys(exact, error)
+        results |= _results(leader, exact, response)
+        for partition, result in results.items():
+            if isinstance(result, BrokerError) and result.code in _AFTER_IT_BEGAN:
+                undecided.add(partition)
+        return results
+
+    known = {partition: Known(topic_ids[partition.topic]) for partition in offsets}
+    try:
+        with runtime.metadata.wanted(topic_ids):
+            await ask_leaders(
+                runtime, offsets, timeout_s, found, errors, ask, "deleting records", known, each_by_itself=True
+            )
+    except (BrokerError, NetworkError) as error:  # time is up
+        for partition in offsets:
+            if partition not in found:
+                errors.setdefault(partition, error)
+    return Deleted(found, errors, undecided)
+
+
+def _request(
+    offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str], timeout_ms: int
+) -> m.DeleteRecordsRequest:
+    topics: dict[str, m.DeleteRecordsTopic] = {}
+    for (name, index), offset in offsets.items():
+        topic = topics.setdefault(name, m.DeleteRecordsTopic(name, [], topic_ids[name]))
+        topic.partitions.append(m.DeleteRecordsPartition(index, offset))
+    return m.DeleteRecordsRequest(list(topics.values()), timeout_ms)
+
+
+def _results(
+    leader: Leader, offsets: Mapping[TopicPartition, int], response: m.DeleteRecordsResponse
+) -> dict[TopicPartition, int | MinibrokerError]:
+    """The low watermark of each, or what the leader says against it."""
+    answered = {
+        TopicPartition(topic.name, answer.partition_index): answer
+        for topic in response.topics
+        for answer in topic.partitions
+    }
+    results: dict[TopicPartition, int | MinibrokerError] = {}
+    for partition in offsets:
+        answer = answered.get(partition)
+        if answer is None:
+            results[partition] = not_mentioned(DELETE_RECORDS, leader, partition)
+        elif answer.error_code == ErrorCode.NONE:
+            results[partition] = answer.low_watermark
+        else:
+            detail = answer.error_message or f"deleting records of {partition}"
+            results[partition] = BrokerError(error_of(answer.error_code), detail)
+    return results

@@ -1,0 +1,62 @@
+"""Planted bugs of logs that end at the old end: what is deleted, by whom, and who follows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage import retention
+from minibroker.broker.storage.log import Log
+from tests.simulation.mutants.planting import Patches, mutant
+
+
+@mutant("KAFKA-5634", "the leader deletes by age and size past its high watermark, too")
+def deleted_above_the_high_watermark(patches: Patches) -> None:
+    @patches.instead_of(retention, "expired")
+    def expired(original: Any, *segments: Any, high_watermark: int, **rest: Any) -> Any:
+        return original(*segments, high_watermark=math.inf, **rest)
+
+
+@mutant("retention", "the age of a segment is that of its first batch")
+def aged_by_the_first_batch(patches: Patches) -> None:
+    @patches.instead_of(Log, "extents")
+    def extents(original: Any, self: Log) -> Any:
+        found = zip(original(self), self._segments, strict=True)
+        return [e._replace(max_timestamp=s.first_timestamp) if s.size else e for e, s in found]
+
+
+@mutant("retention", "a segment is too much as soon as the log is larger than it may be")
+def a_segment_too_many(patches: Patches) -> None:
+    @patches.instead_of(retention, "expired")
+    def expired(original: Any, segments: Any, **rest: Any) -> Any:
+        largest = max(segment.size for segment in segments)
+        if rest["retention_bytes"] is not None:
+            rest["retention_bytes"] = max(0, rest["retention_bytes"] - largest + 1)
+        return original(segments, **rest)
+
+
+@mutant("retention", "followers decide by themselves what is too old or too much")
+def followers_delete_by_themselves(patches: Patches) -> None:
+    @patches.instead_of(Partition, "expire")
+    def expire(original: Any, self: Partition, now_ms: int) -> None:
+        if self.is_leader:
+            original(self, now_ms)
+            return
+        start = retention.expired(
+            self.log.extents(),
+            log_start_offset=self.log.log_start_offset,
+            high_watermark=self.high_watermark,
+            now_ms=now_ms,
+            retention_ms=self.log.config.retention_ms,
+            retention_bytes=self.log.config.retention_bytes,
+        )
+        self.log.move_log_start_offset(start)
+
+
+@mutant("retention", "a follower does not let its log begin where its leader's does")
+def log_start_not_adopted(patches: Patches) -> None:
+    @patches.instead_of(Partition, "apply_fetched")
+    def apply_fetched(original: Any, self: Partition, response: Any) -> Any:
+        response.log_start_offset = 0
+        return original(self, response)
