@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -389,36 +390,46 @@ def _replace(cluster: VirtualCluster) -> None:
     cluster.own_settings[1] = {"log.dirs": f"{log_dir(0)},/another"}
 
 
+async def _comes_back(cluster: VirtualCluster, harm: Callable[[VirtualCluster], None]) -> None:
+    await _send(cluster, 0, 10)
+    lost, kept = _in(cluster, 1, 1), _in(cluster, 1, 0)
+    for broker_id in cluster.broker_ids:
+        cluster.kill_broker(broker_id)
+    await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.BROKER_IDS))
+    harm(cluster)
+    await cluster.start_broker(1)
+    await asyncio.sleep(10)
+    assert all(cluster.state(p).leader == NO_LEADER and cluster.state(p).isr for p in lost)
+    if harm is _break:  # the rest is as it was: it is the others that are not there
+        assert all(cluster.state(p).leader == 1 for p in kept)
+        assert all(_home(cluster, 1, p) is None for p in lost)
+    await cluster.start_broker(0)
+    await cluster.start_broker(2)
+    await cluster.until(lambda: NO_LEADER not in _leaders(cluster).values())
+    await _send(cluster, 10, 10)
+    if harm is _break:
+        cluster.mend_log_dir(1, 1)
+        await _restart(cluster, 1)
+    await _whole(cluster)
+    await _assert_all_read(cluster, 20)
+    unclean = [cluster.broker(b).controller for b in cluster.living()]
+    assert sum(controller.unclean_elections for controller in unclean if controller is not None) == 0
+
+
 @pytest.mark.parametrize("harm", [_break, _empty, _leave_out, _replace])
 def test_a_broker_that_comes_back_without_a_directory_leads_nothing_that_was_in_it(
     harm: Callable[[VirtualCluster], None],
 ) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        lost, kept = _in(cluster, 1, 1), _in(cluster, 1, 0)
-        for broker_id in cluster.broker_ids:
-            cluster.kill_broker(broker_id)
-        await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.BROKER_IDS))
-        harm(cluster)
-        await cluster.start_broker(1)
-        await asyncio.sleep(10)
-        assert all(cluster.state(p).leader == NO_LEADER and cluster.state(p).isr for p in lost)
-        if harm is _break:  # the rest is as it was: it is the others that are not there
-            assert all(cluster.state(p).leader == 1 for p in kept)
-            assert all(_home(cluster, 1, p) is None for p in lost)
-        await cluster.start_broker(0)
-        await cluster.start_broker(2)
-        await cluster.until(lambda: NO_LEADER not in _leaders(cluster).values())
-        await _send(cluster, 10, 10)
-        if harm is _break:
-            cluster.mend_log_dir(1, 1)
-            await _restart(cluster, 1)
-        await _whole(cluster)
-        await _assert_all_read(cluster, 20)
-        unclean = [cluster.broker(b).controller for b in cluster.living()]
-        assert sum(controller.unclean_elections for controller in unclean if controller is not None) == 0
+    _simulate(partial(_comes_back, harm=harm))
 
-    _simulate(scenario)
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [("replica-in-a-broken-directory-made-anew", _break), ("directories-do-not-know-each-other", _leave_out)],
+)
+def test_a_mutant_that_makes_replicas_anew_is_caught(name: str, harm: Callable[[VirtualCluster], None]) -> None:
+    with planted(name), pytest.raises(AssertionError):
+        _simulate(partial(_comes_back, harm=harm))
 
 
 def test_one_more_directory_costs_no_trust() -> None:
