@@ -1,7 +1,7 @@
 """A broker on a World: the composition root, which makes all its parts and starts and stops them in order.
 
 The order of the start: bind (so that a taken port is known first, and a free one before it is registered), ZooKeeper
-session and cluster id, data directory and recovery, then serve and register. Controllers see the broker only when it
+session and cluster id, data directories and recovery, then serve and register. Controllers see the broker only when it
 can take their orders; orders wait until the broker knows the epoch that its registration gave it.
 """
 
@@ -23,6 +23,7 @@ from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.supervisor import Supervisor
 from minibroker.broker.timeline_file import TimelineFile
@@ -65,9 +66,9 @@ class Broker:
         self._metadata = MetadataCache()
         self._timer = Timer()
         self._topic_purgatory: Purgatory[DelayedOperation] = Purgatory("topic", self._timer)
-        self._logs = LogManager(
+        self._logs = LogDirs(
             world,
-            os.path.abspath(config.log_dirs),
+            config.log_directories(),
             config.broker_id,
             default_config=LogConfig(
                 segment_bytes=config.log_segment_bytes,
@@ -85,6 +86,7 @@ class Broker:
         self._leadership: Leadership | None = None
         self._controller: Controller | None = None
         self._timeline: TimelineFile | None = None
+        self._timeline_home: LogManager | None = None
         self._registered_again = asyncio.Event()
 
     @property
@@ -152,7 +154,7 @@ class Broker:
 
         self._logs.on_offline(self._log_directory_failed)
         await self._logs.open(registration.cluster_id)
-        self._timeline = TimelineFile(world.disk, os.path.join(self._logs.log_dir, TIMELINE_FILE))
+        self._open_timeline()
 
         self._replicas = ReplicaManager(
             world,
@@ -198,7 +200,6 @@ class Broker:
 
     def _start_controller(self, registration: Registration, connections: BrokerConnections) -> None:
         config, world = self.config, self._world
-        assert self._timeline is not None
         detector = self._detector = CrashDetector(
             world.network, world.clock, config.broker_crash_detection_ms, self._in_touch
         )
@@ -275,8 +276,7 @@ class Broker:
                     await self._registration.close()
             finally:
                 await self._logs.close(clean=clean, broker_epoch=broker_epoch)
-                if self._timeline is not None:
-                    self._timeline.close()
+                self._close_timeline()
 
     async def _stop_serving(self) -> None:
         if self._leadership is not None:
@@ -347,22 +347,60 @@ class Broker:
         self._leadership.attach(session)
 
     def _record(self, entry: Mapping[str, object]) -> None:
-        """Write down what the controller did. A disk that does not take it takes no records either; the controller goes
-        on until the broker stops because of that."""
-        assert self._timeline is not None
-        if self._logs.failure is None:
+        """Write down what the controller did, on a disk that takes it."""
+        while (home := self._timeline_home) is not None:
+            if home.failure is not None or self._timeline is None:
+                self._open_timeline()
+                continue
             try:
                 self._timeline.write(entry)
+                return
             except OSError as error:
-                self._logs.fail(error, f"writing {TIMELINE_FILE}")
+                home.fail(error, f"writing {TIMELINE_FILE}")
 
-    def _log_directory_failed(self) -> None:
-        failure = self._logs.failure
-        self._supervisor.fail(
-            MinibrokerError(
-                f"the log directory {self._logs.log_dir} has failed: {failure}; repair the disk, then restart"
+    def _open_timeline(self) -> None:
+        """In the first directory that is online, if any is."""
+        self._close_timeline()
+        while (home := next(iter(self._logs.online), None)) is not None:
+            try:
+                self._timeline = TimelineFile(self._world.disk, os.path.join(home.log_dir, TIMELINE_FILE))
+                break
+            except OSError as error:
+                home.fail(error, f"opening {TIMELINE_FILE}")
+        self._timeline_home = home
+
+    def _close_timeline(self) -> None:
+        if self._timeline is not None:
+            timeline, self._timeline = self._timeline, None
+            timeline.close()
+
+    def _log_directory_failed(self, failed: LogManager) -> None:
+        """Its replicas are given up at once; what follows from that is the controller's business."""
+        if self._replicas is not None:
+            self._replicas.log_dir_failed()
+        if not self._logs.online:
+            last = "" if len(self._logs.paths) == 1 else ", the last one that was online,"
+            self._supervisor.fail(
+                MinibrokerError(
+                    f"the log directory {failed.log_dir}{last} has failed: {failed.failure}; repair the disk, then "
+                    f"restart"
+                )
             )
-        )
+        elif not self._supervisor.failure.done():  # else it stops
+            self._supervisor.start(self._tell_of_failure(), f"notification that {failed.log_dir} has failed")
+
+    async def _tell_of_failure(self) -> None:
+        """The controller, once this is noted on the other disks (Kafka's propagateLogDirEvent)."""
+        await self._logs.note_failed()
+        event = znodes.encode_log_dir_event(self.config.broker_id)
+        while True:
+            try:
+                session = await self._session()
+                await session.create(znodes.LOG_DIR_EVENT_PREFIX, event, sequence=True)
+                return
+            except (ConnectionLoss, SessionExpired):
+                # Told twice at worst: the controller asks which replicas are concerned.
+                await asyncio.sleep(SESSION_RETRY_S)
 
 
 def _network_settings(config: BrokerConfig) -> NetworkSettings:

@@ -57,10 +57,11 @@ ThrottledReplicas = Annotated[
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name, forbid_unknown_fields=True):
     broker_id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
-    """The broker's number, unique in the cluster, kept for ever with its data directory."""
+    """The broker's number, unique in the cluster, kept for ever with its data directories."""
 
     log_dirs: str
-    """The data directory (one, for now)."""
+    """The data directories, separated by commas, best each on a disk of its own: a new replica goes to the one with the
+    fewest. One whose disk fails goes offline with its replicas; the broker stops when none is left."""
 
     zookeeper_connect: str
     """`host:port,host:port/chroot`."""
@@ -202,8 +203,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     def __post_init__(self) -> None:
         if self.broker_secret_file is not None and self.broker_secret is not None:
             raise ValueError("both broker.secret.file and broker.secret are set: keep one of them")
-        if "," in self.log_dirs:
-            raise ValueError(f"log.dirs {self.log_dirs!r} names several directories; one is supported")
+        self.log_directories()
         if self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
             raise ValueError(
                 f"replica.fetch.wait.max.ms {self.replica_fetch_wait_max_ms} exceeds replica.lag.time.max.ms "
@@ -212,6 +212,20 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
         address = self.metrics_address()
         if address is not None and address[1] > 65_535:
             raise ValueError(f"metrics.listener {self.metrics_listener!r}: there is no port {address[1]}")
+
+    def log_directories(self) -> list[str]:
+        """The absolute paths, in the order of the setting."""
+        names = [name.strip() for name in self.log_dirs.split(",")]
+        if not all(names):
+            raise ValueError(f"log.dirs {self.log_dirs!r} names no directory: give DIRECTORY,DIRECTORY,...")
+        paths = [os.path.abspath(name) for name in names]
+        for number, path in enumerate(paths):
+            for other in paths[:number]:
+                if path == other:
+                    raise ValueError(f"log.dirs names {path} twice")
+                if os.path.commonpath((path, other)) in (path, other):
+                    raise ValueError(f"log.dirs names {other} and {path}, of which one is within the other")
+        return paths
 
     def metrics_address(self) -> tuple[str, int] | None:
         """Where to serve metrics; None: nowhere."""

@@ -41,7 +41,7 @@ from minibroker.broker.network.server import SocketServer
 from minibroker.broker.purgatory.purgatory import Purgatory
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.storage.log import Log
-from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.apis import Plane
 
 PART_SAMPLES = 100
@@ -109,6 +109,7 @@ CONTROLLER_STATES = {
     "StopReplicaAnswered": "topicdeletion",
     "TopicDeletionsHeard": "topicdeletion",
     "IsrChange": "isrchange",
+    "LogDirFailure": "logdirchange",
     "LeaderAndIsrAnswered": "leaderandisrresponsereceived",
     "BrokerSuspected": "brokersuspected",
     "SessionReconnected": "sessionreconnected",
@@ -229,7 +230,7 @@ class BrokerMetrics(Collector):
         self,
         server: SocketServer,
         replicas: ReplicaManager,
-        logs: LogManager,
+        logs: LogDirs,
         purgatories: Sequence[Purgatory[Any]],
         controller: MeasuredController,
         loop_lag: LoopLag,
@@ -325,7 +326,11 @@ class BrokerMetrics(Collector):
                 "Partitions led here with exactly min.insync.replicas in sync",
                 sum(len(partition.isr) == partition.min_insync_replicas for partition in led),
             ),
-            ("offlinereplicacount", "Replicas that could not be opened", len(self._logs.damaged)),
+            (
+                "offlinereplicacount",
+                "Replicas that could not be opened, or whose log directory is offline",
+                self._logs.offline_replica_count,
+            ),
         ):
             yield GaugeMetricFamily(f"kafka_server_replicamanager_{name}", documentation, value)
         yield GaugeMetricFamily(
@@ -435,6 +440,11 @@ class BrokerMetrics(Collector):
             "minibroker_log_longest_flush_seconds",
             "For how long the disk has been at work at the flush of a log that is under way, the longest of them",
             max((log.flushing_for_s for log in self._logs.logs()), default=0.0),
+        )
+        yield GaugeMetricFamily(
+            "kafka_log_logmanager_offlinelogdirectorycount",
+            "Log directories that could not be opened, or have failed",
+            len(self._logs.offline),
         )
         logs = [(_labels(log), log) for log in self._logs.logs()]
         for field in LOG_GAUGES:

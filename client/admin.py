@@ -18,7 +18,7 @@ from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
-from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, METADATA, Api
+from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_LOG_DIRS, METADATA, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition, topic_name_problem
 from minibroker.protocol.rpc import Connection, RequestTimedOut
@@ -84,6 +84,26 @@ class ClusterDescription(NamedTuple):
     """None if there is no controller now."""
     brokers: tuple[BrokerDescription, ...]
     """Those alive, ascending."""
+
+
+class LogDirReplica(NamedTuple):
+    size: int
+    """In bytes."""
+    offset_lag: int
+    """How far the log ends before the high watermark; -1: not known."""
+    is_future: bool
+
+
+class LogDirDescription(NamedTuple):
+    """One log directory of a broker (KIP-113, KIP-827)."""
+
+    log_dir: str
+    error: str | None
+    """Why it is offline, so that nothing else is known of it; None where it is not."""
+    replicas: Mapping[TopicPartition, LogDirReplica]
+    total_bytes: int | None
+    usable_bytes: int | None
+    """Of the file system that it is on."""
 
 
 class Admin(Client):
@@ -203,6 +223,43 @@ class Admin(Client):
         brokers = (BrokerDescription(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
         controller = None if response.controller_id == NO_CONTROLLER else response.controller_id
         return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)))
+
+    async def describe_log_dirs(
+        self, broker_ids: Iterable[int] | None = None
+    ) -> dict[int, tuple[LogDirDescription, ...]]:
+        """What is in the log directories of these brokers, or of all that are alive, in the order of their `log.dirs`.
+
+        Raises NetworkError where one of them does not answer in time, or is not alive.
+        """
+        cluster = await self.describe_cluster()
+        alive = {broker.id: Address(broker.host, broker.port) for broker in cluster.brokers}
+        wanted = sorted(alive) if broker_ids is None else list(broker_ids)
+        for broker_id in wanted:
+            if broker_id not in alive:
+                raise NetworkError(f"broker {broker_id} is not alive; those that are: {', '.join(map(str, alive))}")
+        answers = await asyncio.gather(*(self._log_dirs_of(broker_id, alive[broker_id]) for broker_id in wanted))
+        return dict(zip(wanted, answers, strict=True))
+
+    async def _log_dirs_of(self, broker_id: int, address: Address) -> tuple[LogDirDescription, ...]:
+        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+        attempts = 0
+        while True:
+            self._check_running()
+            remaining_s = max(0.001, deadline - self._runtime.clock.monotonic())
+            try:
+                connection = await self._connection_soon(address)
+                response = await connection.request(
+                    DESCRIBE_LOG_DIRS,
+                    m.DescribeLogDirsRequest(None),
+                    timeout_s=min(self._runtime.request_timeout_s, remaining_s),
+                )
+                return tuple(_log_dir(result) for result in response.results)
+            except NetworkError as error:
+                attempts += 1
+                pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
+                if self._runtime.clock.monotonic() + pause_s >= deadline:
+                    raise NetworkError(f"DescribeLogDirs of broker {broker_id}: {error}") from error
+            await asyncio.sleep(pause_s)
 
     async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
         """What a broker says. If it has not been told of all topics yet, or of all partitions of one, it or another
@@ -597,4 +654,23 @@ def _description(topic: m.MetadataTopic) -> TopicDescription:
             )
             for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index)
         ),
+    )
+
+
+def _log_dir(result: m.DescribeLogDirsResult) -> LogDirDescription:
+    error = None
+    if result.error_code != ErrorCode.NONE:
+        error = result.error_message or error_of(result.error_code).name
+    return LogDirDescription(
+        result.log_dir,
+        error,
+        {
+            TopicPartition(topic.name, p.partition_index): LogDirReplica(
+                p.partition_size, p.offset_lag, p.is_future_key
+            )
+            for topic in result.topics
+            for p in topic.partitions
+        },
+        None if result.total_bytes < 0 else result.total_bytes,
+        None if result.usable_bytes < 0 else result.usable_bytes,
     )

@@ -167,8 +167,8 @@ class Snapshot(NamedTuple):
     topics: Mapping[str, TopicZnode]
     states: Mapping[TopicPartition, LeaderAndIsr]
     topics_to_delete: tuple[str, ...] = ()
-    isr_notifications: tuple[str, ...] = ()
-    """Paths."""
+    notifications: tuple[str, ...] = ()
+    """Paths: of ISR changes, and of failures of log directories."""
     malformed_topics: frozenset[str] = frozenset()
     malformed_states: frozenset[TopicPartition] = frozenset()
 

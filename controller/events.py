@@ -3,9 +3,10 @@
 Every event carries `epoch`, the controller epoch of the tenure it was raised in; the event loop drops what
 belongs to another. `cause` is the sentence that the timeline shows.
 
-Events that announce a change in ZooKeeper (`BrokerChange`, `TopicChange`, `DeleteTopics`, `IsrChange`) carry no
-data on purpose: a watch says that something changed, never what, and by the time the event is taken it may have
-changed again. The handler reads, which also sets the next watch, and acts on the difference to its picture.
+Events that announce a change in ZooKeeper (`BrokerChange`, `TopicChange`, `DeleteTopics`, `IsrChange`,
+`LogDirFailure`) carry no data on purpose: a watch says that something changed, never what, and by the time the event is
+taken it may have changed again. The handler reads, which also sets the next watch, and acts on the difference to its
+picture.
 """
 
 from __future__ import annotations
@@ -90,6 +91,15 @@ class IsrChange(Event):
     @property
     def cause(self) -> str:
         return "/isr_change_notification changed"
+
+
+@dataclass(frozen=True)
+class LogDirFailure(Event):
+    """Raised by the watch on the children of `/log_dir_event_notification`: brokers have lost log directories."""
+
+    @property
+    def cause(self) -> str:
+        return "/log_dir_event_notification changed"
 
 
 # --- From brokers ----------------------------------------------------------------------------------------------

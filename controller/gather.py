@@ -31,6 +31,7 @@ class Watchers(NamedTuple):
     topics: Watcher
     delete_topics: Watcher
     isr_changes: Watcher
+    log_dir_failures: Watcher
 
 
 class Overview(NamedTuple):
@@ -40,6 +41,7 @@ class Overview(NamedTuple):
     topics: Sequence[str]
     topics_to_delete: Sequence[str]
     isr_notifications: Sequence[str]
+    log_dir_notifications: Sequence[str]
 
 
 class Topics(NamedTuple):
@@ -64,19 +66,21 @@ class Gather:
 
     async def overview(self) -> Overview:
         """All that taking office begins with, and every watch."""
-        ids, topics, deletions, notifications = await self._access.read(
+        ids, topics, deletions, isr_changes, log_dir_failures = await self._access.read(
             [
                 lambda: self._children(znodes.BROKER_IDS, self._watchers.brokers),
                 lambda: self._children(znodes.TOPICS, self._watchers.topics),
                 lambda: self._children(znodes.DELETE_TOPICS, self._watchers.delete_topics),
                 lambda: self._children(znodes.ISR_CHANGES, self._watchers.isr_changes),
+                lambda: self._children(znodes.LOG_DIR_EVENTS, self._watchers.log_dir_failures),
             ]
         )
         return Overview(
             _broker_ids(ids or []),
             topics or [],
             deletions or [],
-            [f"{znodes.ISR_CHANGES}/{name}" for name in notifications or []],
+            [f"{znodes.ISR_CHANGES}/{name}" for name in isr_changes or []],
+            [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in log_dir_failures or []],
         )
 
     async def brokers(self, known: Iterable[int]) -> dict[int, Broker]:
@@ -167,6 +171,25 @@ class Gather:
             except MalformedZnode as error:
                 self._note(f"an ISR change is ignored: {error}")
         return list(partitions)
+
+    async def log_dir_notifications(self) -> Sequence[str]:
+        """Paths."""
+        watch = self._watchers.log_dir_failures
+        [names] = await self._access.read([lambda: self._children(znodes.LOG_DIR_EVENTS, watch)])
+        return [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in names or []]
+
+    async def brokers_of_failures(self, notifications: Sequence[str]) -> list[int]:
+        """The brokers that the notifications name, each once."""
+        nodes = await self._access.read([self._getter(path) for path in notifications])
+        broker_ids: set[int] = set()
+        for path, node in zip(notifications, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                broker_ids.add(znodes.decode_log_dir_event(path, node[0]))
+            except MalformedZnode as error:
+                self._note(f"a failure of a log directory is ignored: {error}")
+        return sorted(broker_ids)
 
     async def configs(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
         """The settings of those of the topics that have any; empty where the znode is malformed."""

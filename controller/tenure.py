@@ -126,6 +126,7 @@ class Tenure:
             topics=lambda _: self._loop.post(events.TopicChange(epoch)),
             delete_topics=lambda _: self._loop.post(events.DeleteTopics(epoch)),
             isr_changes=lambda _: self._loop.post(events.IsrChange(epoch)),
+            log_dir_failures=lambda _: self._loop.post(events.LogDirFailure(epoch)),
         )
         self._gather = Gather(self._access, epoch, watchers, self._note)
         self._task: asyncio.Task[None] | None = None
@@ -240,7 +241,13 @@ class Tenure:
             case events.Startup():
                 await self._take_office()
             case events.SessionReconnected():
-                for again in (events.BrokerChange, events.TopicChange, events.DeleteTopics, events.IsrChange):
+                for again in (
+                    events.BrokerChange,
+                    events.TopicChange,
+                    events.DeleteTopics,
+                    events.IsrChange,
+                    events.LogDirFailure,
+                ):
                     self._loop.post(again(self.epoch))
             case events.BrokerChange():
                 await self._brokers_changed()
@@ -250,6 +257,8 @@ class Tenure:
                 await self._deletions_changed()
             case events.IsrChange():
                 await self._isrs_changed()
+            case events.LogDirFailure():
+                await self._log_dirs_failed()
             case events.BrokerSuspected():
                 await self._broker_suspected(event)
             case events.LeaderAndIsrAnswered():
@@ -288,7 +297,7 @@ class Tenure:
             found.read,
             states.read,
             tuple(overview.topics_to_delete),
-            tuple(overview.isr_notifications),
+            (*overview.isr_notifications, *overview.log_dir_notifications),
             found.malformed,
             states.malformed,
         )
@@ -360,6 +369,14 @@ class Tenure:
         states = await self._gather.states([partition for partition in named if partition in self.state.assignments])
         await self._execute(isr_changes.changed(self.state, states.read, notifications))
         await self._settle(states.read)
+
+    async def _log_dirs_failed(self) -> None:
+        notifications = await self._gather.log_dir_notifications()
+        if not notifications:
+            return
+        failed = await self._gather.brokers_of_failures(notifications)
+        await self._execute(brokers.log_dirs_failed(notifications))
+        await self._settle(brokers.affected_by(self.state, failed), tell=failed)
 
     # -- topics --
 

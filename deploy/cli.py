@@ -37,7 +37,7 @@ from minibroker.deploy import log_files, status_screen
 from minibroker.deploy.bench import failover
 from minibroker.deploy.broker_process import OWN_SETTINGS
 from minibroker.deploy.cluster_file import ClusterFile
-from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets
+from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets, ask_offline_log_dirs
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
 from minibroker.deploy.status import Status, status_of_view
@@ -317,7 +317,8 @@ def _print_acted(action: str, members: list[Member], format: Format) -> None:
 
 
 def _status_of(bootstrap: str) -> Status:
-    return status_of_view(_view_of(bootstrap))
+    view = _view_of(bootstrap)
+    return status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
 
 
 def _view_of(bootstrap: str) -> ClusterView:
@@ -335,7 +336,7 @@ def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
         found = cluster.status(view)
     else:
         view = _view_of(bootstrap)
-        found = status_of_view(view)
+        found = status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
     return status_screen.Glance(found, asyncio.run(ask_end_offsets(view)), time.monotonic())
 
 

@@ -13,10 +13,11 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from minibroker.protocol.apis import LIST_OFFSETS, METADATA, Api
+from minibroker.protocol.apis import DESCRIBE_LOG_DIRS, LIST_OFFSETS, METADATA, Api
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
+    DescribeLogDirsRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
@@ -136,6 +137,19 @@ async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_
         for topic in answer.topics
         for partition in topic.partitions
         if partition.error_code == ErrorCode.NONE
+    }
+
+
+async def ask_offline_log_dirs(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> dict[int, dict[str, str]]:
+    """By broker: the log directories that are offline, and why. Brokers that do not answer are left out."""
+    ids = sorted(view.brokers)
+    answers = await asyncio.gather(
+        *(_ask(*view.brokers[broker], DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s) for broker in ids)
+    )
+    return {
+        broker: {found.log_dir: found.error_message for found in answer.results if found.error_code != ErrorCode.NONE}
+        for broker, answer in zip(ids, answers, strict=True)
+        if answer is not None
     }
 
 

@@ -34,6 +34,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """Where it serves Prometheus's `/metrics`, as far as is known here."""
     last_error: str | None = None
     """Why it ended, where it is gone and said so."""
+    offline_log_dirs: dict[str, str] = {}
+    """Its log directories whose disks have failed, and what the disk said, as far as it answers."""
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
@@ -91,6 +93,11 @@ class Status(msgspec.Struct, frozen=True):
                 found.append(f"broker {broker.id} is paused: `minibroker resume {broker.id}`")
             elif broker.registered is False:
                 found.append(f"broker {broker.id} runs but is not in the cluster: see `minibroker logs {broker.id}`")
+            for path, reason in broker.offline_log_dirs.items():
+                found.append(
+                    f"broker {broker.id} does without its log directory {path} ({reason}): repair the disk, then "
+                    f"restart the broker"
+                )
         if self.is_unknown:
             found.append("no broker answers that knows the controller and the partitions: see `minibroker logs all`")
         elif self.controller.id is None:
@@ -112,6 +119,7 @@ def status_of_processes(
     view: ClusterView,
     last_errors: Mapping[int, str] = MappingProxyType({}),
     full_disk: str | None = None,
+    offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({}),
 ) -> Status:
     """Of a cluster that was started here. `states` are those of the brokers' processes, `last_errors` why some of them
     ended; a ZooKeeper elsewhere is RUNNING if it answers, else GONE."""
@@ -126,6 +134,7 @@ def status_of_processes(
             registered=None if view.is_unknown else entry.id in view.brokers,
             leaders=None if view.is_unknown else view.leader_count(entry.id),
             last_error=last_errors.get(entry.id),
+            offline_log_dirs=offline_log_dirs.get(entry.id, {}),
             metrics_port=entry.metrics_port,
         )
         for entry in cluster.brokers
@@ -145,7 +154,7 @@ def status_of_processes(
     )
 
 
-def status_of_view(view: ClusterView) -> Status:
+def status_of_view(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({})) -> Status:
     """Of a cluster elsewhere, whose processes are out of sight: what is registered counts as alive."""
     brokers = [
         BrokerStatus(
@@ -156,6 +165,7 @@ def status_of_view(view: ClusterView) -> Status:
             paused=False,
             registered=True,
             leaders=view.leader_count(broker),
+            offline_log_dirs=offline_log_dirs.get(broker, {}),
         )
         for broker, address in sorted(view.brokers.items())
     ]

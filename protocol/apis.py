@@ -96,6 +96,7 @@ OFFSET_FOR_LEADER_EPOCH = Api(
     m.OffsetForLeaderEpochResponse,
     caller=Caller.READER,
 )
+DESCRIBE_LOG_DIRS = Api(35, "DescribeLogDirs", m.DescribeLogDirsRequest, m.DescribeLogDirsResponse)
 ENVELOPE = Api(58, "Envelope", m.EnvelopeRequest, m.EnvelopeResponse, caller=Caller.BROKER)
 # Kafka has no such APIs, and numbers its own upwards from 0. A key must fit into seven bits (see `framing`).
 BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
@@ -119,6 +120,7 @@ APIS: dict[int, Api[Any, Any]] = {
         DELETE_RECORDS,
         INIT_PRODUCER_ID,
         OFFSET_FOR_LEADER_EPOCH,
+        DESCRIBE_LOG_DIRS,
         ENVELOPE,
         BROKER_HANDSHAKE,
         BROKER_AUTHENTICATE,

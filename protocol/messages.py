@@ -590,6 +590,51 @@ class OffsetForLeaderEpochResponse(Message):
     topics: Annotated[list[OffsetForLeaderTopicResponse], Meta(max_length=MAX_TOPICS)]
 
 
+# --- DescribeLogDirs (35) ------------------------------------------------------------------------------------------
+
+
+class DescribableLogDirTopic(Message):
+    topic: Name
+    partitions: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
+
+
+class DescribeLogDirsRequest(Message):
+    """`topics` None: all."""
+
+    topics: Annotated[list[DescribableLogDirTopic], Meta(max_length=MAX_TOPICS)] | None
+
+
+class DescribeLogDirsPartition(Message):
+    partition_index: Int32
+    partition_size: Int64
+    offset_lag: Int64
+    """How far the log ends before the high watermark; -1: not known."""
+    is_future_key: bool = False
+
+
+class DescribeLogDirsTopic(Message):
+    name: Name
+    partitions: Annotated[list[DescribeLogDirsPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class DescribeLogDirsResult(Message):
+    error_code: Int16
+    """KAFKA_STORAGE_ERROR: it is offline."""
+    log_dir: String
+    topics: Annotated[list[DescribeLogDirsTopic], Meta(max_length=MAX_TOPICS)]
+    total_bytes: Int64 = -1
+    usable_bytes: Int64 = -1
+    """Of the file system that the directory is on; -1: not known."""
+    error_message: String = ""
+    """Why it is offline (not in Kafka)."""
+
+
+class DescribeLogDirsResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    results: Annotated[list[DescribeLogDirsResult], Meta(max_length=1_000)]
+
+
 # --- BrokerHandshake (126), BrokerAuthenticate (127): see `broker_proof` -------------------------------------------
 
 

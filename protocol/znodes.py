@@ -331,7 +331,7 @@ def decode_controller_epoch(data: bytes) -> int:
     return int(text)
 
 
-# --- /cluster/id, /isr_change_notification, /config/topics/T, /latest_producer_id_block ------------------------
+# --- /cluster/id, notifications, /config/topics/T, /latest_producer_id_block ----------------------------------
 
 
 class _ClusterJson(msgspec.Struct):
@@ -367,6 +367,27 @@ def encode_isr_change(partitions: Sequence[TopicPartition]) -> bytes:
 def decode_isr_change(path: str, data: bytes) -> list[TopicPartition]:
     node: _IsrChangeJson = _decode(path, data, _IsrChangeJson)
     return [TopicPartition(p.topic, p.partition) for p in node.partitions]
+
+
+LOG_DIR_FAILURE = 1
+"""The only event of a log directory that there is, as in Kafka."""
+
+
+class _LogDirEventJson(msgspec.Struct):
+    version: int
+    broker: int
+    event: int
+
+
+def encode_log_dir_event(broker_id: int) -> bytes:
+    """A log directory of the broker has failed."""
+    return msgspec.json.encode(_LogDirEventJson(version=1, broker=broker_id, event=LOG_DIR_FAILURE))
+
+
+def decode_log_dir_event(path: str, data: bytes) -> int:
+    """The broker. What event it is does not matter: the broker is asked."""
+    node: _LogDirEventJson = _decode(path, data, _LogDirEventJson)
+    return node.broker
 
 
 class _ConfigJson(msgspec.Struct):

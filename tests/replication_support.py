@@ -15,7 +15,7 @@ from minibroker.broker.replication.delayed import DeletionStatus, ProduceStatus
 from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log import Log
-from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
@@ -119,7 +119,7 @@ def fetch_of(
 class OneBroker:
     """A ReplicaManager as the broker composes it. `zookeeper` is the server, for tests to look into and to harm."""
 
-    def __init__(self, simulation: Simulation, world: VirtualWorld, config: BrokerConfig, logs: LogManager) -> None:
+    def __init__(self, simulation: Simulation, world: VirtualWorld, config: BrokerConfig, logs: LogDirs) -> None:
         self.zookeeper = simulation.zookeeper
         self.config = config
         self.logs = logs
@@ -324,7 +324,7 @@ def with_one_broker(
         async def inside() -> None:
             # The same interface; only the simulation's own disk is bound to its process.
             world.disk = RealDisk()  # type: ignore[assignment]
-            logs = LogManager(world, config.log_dirs, ME)
+            logs = LogDirs(world, config.log_directories(), ME)
             await logs.open("cluster")
             broker = OneBroker(simulation, world, config, logs)
             await broker.connect()

@@ -8,6 +8,7 @@ from minibroker.broker.handlers.delete_records import handle_delete_records
 from minibroker.broker.handlers.fetch import handle_fetch
 from minibroker.broker.handlers.forwarding import handle_envelope, handle_or_forward
 from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
+from minibroker.broker.handlers.log_dirs import handle_describe_log_dirs
 from minibroker.broker.handlers.metadata import handle_api_versions, handle_metadata
 from minibroker.broker.handlers.produce import handle_produce
 from minibroker.broker.handlers.producer_ids import handle_init_producer_id
@@ -31,6 +32,7 @@ HANDLERS: dict[int, Handler] = {
     apis.DELETE_RECORDS.key: handle_delete_records,
     apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
+    apis.DESCRIBE_LOG_DIRS.key: handle_describe_log_dirs,
     apis.ENVELOPE.key: handle_envelope,
     apis.BROKER_HANDSHAKE.key: handle_broker_handshake,
     apis.BROKER_AUTHENTICATE.key: handle_broker_authenticate,

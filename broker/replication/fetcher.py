@@ -64,9 +64,9 @@ class _Request(NamedTuple):
 class Fetcher:
     """Copies the partitions given to it from one leader broker until they are taken away or it is closed.
 
-    A storage error (KAFKA_STORAGE_ERROR) ends it by raising out of its task: the log directory is failed and the
-    broker with it. A partition whose log cannot go on with what its leader has is no longer followed, and `set_aside`
-    is called with it and the reason; the others go on. Everything else is retried for ever.
+    A partition whose log directory has failed (KAFKA_STORAGE_ERROR) is no longer followed; the directory has told
+    everybody. One whose log cannot go on with what its leader has is no longer followed either, and `set_aside` is
+    called with it and the reason. The others go on. Everything else is retried for ever.
     """
 
     def __init__(
@@ -274,7 +274,8 @@ class Fetcher:
                     continue
                 except BrokerError as error:
                     if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
-                        raise
+                        self.remove(topic_partition)
+                        continue
                     logger.error("%s from broker %d: %s", topic_partition, self.leader_id, error)
                     settled = False
                 if settled:

@@ -14,7 +14,7 @@ from minibroker.broker.storage.cleanable import Candidate, dirtiest
 from minibroker.broker.storage.compaction import CannotBeCleaned
 from minibroker.broker.storage.key_map import KeyMap
 from minibroker.broker.storage.log import Log
-from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
@@ -34,7 +34,7 @@ class LogCleaner:
     def __init__(
         self,
         world: World,
-        logs: LogManager,
+        logs: LogDirs,
         partitions: Mapping[TopicPartition, Partition],
         settings: CleanerSettings,
     ) -> None:
@@ -59,20 +59,14 @@ class LogCleaner:
         )
 
     async def run(self) -> None:
-        """Until cancelled, or the log directory is offline."""
+        """Until cancelled."""
         while True:
-            try:
-                while await self.run_once():
-                    pass
-            except BrokerError as error:
-                if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
-                    raise
-                return  # everybody has been told
+            while await self.run_once():
+                pass
             await asyncio.sleep(self._settings.backoff_ms / 1_000)
 
     async def run_once(self) -> bool:
-        """One pass over the dirtiest log. False: none is dirty enough, or it was given up. Raises
-        BrokerError(KAFKA_STORAGE_ERROR)."""
+        """One pass over the dirtiest log. False: none is dirty enough, or it was given up."""
         found: list[tuple[Log, Candidate]] = []
         now_ms = self._world.clock.wall_ms()
         for topic_partition, partition in list(self._partitions.items()):
@@ -109,12 +103,11 @@ class LogCleaner:
         return True
 
     def _leave_alone(self, log: Log, error: MinibrokerError) -> None:
-        """Raises BrokerError(KAFKA_STORAGE_ERROR)."""
-        if isinstance(error, BrokerError):
-            if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
-                raise error
-            if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                return  # it is closed
+        if isinstance(error, BrokerError) and error.code in (
+            ErrorCode.KAFKA_STORAGE_ERROR,  # its directory is offline, and everybody has been told
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,  # it is closed
+        ):
+            return
         self._uncleanable[log.partition] = log
         logger.error("%s is not compacted any more until this broker starts anew: %s", log.partition, error)
 

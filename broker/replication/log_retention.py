@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Clock
@@ -21,7 +21,7 @@ class LogRetention:
     def __init__(
         self,
         clock: Clock,
-        logs: LogManager,
+        logs: LogDirs,
         partitions: Mapping[TopicPartition, Partition],
         interval_ms: int,
         on_start_stored: Callable[[TopicPartition], None],
@@ -41,33 +41,29 @@ class LogRetention:
         self._has_moved.set()
 
     async def store_starts(self) -> None:
-        """Until cancelled, or the log directory is offline."""
+        """Until cancelled."""
         while True:
             await self._has_moved.wait()
             await asyncio.sleep(GATHER_S)
             self._has_moved.clear()
             moved, self._to_store = self._to_store, {}
-            try:
-                await self._logs.checkpoint_log_start_offsets()
-            except BrokerError:
-                return  # everybody has been told
+            await self._logs.checkpoint_log_start_offsets()
             for topic_partition in moved:
                 self._on_start_stored(topic_partition)
 
     async def run(self) -> None:
-        """Until cancelled, or the log directory is offline."""
+        """Until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
+            await self.run_once()
+
+    async def run_once(self) -> None:
+        """What is in a directory that is offline, or fails meanwhile, is left alone."""
+        for partition in list(self._partitions.values()):
             try:
-                await self.run_once()
+                partition.expire(self._clock.wall_ms())
             except BrokerError as error:
                 if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                     raise
-                return  # everybody has been told
-
-    async def run_once(self) -> None:
-        """Raises BrokerError(KAFKA_STORAGE_ERROR)."""
-        for partition in list(self._partitions.values()):
-            partition.expire(self._clock.wall_ms())
             await asyncio.sleep(0)
         await self._logs.remove_old_segments()

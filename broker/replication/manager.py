@@ -29,7 +29,7 @@ from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
@@ -85,8 +85,8 @@ class LeadershipListener(Protocol):
     controller names them. By then the role has been taken, and nothing has run since: nothing was appended in the epoch
     that begins, and it begins at the end of the log. A role that could not be taken is not told.
 
-    `on_follower` is called with the epoch of `on_leader` where the replica that led was deleted. After that, epochs may
-    begin at 0 again: they are those of another topic of that name.
+    `on_follower` is called with the epoch of `on_leader` where the replica that led was deleted, or its log directory
+    has failed. After a deletion epochs may begin at 0 again: they are those of another topic of that name.
 
     They are called before anything else in the broker runs, so they must neither wait nor raise: what takes long is for
     a task.
@@ -113,7 +113,7 @@ class ReplicaManager:
         self,
         world: World,
         config: BrokerConfig,
-        logs: LogManager,
+        logs: LogDirs,
         metadata: MetadataCache,
         supervisor: Supervisor,
         sessions: SessionSource,
@@ -162,7 +162,7 @@ class ReplicaManager:
             self._isr_changed,
         )
         self._checkpoint = HighWatermarkCheckpoint(
-            world.executor, logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
+            logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
         )
         self._retention = LogRetention(
             world.clock,
@@ -215,15 +215,24 @@ class ReplicaManager:
     def partitions(self) -> list[Partition]:
         return list(self._partitions.values())
 
+    @property
+    def log_dirs(self) -> LogDirs:
+        """To be looked at."""
+        return self._logs
+
     def purgatories(self) -> list[Purgatory[Any]]:
         """To be looked at."""
         return [self._produces, self._fetches, self._deletions]
 
     def leader(self, topic_partition: TopicPartition) -> Partition:
-        """The partition, if it is here at all. Raises BrokerError: NOT_LEADER_OR_FOLLOWER where the cluster has it
-        elsewhere, UNKNOWN_TOPIC_OR_PARTITION where this broker was not told of it."""
+        """The partition, if it is here at all. Raises BrokerError: KAFKA_STORAGE_ERROR where its log directory is
+        offline, NOT_LEADER_OR_FOLLOWER where the cluster has it elsewhere, UNKNOWN_TOPIC_OR_PARTITION where this broker
+        was not told of it."""
         partition = self._partitions.get(topic_partition)
         if partition is None:
+            if self._logs.is_offline(topic_partition):
+                text = f"the log directory of {topic_partition} is offline on broker {self._config.broker_id}"
+                raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, text)
             known = self._metadata.partition(topic_partition) is not None
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             raise BrokerError(code, f"{topic_partition} is not on broker {self._config.broker_id}")
@@ -394,7 +403,8 @@ class ReplicaManager:
             return admitted
         topic_partition = admitted.topic_partition
         if self._partitions.get(topic_partition) is not admitted.partition:
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            offline = self._logs.is_offline(topic_partition)
+            code = ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return topic_partition, FetchPartitionResponse(topic_partition.partition, code)
         return _admit_to(admitted.partition, admitted.fetch, replica_id)
 
@@ -483,7 +493,9 @@ class ReplicaManager:
                             ErrorCode.STALE_CONTROLLER_EPOCH,
                             f"{topic_partition} of the topic with id {topic.topic_id} was deleted here",
                         )
-                    partition = await self._ensure_partition(topic_partition, topic.topic_id, config)
+                    partition = await self._ensure_partition(
+                        topic_partition, topic.topic_id, config, is_new=state.is_new
+                    )
                     if partition.is_stale(state):
                         raise BrokerError(
                             ErrorCode.STALE_CONTROLLER_EPOCH,
@@ -554,7 +566,9 @@ class ReplicaManager:
             self._up_to_date = session
         return session
 
-    async def _ensure_partition(self, topic_partition: TopicPartition, topic_id: str, config: TopicConfig) -> Partition:
+    async def _ensure_partition(
+        self, topic_partition: TopicPartition, topic_id: str, config: TopicConfig, *, is_new: bool
+    ) -> Partition:
         partition = self._partitions.get(topic_partition)
         if partition is not None:
             if topic_id and partition.log.topic_id != topic_id:
@@ -563,7 +577,7 @@ class ReplicaManager:
                     f"{topic_partition} has topic id {partition.log.topic_id} here, but the controller says {topic_id}",
                 )
             return partition
-        log = await self._logs.get_or_create(topic_partition, topic_id, self._log_config(config))
+        log = await self._logs.get_or_create(topic_partition, topic_id, self._log_config(config), is_new=is_new)
         partition = self._partitions[topic_partition] = Partition(
             topic_partition,
             log,
@@ -689,8 +703,12 @@ class ReplicaManager:
                     if partition is not None and partition.is_leader:
                         for listener in self._listeners:
                             listener.on_follower(topic_partition, partition.leader_epoch)
-                    await self._logs.delete(topic_partition)
-                    logger.info("%s: deleted", topic_partition)
+                    try:
+                        await self._logs.delete(topic_partition)
+                        logger.info("%s: deleted", topic_partition)
+                    except BrokerError as error:
+                        logger.error("%s cannot be deleted: %s", topic_partition, error)
+                        errors.append(PartitionError(topic.topic_name, state.partition_index, error.code))
                 self._check_waits(topic_partition)
             deleted = any(state.delete_partition for state in topic.partition_states)
             if deleted and not any(partition.topic == topic.topic_name for partition in self._partitions):
@@ -701,6 +719,19 @@ class ReplicaManager:
     def reconsider_isrs(self) -> None:
         """The controller announced brokers: followers that waited to be known as alive may join now."""
         self.isr_writer.reconsider()
+
+    def log_dir_failed(self) -> None:
+        """A log directory is offline, just now. Its replicas neither lead nor follow from here on, and what waits for
+        them is answered; the controller makes others lead."""
+        for topic_partition, partition in list(self._partitions.items()):
+            if not self._logs.is_offline(topic_partition):
+                continue
+            del self._partitions[topic_partition]
+            self._fetchers.stop_following(topic_partition)
+            if partition.is_leader:
+                for listener in self._listeners:
+                    listener.on_follower(topic_partition, partition.leader_epoch)
+            self._check_waits(topic_partition)
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
         """A follower's log cannot go on: that costs this replica alone, as if its files were damaged. Its leader takes

@@ -22,14 +22,26 @@ Whatever is interrupted must err on the side of distrust:
   so it never vouches, under one start of the host, for what was written under an earlier one;
 - the epoch of the registration is in the file before this broker obeys any order under it.
 
-Rejected: a word for each partition (one more file to sync with each); an fsync per append for all topics, which makes
-most of this unnecessary and costs a disk's latency for each batch.
+With several directories (`log.dirs`) it is the broker that is believed or not, since a registration has room for one
+word. Each directory is judged as above, and the least of it counts. Beside that they vouch for each other: each has an
+id, and the file names all directories that the broker had (`combined`). So it is noticed if one was taken out of
+`log.dirs`, or if an empty disk is mounted in its place: otherwise its replicas would be made anew, empty, by a broker
+that is believed. One that failed while others went on is noted in those, as its own disk may not take the note.
+What is not noticed: a broker that has gone on with other directories, none of which is there any more, and gets back
+old ones, or an old copy.
+
+Rejected: a word for each partition (one more file to sync with each); a word for each directory (the controller would
+have to know which replica is in which before it elects); an fsync per append for all topics, which makes most of this
+unnecessary and costs a disk's latency for each batch.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection, Iterable, Sequence
+from random import Random
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,6 +65,75 @@ class Continuity(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     trusted_since: int
     synced_since: int | None = None
+    """None, `trusted_since`: written before there were synced topics."""
+    directory_id: str = ""
+    """Of this directory, drawn when it was new. Empty, and the others too: written before there were several."""
+    directories: tuple[str, ...] = ()
+    """The ids of all directories of the broker."""
+    failed: tuple[str, ...] = ()
+    """Those among them that have failed since they were opened last."""
+
+
+class Witness(NamedTuple):
+    """A directory that was opened, as its file was before."""
+
+    is_new: bool
+    """There was nothing in it."""
+    directory_id: str
+    directories: tuple[str, ...]
+    failed: tuple[str, ...]
+    trusted_since: int
+    synced_since: int
+
+
+class Verdict(NamedTuple):
+    """What the directories say together."""
+
+    trusted_since: int
+    synced_since: int
+    doubt: str
+    """Why they are not believed, beside what each says of itself. Empty: there is nothing."""
+    directories: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+def combined(witnesses: Sequence[Witness], unopened: int) -> Verdict:
+    """What may be believed of a broker that has opened these directories, at least one, and could not open `unopened`
+    others: which ones those are is not known, but no replica that may be in them is made anew meanwhile. Pure.
+
+    A directory that is new costs no trust where all others are there: it is one more.
+    """
+    present = {witness.directory_id for witness in witnesses}
+    old = [witness for witness in witnesses if not witness.is_new]
+    known = present.union(*(witness.directories for witness in old))
+    missing = known - present
+    failed = {directory for witness in old for directory in witness.failed}
+    doubt = ""
+    if len(missing) > unopened:
+        doubt = "directories that this broker had are gone, or empty disks are in their place"
+    elif present & failed:
+        doubt = "a directory that failed is back: its disk may have lost what was in memory"
+    elif any(other.directory_id not in (w.directories or (w.directory_id,)) for w in old for other in old):
+        doubt = "a directory is back without which the broker had gone on"
+    directories = known if unopened else present
+    return Verdict(
+        trusted_since=SINCE_THIS_REGISTRATION if doubt else least_of(w.trusted_since for w in old),
+        synced_since=SINCE_THIS_REGISTRATION if doubt else least_of(w.synced_since for w in old),
+        doubt=doubt,
+        directories=tuple(sorted(directories)),
+        failed=tuple(sorted((failed & directories) - present)),
+    )
+
+
+def least_of(words: Iterable[int]) -> int:
+    """Since which broker epoch nothing was lost, of several directories' words for it; SINCE_THIS_REGISTRATION where
+    there is none."""
+    found = list(words)
+    return SINCE_THIS_REGISTRATION if SINCE_THIS_REGISTRATION in found or not found else max(found)
+
+
+def _synced_since(content: Continuity) -> int:
+    return content.trusted_since if content.synced_since is None else content.synced_since
 
 
 def encode_continuity(continuity: Continuity) -> bytes:
@@ -65,56 +146,96 @@ def decode_continuity(path: str, data: bytes) -> Continuity:
         found = msgspec.json.decode(unsealed(path, data), type=Continuity)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error
-    if found.synced_since is None:
-        found = msgspec.structs.replace(found, synced_since=found.trusted_since)
-    if found.version != _VERSION or min(found.trusted_since, found.synced_since or 0) < SINCE_THIS_REGISTRATION:
+    if found.version != _VERSION or min(found.trusted_since, _synced_since(found)) < SINCE_THIS_REGISTRATION:
         raise MalformedFile(
             f"{path} is damaged: version {found.version}, trusted since {found.trusted_since}, synced since "
             f"{found.synced_since}"
         )
-    return found
+    return msgspec.structs.replace(found, synced_since=_synced_since(found))
 
 
 class DataContinuity:
     """One data directory's. Calls block for the write of a small file; what they change is durable when they return.
     They raise OSError."""
 
-    def __init__(self, disk: Disk, log_dir: str) -> None:
+    def __init__(self, disk: Disk, log_dir: str, random: Random) -> None:
         self._disk = disk
         self._path = f"{log_dir}/{CONTINUITY_FILE}"
-        self._boot_id = ""
-        self._trusted_since = SINCE_THIS_REGISTRATION
-        self._synced_since = SINCE_THIS_REGISTRATION
+        self._random = random
+        self._content = Continuity(boot_id="", trusted_since=SINCE_THIS_REGISTRATION)
+        self._is_new = True
         self._writing = threading.Lock()
 
     @property
     def trusted_since(self) -> int:
         """For the registration: a broker epoch, or SINCE_THIS_REGISTRATION."""
-        return self._trusted_since
+        return self._content.trusted_since
 
     @property
     def synced_since(self) -> int:
         """The same of what had been flushed."""
-        return self._synced_since
+        return _synced_since(self._content)
 
-    def begin(self, *, was_clean: bool) -> None:
-        """First of all, before the marker of the clean stop is removed and before any log is opened."""
-        self._boot_id = self._present_boot_id()
+    @property
+    def directory_id(self) -> str:
+        return self._content.directory_id
+
+    def begin(self, *, was_clean: bool, is_new: bool = False) -> None:
+        """First of all, before the marker of the clean stop is removed and before any log is opened. `is_new`: the
+        directory was nobody's before."""
+        boot_id = self._present_boot_id()
         found = self._read()
-        trusted_since = synced_since = SINCE_THIS_REGISTRATION
-        if found is not None and found.synced_since is not None:
-            synced_since = found.synced_since
-        if found is not None and (was_clean or (self._boot_id and found.boot_id == self._boot_id)):
+        self._is_new = is_new and found is None
+        trusted_since = SINCE_THIS_REGISTRATION
+        if found is not None and (was_clean or (boot_id and found.boot_id == boot_id)):
             trusted_since = found.trusted_since
         elif found is not None:
             logger.warning(
                 "the host was started anew, and the broker had not stopped cleanly before: what it wrote last may be "
                 "missing, so it is not elected for what it had (but where a topic's durability is synced)"
             )
-        if found == Continuity(boot_id=self._boot_id, trusted_since=trusted_since, synced_since=synced_since):
-            self._trusted_since, self._synced_since = trusted_since, synced_since
+        before = found or self._content
+        begun = msgspec.structs.replace(
+            before,
+            boot_id=boot_id,
+            trusted_since=trusted_since,
+            synced_since=_synced_since(before),
+            directory_id=before.directory_id or f"{self._random.getrandbits(128):032x}",
+        )
+        if begun == found:
+            self._content = found
         else:
-            self._write(trusted_since, synced_since)
+            self._write(begun)
+
+    def witness(self) -> Witness:
+        """After `begin`, and after the logs were opened."""
+        content = self._content
+        return Witness(
+            self._is_new,
+            content.directory_id,
+            content.directories,
+            content.failed,
+            self.trusted_since,
+            self.synced_since,
+        )
+
+    def agree(self, verdict: Verdict) -> None:
+        """Write down what all directories say together. Before the registration."""
+        with self._writing:
+            trusted_since, synced_since = self.trusted_since, self.synced_since
+            if verdict.doubt or self._is_new:
+                trusted_since, synced_since = verdict.trusted_since, verdict.synced_since
+            self._change(
+                trusted_since=trusted_since,
+                synced_since=synced_since,
+                directories=verdict.directories,
+                failed=verdict.failed,
+            )
+
+    def note_failed(self, directories: Collection[str]) -> None:
+        """Other directories of this broker have failed, which goes on without them. Called from any thread."""
+        with self._writing:
+            self._change(failed=tuple(sorted({*self._content.failed, *directories})))
 
     def distrust(self, reason: str, was_flushed: bool = True) -> None:
         """Something is lost, or is about to be. Called from any thread.
@@ -122,26 +243,29 @@ class DataContinuity:
         Without `was_flushed` it may be the tail that nobody had flushed: it is, where what was in memory is known to be
         gone. (That stays known, however often the start is interrupted, until all logs are open.)"""
         with self._writing:
-            if self._trusted_since == SINCE_THIS_REGISTRATION and not was_flushed:
+            if self.trusted_since == SINCE_THIS_REGISTRATION and not was_flushed:
                 return
-            if self._trusted_since == self._synced_since == SINCE_THIS_REGISTRATION:
+            if self.trusted_since == self.synced_since == SINCE_THIS_REGISTRATION:
                 return
             logger.warning("what the data directory held is incomplete: %s", reason)
-            self._write(SINCE_THIS_REGISTRATION, SINCE_THIS_REGISTRATION)
+            self._change(trusted_since=SINCE_THIS_REGISTRATION, synced_since=SINCE_THIS_REGISTRATION)
 
     def registered(self, broker_epoch: int) -> None:
         """This broker has this epoch. What it writes from now on is there until it says otherwise."""
         with self._writing:
             # Epochs only grow, except with a ZooKeeper that was set up anew, in which nothing is on record yet.
-            known = self._trusted_since, self._synced_since
-            now = [broker_epoch if s == SINCE_THIS_REGISTRATION or broker_epoch < s else s for s in known]
-            if tuple(now) != known:
-                self._write(*now)
+            known = self.trusted_since, self.synced_since
+            trusted, synced = (broker_epoch if s == SINCE_THIS_REGISTRATION or broker_epoch < s else s for s in known)
+            self._change(trusted_since=trusted, synced_since=synced)
 
-    def _write(self, trusted_since: int, synced_since: int) -> None:
-        content = Continuity(boot_id=self._boot_id, trusted_since=trusted_since, synced_since=synced_since)
+    def _change(self, **fields: Any) -> None:
+        content = msgspec.structs.replace(self._content, **fields)
+        if content != self._content:
+            self._write(content)
+
+    def _write(self, content: Continuity) -> None:
         self._disk.write_atomically(self._path, encode_continuity(content))
-        self._trusted_since, self._synced_since = trusted_since, synced_since
+        self._content = content
 
     def _read(self) -> Continuity | None:
         if not self._disk.exists(self._path):

@@ -63,6 +63,11 @@ class DataDirectoryUnusable(MinibrokerError):
     """The broker cannot start on this data directory. Says which one, why, and what to do."""
 
 
+class LogDirectoryFailed(DataDirectoryUnusable):
+    """It is the disk, or what the operating system says of it: the broker can start without this directory, where it
+    has others."""
+
+
 class Contents(NamedTuple):
     """What a data directory holds beside its own files."""
 
@@ -124,13 +129,15 @@ class LogDirectory:
             self._lock.release()
             self._lock = None
 
-    def check_owner(self, broker_id: int, cluster_id: str) -> None:
-        """It is this broker's from now on, if it was no other's. Raises DataDirectoryUnusable, OSError."""
+    def check_owner(self, broker_id: int, cluster_id: str) -> bool:
+        """It is this broker's from now on, if it was no other's. True if it was nobody's. Raises DataDirectoryUnusable,
+        OSError."""
         path = self._path(META_PROPERTIES_FILE)
         mine = MetaProperties(broker_id, cluster_id)
         if not self._disk.exists(path):
+            is_new = not self.contents().partitions
             self._disk.write_atomically(path, encode_meta_properties(mine))
-            return
+            return is_new
         try:
             found = decode_meta_properties(path, self._disk.read_file(path))
         except MalformedFile as error:
@@ -150,6 +157,7 @@ class LogDirectory:
                 f"{broker_id}: start it with broker.id={found.broker_id}, or choose another directory with log.dirs "
                 f"or --data"
             )
+        return False
 
     # -- the marker of a clean stop --
 
@@ -222,14 +230,16 @@ class LogDirectory:
         """Take the directory offline for good. Called in the event loop."""
         if self.failure is None:
             self.failure = error
-            logger.error("the log directory is offline: %s failed: %r", doing, error, exc_info=error)
+            logger.error("the log directory %s is offline: %s failed: %r", self.path, doing, error, exc_info=error)
             for listener in self._listeners:
                 listener()
 
     def check(self) -> None:
         """Raises BrokerError (KAFKA_STORAGE_ERROR) once the directory has failed."""
         if self.failure is not None:
-            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log directory is offline: {self.failure!r}")
+            raise BrokerError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"the log directory {self.path} is offline: {self.failure!r}"
+            )
 
     def fail_and_raise(self, error: OSError, doing: str) -> NoReturn:
         self.fail(error, doing)

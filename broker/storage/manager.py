@@ -1,10 +1,11 @@
-"""The logs of a data directory (Kafka's LogManager): opening, creating, deleting, closing.
+"""The logs of one log directory (the larger part of Kafka's LogManager): opening, creating, deleting, closing.
 
 Every log is opened in a worker thread. One whose files are damaged costs this broker that replica and nothing else: it
 is in `damaged`, and asking for it raises until its directory is out of the way. The same goes for one whose contract
-was broken while it was in use (`set_aside`). Where it is the disk that fails (DISK_ERRORS), the broker does not start:
-an error that the next start may not meet must not cost a replica for as long as the broker runs. What blocks for more
-than a moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each partition.
+was broken while it was in use (`set_aside`). Where it is the disk that fails (DISK_ERRORS), the log directory is not
+opened: an error that the next start may not meet must not cost a replica for as long as the broker runs. What blocks
+for more than a moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each
+partition.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from minibroker.broker.storage.checkpoints import (
@@ -25,8 +26,8 @@ from minibroker.broker.storage.checkpoints import (
     decode_topic_id,
     encode_topic_id,
 )
-from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity
-from minibroker.broker.storage.directory import DataDirectoryUnusable, LogDirectory, deleted_name
+from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity, Verdict, Witness
+from minibroker.broker.storage.directory import LogDirectory, LogDirectoryFailed, deleted_name
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
@@ -81,8 +82,9 @@ class LogManager:
         self._log_start_offsets = self._directory.log_start_offsets
         self._high_watermarks = self._directory.high_watermarks
         self._first_dirty_offsets = self._directory.first_dirty_offsets
-        self._continuity = DataContinuity(self._disk, log_dir)
+        self._continuity = DataContinuity(self._disk, log_dir, world.random)
         self._logs: dict[TopicPartition, Log] = {}
+        self._unsettled: set[TopicPartition] = set()
         self._partition_locks: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
         """Each lasts as long as somebody holds it or waits for it."""
         self._stopping = asyncio.Event()
@@ -95,15 +97,15 @@ class LogManager:
     # -- open --
 
     async def open(self, cluster_id: str) -> None:
-        """Take the directory and open every log in it. Raises DataDirectoryUnusable."""
+        """Take the directory and open every log in it. Raises DataDirectoryUnusable; then nothing of it is held."""
         try:
             self._directory.take()
             try:
-                self._directory.check_owner(self._broker_id, cluster_id)
+                is_new = self._directory.check_owner(self._broker_id, cluster_id)
                 stopped_epoch = self._directory.read_clean_marker()
                 if stopped_epoch is not None:
                     self.was_clean, self.previous_broker_epoch = True, stopped_epoch
-                self._continuity.begin(was_clean=self.was_clean)
+                self._continuity.begin(was_clean=self.was_clean, is_new=is_new)
                 self._directory.remove_clean_marker()
                 recovery_points = self._read_offsets(self._recovery_points)
                 log_start_offsets = self._read_offsets(self._log_start_offsets)
@@ -119,7 +121,7 @@ class LogManager:
                 await self.close(clean=False)
                 raise
         except OSError as error:
-            raise DataDirectoryUnusable(
+            raise LogDirectoryFailed(
                 f"the data directory {self.log_dir} cannot be used: {error}. Check that it is a directory, that the "
                 f"broker's user may write to it and that the disk is not full, or choose another with log.dirs or "
                 f"--data"
@@ -227,13 +229,42 @@ class LogManager:
         """The same of what had been flushed."""
         return self._continuity.synced_since
 
+    @property
+    def directory_id(self) -> str:
+        return self._continuity.directory_id
+
+    def witness(self) -> Witness:
+        """What this directory says for itself and the broker's others. After `open`."""
+        return self._continuity.witness()
+
+    async def agree(self, verdict: Verdict) -> None:
+        """What all directories say together is durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        await self._note(self._continuity.agree, verdict)
+
+    async def note_failed(self, directories: Collection[str]) -> None:
+        """Others have failed: durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        await self._note(self._continuity.note_failed, directories)
+
+    async def _note(self, write: Callable[[Any], None], what: object) -> None:
+        self._directory.check()
+        try:
+            await self._world.executor.run(write, what)
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"writing {self._path(CONTINUITY_FILE)}")
+
     def registered(self, broker_epoch: int) -> None:
         """The broker has this epoch now. Durable on return, where it is the epoch since which nothing was lost; blocks
         for that once. A disk that fails here takes the directory offline."""
+        if self._directory.failure is not None:
+            return
         try:
             self._continuity.registered(broker_epoch)
         except OSError as error:
             self._directory.fail(error, f"writing {self._path(CONTINUITY_FILE)}")
+
+    async def distrust(self, reason: str) -> None:
+        """What is here is not believed before the next registration. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        await self._note(self._continuity.distrust, reason)
 
     async def _distrust(self, reason: str) -> None:
         """Raises OSError."""
@@ -246,6 +277,15 @@ class LogManager:
 
     def logs(self) -> list[Log]:
         return list(self._logs.values())
+
+    def has(self, partition: TopicPartition) -> bool:
+        """A replica of it is here, whether it can be opened or not, or may be."""
+        return partition in self._logs or partition in self.damaged or partition in self._unsettled
+
+    @property
+    def replica_count(self) -> int:
+        new = sum(1 for p in self._unsettled if p not in self._logs and p not in self.damaged)
+        return len(self._logs) + len(self.damaged) + new
 
     async def topic_id(self, partition: TopicPartition) -> str:
         """The id of the topic that the replica here belongs to, whether it can be opened or not. Empty where there is
@@ -296,15 +336,16 @@ class LogManager:
                     ErrorCode.INCONSISTENT_TOPIC_ID,
                     f"{log.path} belongs to the topic with id {log.topic_id}, not {topic_id}",
                 )
-            try:
-                if log is None:
-                    opened = await self._world.executor.run(self._create_log, partition, topic_id)
-                    log = self._adopt(partition, opened, config)
-                elif topic_id and not log.topic_id:
-                    await self._world.executor.run(self._write_topic_id, log.path, topic_id)
-                    log.topic_id = topic_id
-            except OSError as error:
-                self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
+            with self._under_way(partition):
+                try:
+                    if log is None:
+                        opened = await self._world.executor.run(self._create_log, partition, topic_id)
+                        log = self._adopt(partition, opened, config)
+                    elif topic_id and not log.topic_id:
+                        await self._world.executor.run(self._write_topic_id, log.path, topic_id)
+                        log.topic_id = topic_id
+                except OSError as error:
+                    self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
             log.configure(config)
             return log
 
@@ -335,24 +376,38 @@ class LogManager:
         """Forget the log, and remove its files in the background; nothing where there is none. Once this returns, a
         restart does not find it. Raises BrokerError KAFKA_STORAGE_ERROR."""
         log = self._logs.pop(partition, None)
-        async with self._exclusively(partition):
-            if log is None:
-                log = self._logs.pop(partition, None)  # it was being created
-            if log is None and partition not in self.damaged:
-                return
-            self._directory.check()
-            if log is not None:
-                await log.close()
-            self.damaged.pop(partition, None)
-            self.reports.pop(partition, None)
-            doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
-            try:
-                # A recovery point whose log is gone would be taken for a loss by the next start.
-                await self._world.executor.run(self._directory.lower_offsets, partition, 0)
-                await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)
-            except OSError as error:
-                self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
-            self._remove_in_background(doomed)
+        with self._under_way(partition):
+            async with self._exclusively(partition):
+                if log is None:
+                    log = self._logs.pop(partition, None)  # it was being created
+                if log is None and partition not in self.damaged:
+                    return
+                self._directory.check()
+                if log is not None:
+                    await log.close()
+                self.damaged.pop(partition, None)
+                self.reports.pop(partition, None)
+                doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
+                try:
+                    names = await self._world.executor.run(self._disk.list, self.log_dir) if log is None else None
+                    if names is not None and str(partition) not in names:
+                        return  # it was damaged, and somebody has moved it away
+                    # A recovery point whose log is gone would be taken for a loss by the next start.
+                    await self._world.executor.run(self._directory.lower_offsets, partition, 0)
+                    await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)
+                except OSError as error:
+                    self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
+                self._remove_in_background(doomed)
+
+    @contextmanager
+    def _under_way(self, partition: TopicPartition) -> Iterator[None]:
+        """A creation or a deletion. Where the directory fails meanwhile, the replica may be there when it is back."""
+        self._unsettled.add(partition)
+        try:
+            yield
+        finally:
+            if self._directory.failure is None:
+                self._unsettled.discard(partition)
 
     def _rename_away(self, path: str, doomed: str) -> None:
         self._disk.rename(path, doomed)
@@ -394,6 +449,7 @@ class LogManager:
             await self._checkpoint_recovery_points()
 
     async def _checkpoint_recovery_points(self) -> None:
+        self._directory.check()
         try:
             await self._write_recovery_points()
         except OSError as error:
@@ -415,6 +471,7 @@ class LogManager:
 
     async def checkpoint_log_start_offsets(self) -> Mapping[TopicPartition, int]:
         """Write down where logs begin, if not at 0. Returns what is on disk. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        self._directory.check()
         try:
             return await self._write_log_start_offsets()
         except OSError as error:
@@ -428,6 +485,7 @@ class LogManager:
 
     async def checkpoint_first_dirty_offsets(self) -> None:
         """Write down which logs are compacted, and how far. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        self._directory.check()
         try:
             await self._write_first_dirty_offsets()
         except OSError as error:
@@ -497,7 +555,11 @@ class LogManager:
         """Call `listener`, once, when a write or fsync has failed: nothing is appended or read any more."""
         self._directory.on_offline(listener)
 
-    def fail(self, error: OSError, doing: str) -> None:
+    def check(self) -> None:
+        """Raises BrokerError KAFKA_STORAGE_ERROR where the directory is offline."""
+        self._directory.check()
+
+    def fail(self, error: BaseException, doing: str) -> None:
         """Something other than a log could not be written to this directory: it goes offline all the same."""
         self._directory.fail(error, doing)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minibroker.client.cli import topics
+from minibroker.client.cli import brokers, topics
 from minibroker.client.cli.bench import consume as bench_consume
 from minibroker.client.cli.bench import durability as bench_durability
 from minibroker.client.cli.bench import latency as bench_latency
@@ -36,6 +36,7 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
     """Add the commands to the application, and the benchmarks to its group `bench`."""
     app.callback()(options)
     app.add_typer(topics.app, name="topics")
+    app.add_typer(brokers.app, name="brokers")
     app.command()(produce)
     app.command()(consume)
     for command in (bench_produce.produce, bench_consume.consume, bench_latency.latency, bench_durability.durability):

@@ -73,8 +73,8 @@ def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = ()) 
     for broker in snapshot.brokers.values():
         if broker.id in refused:
             builder.write(RemoveBroker(broker.id, broker.epoch))
-    for path in snapshot.isr_notifications:
-        builder.write(RemoveNode(path))  # every state znode has just been read
+    for path in snapshot.notifications:
+        builder.write(RemoveNode(path))  # every state znode has just been read, and every broker is about to be asked
     for broker in live:
         builder.change(BrokerAdded(broker))
     for topic in sorted(snapshot.topics):
@@ -181,6 +181,19 @@ def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
         (DeletedTopic(topic, state.topic_ids[topic]) for topic in state.topics_to_delete),
         names_the_last=True,
     )
+    return builder.build()
+
+
+def log_dirs_failed(notifications: Iterable[str]) -> Plan:
+    """Brokers have lost log directories, say these notifications, which are paths (Kafka's
+    processLogDirEventNotification).
+
+    `settle` over `affected_by` those brokers comes next, and tells them: from their answers it is learnt which replicas
+    are lost. Whoever succeeds this controller in between tells every broker anyhow.
+    """
+    builder = PlanBuilder()
+    for path in notifications:
+        builder.write(RemoveNode(path))
     return builder.build()
 
 

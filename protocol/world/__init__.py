@@ -143,6 +143,10 @@ class Disk(Protocol):
         """Take the lock file for this process. Raises BlockingIOError if another process holds it."""
         ...
 
+    def space(self, path: str) -> tuple[int, int]:
+        """Bytes of the file system that the path is on: of all of it, and of what this user can still take."""
+        ...
+
     def boot_id(self) -> str:
         """Changes with every start of the host, which loses the page cache."""
         ...

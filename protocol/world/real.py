@@ -290,6 +290,10 @@ class RealDisk:
     def lock(self, path: str) -> RealLock:
         return RealLock(path)
 
+    def space(self, path: str) -> tuple[int, int]:
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
     def boot_id(self) -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

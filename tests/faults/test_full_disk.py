@@ -5,19 +5,27 @@ Mounts disks of its own, so it is not among the tests that need no root: `make f
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from minibroker.deploy import cluster_file
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.deploy import cluster_file, secret_file
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.cluster_view import ask_offline_log_dirs
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
 from minibroker.deploy.processes import is_alive
+from minibroker.deploy.status import status_of_view
 from minibroker.deploy.who import BrokerId, ZooKeeperServer
 
 
@@ -74,3 +82,69 @@ def test_the_cluster_file_is_written_where_there_is_no_room_for_another(small_di
         found = cluster_file.load(small_disk)
         assert found is not None
         assert (found.brokers, found.running) == (cluster.brokers, cluster.running)
+
+
+async def spread_over(bootstrap: str, broker_id: int) -> None:
+    """Two partitions, both led by the broker, with another replica on broker 1."""
+    async with Admin(bootstrap) as admin:
+        await admin.create_topic("orders", assignments=[[broker_id, 1]] * 2)
+
+
+async def leaders_after(bootstrap: str, values: range) -> list[int | None]:
+    """Who leads the two partitions once both have taken the values."""
+    async with Producer(bootstrap) as producer:
+        for value in values:
+            await asyncio.gather(*(producer.send("orders", b"%d" % value + bytes(900), partition=p) for p in (0, 1)))
+    async with Admin(bootstrap) as admin:
+        return [partition.leader for partition in (await admin.describe_topic("orders")).partitions]
+
+
+async def values_read(bootstrap: str, count: int) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {0: [], 1: []}
+    async with Consumer(bootstrap, topics=["orders"]) as consumer:
+        async for record in consumer:
+            found[record.partition].append(int((record.value or b"").rstrip(b"\0")))
+            if all(len(values) >= count for values in found.values()):
+                return found
+    raise AssertionError("it ended")
+
+
+def test_a_broker_with_two_disks_of_which_one_is_full_serves_on_from_the_other(
+    small_disk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    large_disk = tmp_path_factory.mktemp("large")
+    cluster = LocalCluster(large_disk / "cluster")
+    running = cluster.up(1, free_ports(1)[0])
+    bootstrap = f"127.0.0.1:{running.broker(1).port}"
+    settings = {
+        "broker.id": "4",
+        "listeners": f"PLAINTEXT://127.0.0.1:{free_ports(1)[0]}",
+        "log.dirs": f"{large_disk / 'data'},{small_disk / 'data'}",
+        "zookeeper.connect": running.zookeeper.connect,
+        "broker.secret.file": str(cluster.directory / secret_file.FILE_NAME),
+    }
+    overrides = [text for pair in settings.items() for text in ("--override", "=".join(pair))]
+    with (large_disk / "log").open("wb") as log:
+        broker = subprocess.Popen([sys.executable, "-P", "-m", "minibroker.broker", *overrides], stderr=log, stdout=log)
+    try:
+        deadline = time.monotonic() + 30
+        while 4 not in cluster.view().brokers:
+            assert time.monotonic() < deadline, (large_disk / "log").read_text()
+            time.sleep(0.1)
+        asyncio.run(spread_over(bootstrap, 4))
+        assert asyncio.run(leaders_after(bootstrap, range(10))) == [4, 4]
+        fill(small_disk)
+        assert sorted(asyncio.run(leaders_after(bootstrap, range(10, 30))), key=str) == [1, 4]
+        [offline] = status_of_view(cluster.view(), asyncio.run(ask_offline_log_dirs(cluster.view()))).problems()[:1]
+        assert f"broker 4 does without its log directory {small_disk / 'data'}" in offline
+        assert "No space left on device" in offline
+        assert asyncio.run(values_read(bootstrap, 30)) == {0: list(range(30)), 1: list(range(30))}
+        assert broker.poll() is None
+        broker.terminate()
+        assert broker.wait(20) == 0
+        marked = [path.parent.parent for path in (large_disk, small_disk) for path in path.glob("data/.kafka_cleansh*")]
+        assert marked == [large_disk]
+    finally:
+        broker.kill()
+        broker.wait()
+        cluster.down(kill=True)

@@ -424,6 +424,17 @@ def test_a_line_is_as_long_as_its_topic_takes_if_produce_is_told_so(minibroker: 
     assert minibroker.ok("consume", "longer", "--exit-at-end") == line.decode()
 
 
+def test_log_directories_of_brokers_are_listed_with_what_is_in_them(minibroker: Shell, numbers: str) -> None:
+    found = minibroker("brokers", "log-dirs", "2", "1", "--format", "json").json()
+    assert [each["broker"] for each in found] == [2, 1]
+    for each in found:
+        assert each["log_dir"] == str(minibroker.cluster.directory / f"broker-{each['broker']}")
+        assert each["error"] is None
+        assert 0 < each["usable_bytes"] <= each["total_bytes"]
+        assert (numbers, 0) in [(replica["topic"], replica["partition"]) for replica in each["replicas"]]
+    assert minibroker.ok("brokers", "log-dirs").count("online") == 3
+
+
 def broker(minibroker: Shell, log_dir: Path, broker_id: int, port: int) -> list[str]:
     connect = minibroker.cluster.file().zookeeper.connect
     settings = {

@@ -18,6 +18,7 @@ process has ended.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Mapping
 from contextvars import Context
 
@@ -39,7 +40,10 @@ _POLL_S = 0.01
 
 
 class VirtualCluster:
-    """Brokers 0 to `brokers` - 1, and their ZooKeeper. `settings` are the brokers' own, by Kafka's names."""
+    """Brokers 0 to `brokers` - 1, and their ZooKeeper. `settings` are the brokers' own, by Kafka's names.
+
+    With `log_dirs`, each broker has so many log directories, `log_dir(number)`, and each of them fails for itself:
+    `break_log_dir`."""
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class VirtualCluster:
         settings: Mapping[str, str] | None = None,
         on_broker_failure: Callable[[int, Exception], None] | None = None,
         secret: str | None = SECRET,
+        log_dirs: int = 1,
     ) -> None:
         self.simulation = simulation
         self._on_broker_failure = on_broker_failure
@@ -55,6 +60,8 @@ class VirtualCluster:
         self.bootstrap = ",".join(f"{host_name(broker_id)}:{PORT}" for broker_id in self.broker_ids)
         self._secret = secret
         self._settings = dict(settings or {})
+        if log_dirs > 1:
+            self._settings["log.dirs"] = ",".join(log_dir(number) for number in range(log_dirs))
         self.own_settings: dict[int, dict[str, str]] = {}
         """Of single brokers, from their next start on."""
         self._processes: dict[int, Process] = {}
@@ -121,6 +128,14 @@ class VirtualCluster:
     def power_cut(self, broker_id: int) -> None:
         """Its host loses its power: the broker dies without a word, and what it had not synced may be gone."""
         self.simulation.host(host_name(broker_id)).power_cut()
+
+    def break_log_dir(self, broker_id: int, number: int, error: int = errno.EIO) -> None:
+        """Every call for what is in that log directory fails, until it is mended; the broker notices with the first."""
+        self.simulation.host(host_name(broker_id)).disk.faults.break_directory(log_dir(number), error)
+
+    def mend_log_dir(self, broker_id: int, number: int) -> None:
+        """The broker takes it back when it starts again. What was not synced when a sync failed is lost."""
+        self.simulation.host(host_name(broker_id)).disk.faults.mend_directory(log_dir(number))
 
     def pause_broker(self, broker_id: int) -> None:
         """SIGSTOP."""
@@ -190,6 +205,11 @@ class VirtualCluster:
             | self._settings
             | self.own_settings.get(broker_id, {})
         )
+
+
+def log_dir(number: int) -> str:
+    """Of a broker that has several."""
+    return f"{LOG_DIR}-{number}"
 
 
 def host_name(broker_id: int) -> str:

@@ -15,7 +15,8 @@ synced file may lack its name, a name may be that of an empty file, and of a fil
 left, the new one, both or neither. A directory is renamed as a whole or not at all, and at once where it gets another
 parent.
 
-`faults` makes calls fail, fills the disk up, makes it slow, and lets it die after so many changes; `rot` flips a bit of
+`faults` makes calls fail, one or all in a directory, fills the disk up, makes it slow, and lets it die after so many
+changes; `rot` flips a bit of
 what is read. `write_atomically`, `read_file` and `lock` are made of the same steps as the real ones, which is where
 they fail.
 
@@ -38,6 +39,9 @@ from minibroker.protocol.messages import Buffer
 
 SECTOR_BYTES = 64
 """What is written as a whole or not at all. Small, as the batches of tests are."""
+
+SIZE_BYTES = 2**40
+"""What a disk says of its size; it holds more."""
 
 _CHANGES = frozenset({"create", "fdatasync", "pwrite", "remove", "remove_tree", "rename", "sync_directory", "truncate"})
 """What changes the bytes, the names, or what is durable. `create` is the part of `open`, `lock` and `make_directories`
@@ -205,6 +209,8 @@ class DiskFaults:
         self._failures: list[_Failure] = []
         self._free_bytes: int | None = None
         self._changes_left: int | None = None
+        self._broken: dict[str, int] = {}
+        """Directories, and the errno of every call for what is in them."""
         self.sync_delay_s = 0.0
         """How long each fdatasync takes, where it is called in the executor."""
         self.active = False
@@ -246,9 +252,24 @@ class DiskFaults:
         self._failures.append(_Failure(operation, number, after))
         self._look_whether_active()
 
+    def break_directory(self, path: str, number: int) -> None:
+        """Let every call of any process for what is within the directory fail with this errno, as if it was a disk of
+        its own that fails, until `mend_directory`. What fails changes nothing; but an fdatasync or a pwrite as in
+        `fail`."""
+        self._record(f"disk: everything in {path} is to fail with {number}")
+        self._broken[path] = number
+        self._look_whether_active()
+
+    def mend_directory(self, path: str) -> None:
+        """What it has lost stays lost."""
+        self._record(f"disk: {path} is mended")
+        self._broken.pop(path, None)
+        self._look_whether_active()
+
     def clear(self) -> None:
         """Mend the disk. What it has lost stays lost."""
         self._failures.clear()
+        self._broken.clear()
         self._changes_left = None
         self.sync_delay_s = 0.0
         self.free_bytes = None
@@ -268,6 +289,9 @@ class DiskFaults:
         """Raises OSError where it is this operation's turn to fail, or the disk is dead."""
         if self.is_dead:
             raise _error(errno.EIO, path)
+        for directory, number in self._broken.items():
+            if path == directory or path.startswith(directory + "/"):
+                raise _error(number, path)
         for failure in [failure for failure in self._failures if failure.operation == operation]:
             failure.after -= 1
             if failure.after < 0:
@@ -287,7 +311,9 @@ class DiskFaults:
         return taken
 
     def _look_whether_active(self) -> None:
-        self.active = bool(self._failures) or self._free_bytes is not None or self._changes_left is not None
+        self.active = bool(
+            self._failures or self._broken or self._free_bytes is not None or self._changes_left is not None
+        )
 
 
 class VirtualDisk:
@@ -497,6 +523,11 @@ class ProcessDisk:
         lock = ProcessLock(self._open(path, create=True), self._locks, path)
         self._locks[lock] = None
         return lock
+
+    def space(self, path: str) -> tuple[int, int]:
+        self._begin("list", path)
+        free = self._disk.faults.free_bytes
+        return SIZE_BYTES, SIZE_BYTES if free is None else max(free, 0)
 
     def boot_id(self) -> str:
         self._process.check()

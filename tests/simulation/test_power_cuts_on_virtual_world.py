@@ -179,7 +179,7 @@ def test_when_the_whole_cluster_loses_its_power_the_longest_log_leads_and_it_is_
         await cluster.start()
         await _whole(cluster)
         assert _unclean_elections(cluster) >= 1
-        ends = {cluster.broker(b)._logs.reports[PARTITION].log_end_offset for b in cluster.broker_ids}
+        ends = {cluster.broker(b)._logs.online[0].reports[PARTITION].log_end_offset for b in cluster.broker_ids}
         await _send(cluster, 1_000, 1)
         survived = max(ends)
         assert await _read(cluster, survived + 1) == [*range(survived), 1_000]

@@ -6,13 +6,14 @@ from contextlib import suppress
 from typing import Any
 
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage import recovery, swap
+from minibroker.broker.storage import continuity, recovery, swap
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
 from minibroker.broker.storage.compaction import Compaction
 from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush
 from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.swap import Swap
@@ -54,6 +55,39 @@ def clean_marker_stays(patches: Patches) -> None:
     @patches.instead_of(LogDirectory, "remove_clean_marker")
     def remove_clean_marker(original: Any, self: LogDirectory) -> None:
         """Nothing."""
+
+
+@mutant(
+    "KAFKA-15375, KAFKA-10471",
+    "a log directory that has failed is marked as clean, and believed, when the broker stops",
+)
+def clean_marker_of_a_failed_directory(patches: Patches) -> None:
+    @patches.instead_of(LogManager, "close")
+    async def close(original: Any, self: LogManager, *, clean: bool = True, broker_epoch: int = -1) -> None:
+        failed, self._directory.failure = self._directory.failure is not None, None
+        if failed and clean and self._directory.is_taken:
+            self._directory.write_clean_marker(broker_epoch)
+        await original(self, clean=clean and not failed, broker_epoch=broker_epoch)
+
+
+@mutant(
+    "several log.dirs",
+    "a replica that may be in a log directory that is offline is made anew, empty, in another one, by a broker that is "
+    "believed",
+)
+def replica_in_a_broken_directory_made_anew(patches: Patches) -> None:
+    @patches.instead_of(LogDirs, "_check_homes")
+    def check_homes(original: Any, self: LogDirs, homes: Any, *rest: Any, may_be_unknown: bool) -> None:
+        original(self, homes, *rest, may_be_unknown=True)
+
+
+@mutant("several log.dirs", "it is not noticed that a log directory is gone, or is back after it failed")
+def directories_do_not_know_each_other(patches: Patches) -> None:
+    @patches.instead_of(continuity, "combined")
+    def combined(original: Any, witnesses: Any, unopened: int) -> Any:
+        return original(witnesses, unopened)._replace(
+            doubt="", trusted_since=max(witness.trusted_since for witness in witnesses)
+        )
 
 
 @mutant("KAFKA-7415", "the epoch of a new leader is not on its way to the file of leader epochs")

@@ -35,7 +35,10 @@ def test_settings_have_kafkas_names_and_typed_values() -> None:
         ("metrics.listener", "9100", "metrics.listener='9100': give HOST:PORT, or nothing"),
         ("num.io.thread", "3", "num.io.thread"),
         ("replica.fetch.wait.max.ms", "60000", "replica.lag.time.max.ms"),
-        ("log.dirs", "/a,/b", "one is supported"),
+        ("log.dirs", "/a,,/b", "names no directory"),
+        ("log.dirs", "", "names no directory"),
+        ("log.dirs", "/a,/b/../a", "names /a twice"),
+        ("log.dirs", "/a/b,/a", "names /a/b and /a, of which one is within the other"),
         ("broker.secret.file", "/a", r"both broker\.secret\.file and broker\.secret are set: keep one"),
     ],
 )

@@ -977,7 +977,7 @@ def test_listeners_are_not_told_of_a_role_that_could_not_be_taken(tmp_path: Path
 def test_closing_after_the_disk_has_failed_raises_nothing(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state())
-        broker.logs._directory.fail(OSError("the disk is gone"), "a test")
+        broker.logs.online[0].fail(OSError("the disk is gone"), "a test")
         await broker.supervisor.close()
         await broker.replicas.close()
 

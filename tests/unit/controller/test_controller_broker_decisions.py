@@ -217,7 +217,7 @@ def test_whoever_takes_office_drops_what_refuses_connections_and_what_no_longer_
         topics,
         {TopicPartition("orders", 0): leads(1, 4, [1, 2])},
         topics_to_delete=("ghost", "old"),
-        isr_notifications=("/isr_change_notification/isr_change_0000000004",),
+        notifications=("/isr_change_notification/isr_change_0000000004",),
     )
     assert lines(brokers.load(state, snapshot, refused=[1])) == text("""
         note: topic ghost is to be deleted and does not exist: the request is dropped

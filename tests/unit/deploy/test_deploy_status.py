@@ -176,3 +176,16 @@ def test_a_dead_leader_leads_nothing_though_brokers_have_not_heard_of_its_end() 
     assert status.under_replicated_partitions == ["orders-0", "orders-1"]
     assert status.controller.id is None
     assert [broker.leaders for broker in status.brokers] == [1, 0, 0]
+
+
+def test_a_log_directory_that_is_offline_is_named_with_its_reason() -> None:
+    view = merge([answer()])
+    failed = {2: {"/disks/b": "[Errno 5] Input/output error"}}
+    said = (
+        "broker 2 does without its log directory /disks/b ([Errno 5] Input/output error): repair the disk, then "
+        "restart the broker"
+    )
+    here = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, offline_log_dirs=failed)
+    assert said in here.problems()
+    assert [broker.offline_log_dirs for broker in here.brokers if broker.id == 2] == [failed[2]]
+    assert said in status_of_view(view, failed).problems()

@@ -1,0 +1,57 @@
+"""DescribeLogDirs: what is in each log directory of this broker, how much room there is, and which are offline."""
+
+import asyncio
+from collections.abc import Collection
+
+from minibroker.broker.handlers.services import Services
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.storage.log import Log
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from minibroker.protocol.model import TopicPartition
+
+LOGS_PER_SLICE = 500
+BREATH_S = 0.001
+
+
+async def handle_describe_log_dirs(services: Services, request: Request) -> None:
+    body = request.body
+    assert isinstance(body, DescribeLogDirsRequest)
+    wanted = None
+    if body.topics is not None:
+        wanted = {TopicPartition(topic.topic, number) for topic in body.topics for number in topic.partitions}
+    log_dirs = services.replicas.log_dirs
+    results = []
+    for path in log_dirs.paths:
+        total_bytes, usable_bytes = await log_dirs.space(path)
+        topics = await _topics(services, log_dirs.logs_in(path), wanted)
+        reason = log_dirs.offline.get(path)  # asked last: it may have failed meanwhile
+        if reason is None:
+            result = DescribeLogDirsResult(ErrorCode.NONE, path, topics, total_bytes, usable_bytes)
+        else:
+            result = DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, path, [], error_message=reason[:1_000])
+        results.append(result)
+    request.respond(DescribeLogDirsResponse(0, ErrorCode.NONE, results))
+
+
+async def _topics(
+    services: Services, logs: list[Log], wanted: Collection[TopicPartition] | None
+) -> list[DescribeLogDirsTopic]:
+    topics: dict[str, DescribeLogDirsTopic] = {}
+    for number, log in enumerate(sorted(logs, key=lambda log: log.partition), 1):
+        if number % LOGS_PER_SLICE == 0:
+            await asyncio.sleep(BREATH_S)
+        topic, index = log.partition
+        if wanted is not None and log.partition not in wanted:
+            continue
+        replica = services.replicas.partition(log.partition)
+        lag = -1 if replica is None else max(0, replica.high_watermark - log.log_end_offset)
+        described = DescribeLogDirsPartition(index, log.size, lag)
+        topics.setdefault(topic, DescribeLogDirsTopic(topic, [])).partitions.append(described)
+    return list(topics.values())

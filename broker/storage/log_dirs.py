@@ -1,0 +1,313 @@
+"""The log directories of a broker (`log.dirs`): which replica is in which, and what becomes of one whose disk fails.
+
+Each directory has a `LogManager` of its own, with its lock, checkpoints and marker of a clean stop. One that cannot be
+opened, or whose disk fails later, is offline until the broker is started again; the others serve on. As long as that
+lasts nothing is written there, and no replica that may be in it is made anew in another: its broker may be on record as
+having what was acknowledged, and would lead with an empty log. So only a replica that is new to the cluster
+(`is_new`, as in Kafka) goes to a directory that is online, the one with the fewest.
+
+A replica that is in two directories is served from neither, since nothing says which of the two is right (Kafka does
+not start then): somebody must take one away.
+
+Whether this broker's data can be believed, all its directories decide together: see `continuity`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from minibroker.broker.storage.continuity import combined, least_of
+from minibroker.broker.storage.directory import LogDirectoryFailed
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.manager import LogManager
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import World
+
+logger = logging.getLogger("minibroker.storage")
+
+
+class LogDirs:
+    """Use: `open`, then anything, then `close`. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        world: World,
+        log_dirs: Sequence[str],
+        broker_id: int,
+        *,
+        default_config: LogConfig | None = None,
+        checkpoint_interval_ms: int = 60_000,
+    ) -> None:
+        """`log_dirs` are absolute paths, none within another. The rest as for `LogManager`."""
+        self.paths = tuple(log_dirs)
+        self._world = world
+        self._candidates = [
+            LogManager(
+                world, path, broker_id, default_config=default_config, checkpoint_interval_ms=checkpoint_interval_ms
+            )
+            for path in log_dirs
+        ]
+        self._managers: list[LogManager] = []
+        """Those that were opened, in the order of the setting; they may have failed since."""
+        self._unopened: dict[str, str] = {}
+        """The others, and why."""
+        self._listeners: list[Callable[[LogManager], None]] = []
+
+    # -- open and close --
+
+    async def open(self, cluster_id: str) -> None:
+        """Take the directories and open every log in them. Raises DataDirectoryUnusable: where a directory is somebody
+        else's, and where none can be used."""
+        try:
+            outcomes = await asyncio.gather(
+                *(self._open(manager, cluster_id) for manager in self._candidates), return_exceptions=True
+            )
+            failures = [outcome for outcome in outcomes if outcome is not None]
+            for failure in failures:
+                if not self._managers or not isinstance(failure, LogDirectoryFailed):
+                    raise failure
+                logger.error("going on without it: %s", failure)
+            self._managers.sort(key=self._candidates.index)
+            await self._set_doubles_aside()
+            await self._agree()
+            if not self.online:
+                raise LogDirectoryFailed("; ".join(self.offline.values()))
+            for manager in self._managers:
+                manager.on_offline(partial(self._failed, manager))
+        except BaseException:
+            await self.close(clean=False)
+            raise
+
+    async def _open(self, manager: LogManager, cluster_id: str) -> None:
+        try:
+            await manager.open(cluster_id)
+        except LogDirectoryFailed as error:
+            self._unopened[manager.log_dir] = str(error)
+            raise
+        self._managers.append(manager)
+
+    async def _set_doubles_aside(self) -> None:
+        homes: dict[TopicPartition, list[LogManager]] = {}
+        for manager in self._managers:
+            for partition in (*(log.partition for log in manager.logs()), *manager.damaged):
+                homes.setdefault(partition, []).append(manager)
+        for partition, managers in sorted(homes.items()):
+            if len(managers) < 2:
+                continue
+            where = " and in ".join(manager.log_dir for manager in managers)
+            for manager in managers:
+                await self._going_on(manager.distrust(f"{partition} is in {where}"))
+                await manager.set_aside(partition, f"it is in {where}, and which of them is right cannot be told")
+
+    async def _agree(self) -> None:
+        verdict = combined([manager.witness() for manager in self._managers], len(self._unopened))
+        if verdict.doubt:
+            logger.warning("what this broker had is not believed until it has caught up: %s", verdict.doubt)
+        for manager in self._managers:
+            await self._going_on(manager.agree(verdict))
+
+    async def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
+        """Stop. With `clean`, what is in the directories that are online is on disk on return, with the marker that
+        says so. Whoever appends must have stopped before. What fails on the way is raised when all are closed."""
+        if clean and len(self.online) > 1:
+            for manager in self.online:
+                await self._going_on(manager.checkpoint_recovery_points())
+            await self.note_failed()  # while the others can still be written to
+        outcomes = await asyncio.gather(
+            *(manager.close(clean=clean, broker_epoch=broker_epoch) for manager in self._managers),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    # -- which are online --
+
+    @property
+    def online(self) -> list[LogManager]:
+        """In the order of the setting."""
+        return [manager for manager in self._managers if manager.failure is None]
+
+    @property
+    def offline(self) -> dict[str, str]:
+        """The paths of the others, and why they are."""
+        failed = {manager.log_dir: str(manager.failure) for manager in self._managers if manager.failure is not None}
+        return {**self._unopened, **failed}
+
+    def on_offline(self, listener: Callable[[LogManager], None]) -> None:
+        """Call `listener` when a directory fails that was opened, once for each: nothing is appended to its logs or
+        read from them any more."""
+        self._listeners.append(listener)
+
+    def _failed(self, manager: LogManager) -> None:
+        for listener in self._listeners:
+            listener(manager)
+
+    async def note_failed(self) -> None:
+        """Durable on return in the directories that are online: which others have failed. They are not believed when
+        they are back, whether or not their own disks could take that note."""
+        failed = [manager.directory_id for manager in self._managers if manager.failure is not None]
+        for manager in self.online:
+            await self._going_on(manager.note_failed(failed))
+
+    # -- what the cluster may believe --
+
+    @property
+    def trusted_since(self) -> int:
+        """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
+        return least_of(manager.trusted_since for manager in self.online)
+
+    @property
+    def synced_since(self) -> int:
+        """The same of what had been flushed."""
+        return least_of(manager.synced_since for manager in self.online)
+
+    def registered(self, broker_epoch: int) -> None:
+        """As `LogManager.registered`, for every directory."""
+        for manager in self._managers:
+            manager.registered(broker_epoch)
+
+    # -- logs --
+
+    def get(self, partition: TopicPartition) -> Log | None:
+        for manager in self._managers:
+            log = manager.get(partition)
+            if log is not None:
+                return log
+        return None
+
+    def logs(self) -> Iterator[Log]:
+        """Those in directories that are online."""
+        for manager in self.online:
+            yield from manager.logs()
+
+    def logs_in(self, path: str) -> list[Log]:
+        """Of one directory; empty where that is offline."""
+        return [log for manager in self.online if manager.log_dir == path for log in manager.logs()]
+
+    async def space(self, path: str) -> tuple[int, int]:
+        """Of a directory's disk: how many bytes it has, and how many can still be taken; -1 where it does not tell."""
+        try:
+            return await self._world.executor.run(self._world.disk.space, path)
+        except OSError:
+            return -1, -1
+
+    @property
+    def damaged(self) -> dict[TopicPartition, str]:
+        """Replicas in directories that are online that could not be opened, or were set aside, and why."""
+        return {partition: why for manager in self.online for partition, why in manager.damaged.items()}
+
+    @property
+    def offline_replica_count(self) -> int:
+        """Of those that are known of: what is in a directory that could not be opened, nobody knows."""
+        return sum(len(m.damaged) if m.failure is None else m.replica_count for m in self._managers)
+
+    def is_offline(self, partition: TopicPartition) -> bool:
+        """It has a replica in a directory that has failed."""
+        return any(manager.failure is not None for manager in self._homes(partition))
+
+    def _homes(self, partition: TopicPartition) -> list[LogManager]:
+        return [manager for manager in self._managers if manager.has(partition)]
+
+    def _check_homes(self, homes: Sequence[LogManager], partition: TopicPartition, *, may_be_unknown: bool) -> None:
+        """Raises BrokerError KAFKA_STORAGE_ERROR where the replica is in a directory that is offline, or may be."""
+        for manager in homes:
+            manager.check()
+        if self._unopened and not homes and not may_be_unknown:
+            raise BrokerError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{partition} may be in {' or '.join(self._unopened)}, which could not be opened",
+            )
+
+    async def topic_id(self, partition: TopicPartition) -> str:
+        """As `LogManager.topic_id`, of the first replica that is found."""
+        for manager in self._homes(partition):
+            topic_id = await manager.topic_id(partition)
+            if topic_id:
+                return topic_id
+        return ""
+
+    async def set_aside(self, partition: TopicPartition, reason: str) -> None:
+        """As `LogManager.set_aside`."""
+        for manager in self._homes(partition):
+            await manager.set_aside(partition, reason)
+
+    async def get_or_create(
+        self, partition: TopicPartition, topic_id: str, config: LogConfig, *, is_new: bool = False
+    ) -> Log:
+        """As `LogManager.get_or_create`; also KAFKA_STORAGE_ERROR where the replica is in a directory that is offline,
+        or may be. `is_new`: the partition is, so no directory can have it from before."""
+        homes = self._homes(partition)
+        self._check_homes(homes, partition, may_be_unknown=is_new)
+        if len(homes) > 1:  # set aside when they were opened
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, homes[0].damaged[partition])
+        home = homes[0] if homes else min(self.online, key=lambda manager: manager.replica_count, default=None)
+        if home is None:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
+        log = await home.get_or_create(partition, topic_id, config)
+        home.check()  # another log's write may have failed meanwhile
+        return log
+
+    async def delete(self, partition: TopicPartition) -> None:
+        """As `LogManager.delete`; also KAFKA_STORAGE_ERROR where a directory is offline that has the replica, or may
+        have it: it would come back with the directory."""
+        homes = self._homes(partition)
+        self._check_homes(homes, partition, may_be_unknown=False)
+        for manager in homes:
+            await manager.delete(partition)
+
+    # -- checkpoints --
+
+    def high_watermark(self, partition: TopicPartition) -> int:
+        """As `LogManager.high_watermark`."""
+        return max((manager.high_watermark(partition) for manager in self._homes(partition)), default=0)
+
+    async def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """Write them down, each in its directory. A directory that does not take it goes offline."""
+        staged = [(manager, manager.stage_high_watermarks(high_watermarks)) for manager in self.online]
+        for manager, picture in staged:
+            try:
+                await self._world.executor.run(manager.write_high_watermarks, picture)
+            except BrokerError as error:
+                manager.fail(error.__cause__ or error, "writing high watermarks")
+
+    def write_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """As above, at once: blocks."""
+        for manager in self.online:
+            try:
+                manager.write_high_watermarks(manager.stage_high_watermarks(high_watermarks))
+            except BrokerError as error:
+                manager.fail(error.__cause__ or error, "writing high watermarks")
+
+    async def checkpoint_log_start_offsets(self) -> None:
+        """As `LogManager.checkpoint_log_start_offsets`, in every directory that is online."""
+        for manager in self.online:
+            await self._going_on(manager.checkpoint_log_start_offsets())
+
+    async def checkpoint_first_dirty_offsets(self) -> None:
+        """As `LogManager.checkpoint_first_dirty_offsets`, in every directory that is online."""
+        for manager in self.online:
+            await self._going_on(manager.checkpoint_first_dirty_offsets())
+
+    async def checkpoint_synced(self) -> None:
+        """As `LogManager.checkpoint_synced`, in every directory that is online."""
+        for manager in self.online:
+            await self._going_on(manager.checkpoint_synced())
+
+    async def remove_old_segments(self) -> None:
+        """As `LogManager.remove_old_segments`, in every directory that is online."""
+        for manager in self.online:
+            await self._going_on(manager.remove_old_segments())
+
+    async def _going_on(self, work: Awaitable[object]) -> None:
+        """Where a directory fails meanwhile, that has been told already."""
+        try:
+            await work
+        except BrokerError as error:
+            if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                raise

@@ -1,0 +1,185 @@
+"""Several log directories: what fails in one of them stays there, and what they say of each other."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+
+from minibroker.broker.storage.continuity import Witness, combined
+from minibroker.broker.storage.directory import DataDirectoryUnusable
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
+from tests.storage_support import StorageHost, StorageWorld
+
+PATHS = ("/disks/a", "/disks/b")
+PARTITION = TopicPartition("orders", 0)
+CONFIG = LogConfig()
+
+
+def opened(host: StorageHost, paths: tuple[str, ...] = PATHS, broker_id: int = 1) -> LogDirs:
+    return LogDirs(StorageWorld(host.start_process()), paths, broker_id, checkpoint_interval_ms=10**9)
+
+
+def run(scenario: Callable[[StorageHost], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario(StorageHost(Random(0)))
+
+    asyncio.run(main())
+
+
+async def refusal(call: Awaitable[object]) -> ErrorCode:
+    with pytest.raises(BrokerError) as raised:
+        await call
+    return raised.value.code
+
+
+async def changes(fails: Callable[[StorageHost, int], Awaitable[bool]]) -> int:
+    """How many it takes: it is tried on a disk that fails at the first, at the second, ... until it does not fail."""
+    number = 0
+    while await fails(StorageHost(Random(0)), number):
+        number += 1
+    return number
+
+
+def test_a_creation_that_fails_at_any_point_is_not_tried_in_another_directory() -> None:
+    async def scenario(_: StorageHost) -> None:
+        async def create(host: StorageHost, number: int) -> bool:
+            logs = opened(host)
+            await logs.open("cluster")
+            home = logs.online[0].log_dir
+            host.medium.faults.die_after(number)
+            try:
+                await logs.get_or_create(PARTITION, "id", CONFIG, is_new=True)
+                return False
+            except BrokerError:
+                host.medium.faults.clear()
+            assert list(logs.offline) == [home]
+            for is_new in (True, False):
+                again = logs.get_or_create(PARTITION, "id", CONFIG, is_new=is_new)
+                assert await refusal(again) is ErrorCode.KAFKA_STORAGE_ERROR
+            assert await refusal(logs.delete(PARTITION)) is ErrorCode.KAFKA_STORAGE_ERROR
+            other = await logs.get_or_create(TopicPartition("others", 0), "id", CONFIG, is_new=True)
+            assert not other.path.startswith(home)
+            await logs.close()
+            return True
+
+        assert await changes(create) > 3
+
+    run(scenario)
+
+
+def test_a_deletion_that_fails_at_any_point_has_not_succeeded_when_it_is_tried_again() -> None:
+    async def scenario(_: StorageHost) -> None:
+        async def delete(host: StorageHost, number: int) -> bool:
+            logs = opened(host)
+            await logs.open("cluster")
+            await logs.get_or_create(PARTITION, "id", CONFIG, is_new=True)
+            host.medium.faults.die_after(number)
+            try:
+                await logs.delete(PARTITION)
+                return False
+            except BrokerError:
+                host.medium.faults.clear()
+            assert await refusal(logs.delete(PARTITION)) is ErrorCode.KAFKA_STORAGE_ERROR
+            assert logs.is_offline(PARTITION)
+            await logs.close()
+            return True
+
+        assert await changes(delete) >= 2
+
+    run(scenario)
+
+
+def test_a_directory_of_another_broker_is_no_broken_disk() -> None:
+    async def scenario(host: StorageHost) -> None:
+        other = opened(host, PATHS[1:], broker_id=2)
+        await other.open("cluster")
+        await other.close()
+        with pytest.raises(DataDirectoryUnusable, match="/disks/b belongs to broker 2, but this is broker 1"):
+            await opened(host).open("cluster")
+
+    run(scenario)
+
+
+def test_a_broker_without_any_directory_that_works_does_not_start() -> None:
+    async def scenario(host: StorageHost) -> None:
+        logs = opened(host)
+        for path in PATHS:
+            host.medium.faults.break_directory(path, errno.EROFS)
+        with pytest.raises(DataDirectoryUnusable, match="/disks/a cannot be used: .*Read-only file system"):
+            await logs.open("cluster")
+
+    run(scenario)
+
+
+def test_a_new_replica_goes_to_the_directory_with_the_fewest_that_is_online() -> None:
+    async def scenario(host: StorageHost) -> None:
+        logs = opened(host)
+        await logs.open("cluster")
+        for number in range(6):
+            await logs.get_or_create(TopicPartition("t", number), "id", CONFIG, is_new=True)
+        assert [manager.replica_count for manager in logs.online] == [3, 3]
+        for _ in range(3):
+            await logs.delete(next(iter(logs.online[0].logs())).partition)
+        for number in range(6, 8):
+            await logs.get_or_create(TopicPartition("t", number), "id", CONFIG, is_new=True)
+        assert [manager.replica_count for manager in logs.online] == [2, 3]
+        logs.online[0].fail(OSError("no more"), "a test")
+        await logs.get_or_create(TopicPartition("t", 9), "id", CONFIG, is_new=True)
+        assert [manager.replica_count for manager in logs.online] == [4]
+        await logs.close()
+
+    run(scenario)
+
+
+# --- What they say of each other -------------------------------------------------------------------------------
+
+NEVER = SINCE_THIS_REGISTRATION
+
+
+def old(name: str, others: str, since: int = 5, failed: str = "") -> Witness:
+    return Witness(False, name, tuple(others), tuple(failed), since, since)
+
+
+def new(name: str) -> Witness:
+    return Witness(True, name, (), (), NEVER, NEVER)
+
+
+@pytest.mark.parametrize(
+    ("witnesses", "unopened", "trusted_since", "doubt", "directories", "failed"),
+    [
+        ([new("a")], 0, NEVER, "", "a", ""),
+        ([new("a"), new("b")], 0, NEVER, "", "ab", ""),
+        ([old("a", "")], 0, 5, "", "a", ""),  # written before there were several
+        ([old("a", "ab"), old("b", "ab", since=7)], 0, 7, "", "ab", ""),
+        ([old("a", "ab"), old("b", "ab", since=NEVER)], 0, NEVER, "", "ab", ""),
+        ([old("a", "a"), new("b")], 0, 5, "", "ab", ""),
+        ([old("a", "ab")], 0, NEVER, "gone", "a", ""),
+        ([old("a", "ab")], 1, 5, "", "ab", ""),
+        ([old("a", "ab"), new("c")], 0, NEVER, "gone", "ac", ""),
+        ([old("a", "ab"), new("c")], 1, 5, "", "abc", ""),
+        ([old("a", "abc")], 1, NEVER, "gone", "abc", ""),
+        ([old("a", "a"), old("b", "ab")], 0, NEVER, "gone on", "ab", ""),
+        ([old("a", "ab", failed="b"), old("b", "ab")], 0, NEVER, "failed", "ab", ""),
+        ([old("a", "ab", failed="b")], 1, 5, "", "ab", "b"),
+        ([old("a", "ab", failed="b")], 0, NEVER, "gone", "a", ""),
+    ],
+)
+def test_directories_vouch_for_each_other(
+    witnesses: list[Witness], unopened: int, trusted_since: int, doubt: str, directories: str, failed: str
+) -> None:
+    verdict = combined(witnesses, unopened)
+    assert (verdict.trusted_since, "".join(verdict.directories), "".join(verdict.failed)) == (
+        trusted_since,
+        directories,
+        failed,
+    )
+    assert doubt in verdict.doubt
+    assert bool(doubt) == bool(verdict.doubt)
