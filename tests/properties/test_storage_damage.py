@@ -327,6 +327,7 @@ def test_a_tail_that_is_cut_or_overwritten_leaves_the_batches_before_it(tail: Ta
 
 
 @pytest.mark.slow
-def test_a_tail_that_is_cut_or_overwritten_at_any_byte_leaves_the_batches_before_it(tail: Tail) -> None:
+def test_a_tail_that_is_cut_or_overwritten_at_every_seventh_byte_leaves_the_batches_before_it(tail: Tail) -> None:
+    """At every byte it takes a quarter of an hour; each offset within a batch's header has its turn here, too."""
     assert len(tail.content) - tail.begin >= TAIL_BYTES
-    check_tail(tail, range(tail.begin, len(tail.content)))
+    check_tail(tail, range(tail.begin, len(tail.content), 7))

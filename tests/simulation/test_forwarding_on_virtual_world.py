@@ -142,6 +142,7 @@ def test_a_client_that_cannot_reach_the_controller_finds_the_broker_that_can() -
         async with Admin(cluster.bootstrap, world=world) as admin:
             await admin.list_topics()
             cut(cluster, "client", host_name(controller))
+            cluster.simulation.network.reset("client", host_name(controller))
             cut(cluster, host_name(first), host_name(controller))
             began = world.clock.monotonic()
             await admin.create_topic("orders", assignments=[[second]])
