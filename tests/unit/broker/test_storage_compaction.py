@@ -172,6 +172,7 @@ def test_a_damaged_batch_ends_the_compaction_and_nothing_is_changed(tmp_path: Pa
     with pytest.raises(CannotBeCleaned, match="position"):
         compact(log)
     assert file.read_bytes() == before
+    assert not list(tmp_path.glob("*.cleaned"))
     assert log.first_dirty_offset == 0
 
 
