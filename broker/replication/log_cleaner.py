@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage.cleanable import Candidate, dirtiest
+from minibroker.broker.storage.cleanable import Candidate, Cleanable, dirtiest
 from minibroker.broker.storage.compaction import CannotBeCleaned
 from minibroker.broker.storage.key_map import KeyMap
 from minibroker.broker.storage.log import Log
@@ -66,7 +66,7 @@ class LogCleaner:
             await asyncio.sleep(self._settings.backoff_ms / 1_000)
 
     async def run_once(self) -> bool:
-        """One pass over the dirtiest log. False: none is dirty enough, or it was given up."""
+        """One pass over the dirtiest log; where that is given up, over the next one. False: none is dirty enough."""
         found: list[tuple[Log, Candidate]] = []
         now_ms = self._world.clock.wall_ms()
         for topic_partition, partition in list(self._partitions.items()):
@@ -76,11 +76,15 @@ class LogCleaner:
                     found.append((log, log.candidate(partition.high_watermark, now_ms)))
                 except BrokerError as error:
                     self._leave_alone(log, error)
-        chosen = dirtiest(candidate for _, candidate in found)
-        if chosen is None:
-            return False
-        log = next(log for log, candidate in found if candidate is chosen)
-        what = chosen.cleanable
+        while (chosen := dirtiest(candidate for _, candidate in found)) is not None:
+            log = next(log for log, candidate in found if candidate is chosen)
+            if await self._compact(log, chosen.cleanable):
+                return True
+            found.remove((log, chosen))
+        return False
+
+    async def _compact(self, log: Log, what: Cleanable) -> bool:
+        """False: it was given up."""
         key_map = KeyMap(self._settings.dedupe_buffer_size, self._world.random.randbytes(16))
         before_bytes = log.size
         try:

@@ -640,7 +640,7 @@ class ReplicaManager:
                 else topic.min_cleanable_dirty_ratio
             ),
             min_compaction_lag_ms=_either(topic.min_compaction_lag_ms, config.log_cleaner_min_compaction_lag_ms),
-            max_compaction_lag_ms=max_compaction_lag_ms,
+            max_compaction_lag_ms=max_compaction_lag_ms if max_compaction_lag_ms < 2**63 - 1 else None,
             delete_retention_ms=_either(topic.delete_retention_ms, config.log_cleaner_delete_retention_ms),
         )
 

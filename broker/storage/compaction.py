@@ -50,8 +50,9 @@ from minibroker.protocol.records import (
 )
 from minibroker.protocol.world import Disk
 
-SLICE_BYTES = 256 * 1024
-"""How much is read and written in one go: a few milliseconds, for which the event loop has to share its processor."""
+SLICE_BYTES = 64 * 1024
+"""How much is read and written in one go: a millisecond, for which the event loop may have to wait for the
+interpreter's lock."""
 _SYNC_BYTES = 32 * 1024**2
 _HEADERS_BYTES = 8 * 1024
 

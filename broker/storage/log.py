@@ -782,15 +782,16 @@ class Log:
         """Write a group of segments anew, and let the log have the result."""
         run, base = self._directory.world.executor.run, group[0].segment.base_offset
         cleaned = await run(work.create, base)
+        is_wanted = False
         try:
             whole = await self._in_slices(work.write(group, cleaned, self._clock.wall_ms()), work, pace)
-            is_same = len(group) == 1 and not work.has_changed
-        except BaseException:
-            cleaned.close()
-            raise
-        if not whole or is_same:
-            cleaned.close()
-            await run(remove_cleaned, self._disk, self.path, base)
+            is_wanted = whole and (len(group) > 1 or work.has_changed)
+        finally:
+            if not is_wanted:
+                cleaned.close()
+                if self._directory.failure is None:
+                    await run(remove_cleaned, self._disk, self.path, base)
+        if not is_wanted:
             return whole
         # From here to the swap's first step nothing may come between.
         old = [source.segment for source in group]

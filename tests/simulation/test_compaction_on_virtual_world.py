@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from random import Random
 
 import pytest
 
+from minibroker.broker.replication.log_cleaner import LogCleaner
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.records import iterate_batches
+from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.simulation.cluster import LOG_DIR, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
@@ -101,6 +103,12 @@ def has_replica(cluster: VirtualCluster, broker_id: int) -> bool:
     return replicas is not None and replicas.partition(P0) is not None
 
 
+def cleaner_of(cluster: VirtualCluster, broker_id: int) -> LogCleaner:
+    replicas = cluster.broker(broker_id)._replicas
+    assert replicas is not None
+    return replicas.cleaner
+
+
 def replica_of(cluster: VirtualCluster, broker_id: int, partition: TopicPartition = P0) -> Partition:
     replicas = cluster.broker(broker_id)._replicas
     replica = None if replicas is None else replicas.partition(partition)
@@ -179,6 +187,56 @@ def test_whoever_leads_next_and_whoever_comes_back_has_the_latest_record_of_each
         assert await table(cluster, world) == latest
 
     with_topic(program, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_kills_and_power_cuts_in_the_midst_of_it_cost_no_replica_the_latest_record_of_a_key(seed: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        dice = Random(seed)
+        acknowledged: dict[bytes, int] = {}
+        sent: dict[bytes, int] = {}
+        is_over = False
+
+        async def write() -> None:
+            async with Producer(cluster.bootstrap, world=world) as producer:
+                while not is_over:
+                    key = b"key-%d" % dice.randrange(2 * KEYS)
+                    sent[key] = sent.get(key, 0) + 1
+                    await producer.send("orders", b"%d" % sent[key], key=key, partition=0)
+                    acknowledged[key] = sent[key]
+                    await asyncio.sleep(0.02)
+
+        writing = asyncio.get_running_loop().create_task(write())
+        for _ in range(6):
+            await asyncio.sleep(dice.uniform(0.5, 3))
+            broker_id = dice.choice(cluster.broker_ids)
+            (cluster.kill_broker if dice.random() < 0.5 else cluster.power_cut)(broker_id)
+            await asyncio.sleep(dice.uniform(0.1, 2))
+            await cluster.start_broker(broker_id)
+            await cluster.until(lambda: in_sync(cluster) and all(has_replica(cluster, b) for b in cluster.broker_ids))
+        is_over = True
+        await writing
+        await until_clean(cluster)
+        assert acknowledged == sent
+        for broker_id in cluster.broker_ids:
+            assert latest_in(cluster, broker_id) == acknowledged
+            assert cleaner_of(cluster, broker_id).uncleanable == 0
+        assert {key: int(value) for key, value in (await table(cluster, world)).items()} == acknowledged
+
+    with_topic(program, seed=seed)
+
+
+def latest_in(cluster: VirtualCluster, broker_id: int) -> dict[bytes, int]:
+    """The table that a replica holds."""
+    log = replica_of(cluster, broker_id).log
+    latest: dict[bytes, int] = {}
+    for segment in log._segments:
+        data = segment.file.pread(segment.size, 0)
+        for header, start, _ in iterate_batches(data):
+            batch = decode_batch(data, header, start)
+            records = zip(batch.keys or (), batch.values, strict=False)
+            latest.update((key or b"", int(value or 0)) for key, value in records)
+    return latest
 
 
 def test_a_replica_that_begins_with_nothing_copies_a_log_with_gaps() -> None:
@@ -280,9 +338,7 @@ def test_a_log_that_cannot_be_read_is_left_alone_and_the_others_are_compacted() 
         await produce(cluster, world, 60, partition=1)
         await cluster.until(lambda: all(is_clean(cluster, broker_id, P1) for broker_id in cluster.broker_ids))
         await cluster.until(lambda: is_clean(cluster, 1) and is_clean(cluster, 2))
-        replicas = cluster.broker(0)._replicas
-        assert replicas is not None
-        assert replicas.cleaner.uncleanable == 1
+        assert cleaner_of(cluster, 0).uncleanable == 1
         assert not is_clean(cluster, 0)
 
     with_topic(program, {"min.compaction.lag.ms": "5000"}, partitions=2)
@@ -299,8 +355,6 @@ def test_a_restart_knows_how_far_the_log_was_compacted() -> None:
         await cluster.until(lambda: has_replica(cluster, 0))
         await asyncio.sleep(5)
         assert replica_of(cluster, 0).log.first_dirty_offset == before
-        replicas = cluster.broker(0)._replicas
-        assert replicas is not None
-        assert replicas.cleaner.passes == 0
+        assert cleaner_of(cluster, 0).passes == 0
 
     with_topic(program)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,7 +20,9 @@ from minibroker.broker.storage.recovery import DamagedLog
 from minibroker.broker.storage.verification import Checkpointed, verify_partition
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, decode_batch, encode_batch, iterate_batches
-from tests.storage_support import NOW, Opened, everything, flip, open_log, segments
+from tests.storage_support import NOW, Opened, StorageWorld, everything, flip, open_log, segments
+
+T = TypeVar("T")
 
 CONFIG = LogConfig(compact=True, delete_retention_ms=1_000, index_interval_bytes=1)
 Pair = tuple[bytes, bytes | None]
@@ -172,6 +175,7 @@ def test_a_damaged_batch_ends_the_compaction_and_nothing_is_changed(tmp_path: Pa
     with pytest.raises(CannotBeCleaned, match="position"):
         compact(log)
     assert file.read_bytes() == before
+    assert not list(tmp_path.glob("*.cleaned"))
     assert log.first_dirty_offset == 0
 
 
@@ -203,6 +207,49 @@ def test_a_log_that_is_closed_or_cut_gives_its_compaction_up(tmp_path: Path, mon
     assert given_up(closed, closed.close())
     assert not list(tmp_path.glob("*/*.cleaned"))
     assert not list(tmp_path.glob("*/*.swap"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_log_may_be_cut_at_any_moment_of_a_compaction_in_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Also in the midst of its swap, which the cut then has to wait for."""
+    monkeypatch.setattr(compaction, "SLICE_BYTES", 200)
+    random = Random(seed)
+
+    async def run() -> None:
+        world = StorageWorld()
+        config = LogConfig(compact=True, segment_bytes=random.choice((300, 2_000)), index_interval_bytes=1)
+        log = open_log(str(tmp_path), config, world=world).log
+        world.executor = Threads()  # type: ignore[assignment]
+        for epoch in range(6):
+            while len(log.extents()) < 8:
+                log.append_as_leader(keyed([(b"%d" % random.randrange(5), b"v" * 20)] * 2), epoch, NOW)
+            await log.checkpoint()
+            what = log.candidate(log.log_end_offset, NOW).cleanable
+            passing = asyncio.get_running_loop().create_task(log.compact(what, KeyMap(10_000, b""), unpaced))
+            await asyncio.sleep(random.uniform(0, 0.02))
+            log.truncate_to(random.randrange(log.log_end_offset))
+            before = found(log)
+            await passing
+            assert found(log) == before
+        await log.checkpoint()
+        end = log.log_end_offset
+        await log.close()
+        report = verify_partition(tmp_path, Checkpointed(recovery_point=end, first_dirty_offset=0))
+        assert report.findings == []
+        assert report.log_end_offset == end
+
+    asyncio.run(run())
+    left = {file.suffix for file in tmp_path.iterdir()}
+    assert left <= {".log", ".index", ".timeindex", ".snapshot", ""}
+
+
+class Threads:
+    """`Executor`, with threads."""
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
 def test_a_truncation_in_a_gap_ends_the_log_with_the_batch_before(tmp_path: Path) -> None:
