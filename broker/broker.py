@@ -146,6 +146,7 @@ class Broker:
             connect_timeout_ms=config.zookeeper_connection_timeout_ms,
             broker_id=config.broker_id,
             trusted_since=lambda: self._logs.trusted_since,
+            synced_since=lambda: self._logs.synced_since,
             rack=config.broker_rack,
         )
         await self._connect_to_zookeeper(registration)
@@ -216,6 +217,7 @@ class Broker:
                 default_replication_factor=config.default_replication_factor,
                 unclean_leader_election=config.unclean_leader_election_enable,
                 min_insync_replicas=config.min_insync_replicas,
+                durability=config.log_durability,
             ),
             config.broker_id,
             connections=connections,

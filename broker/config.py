@@ -6,16 +6,17 @@ znode) and leave typed; whatever is unknown, malformed or out of bounds is one `
 
 import difflib
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from minibroker.protocol.broker_proof import LEAST_SECRET_BYTES
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Endpoint
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, REPLICATED, Endpoint
 from minibroker.protocol.world import Disk
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -37,8 +38,16 @@ _UNBOUNDED = 2**63 - 1
 Rate = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 Limit = Annotated[int, Meta(ge=-1, le=_UNBOUNDED)]
 """-1: none."""
+Durability = Literal["replicated", "synced"]
 Age = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 """In milliseconds."""
+Duration = Annotated[int, Meta(ge=0, le=_UNBOUNDED)]
+"""In milliseconds."""
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+CleanupPolicy = Annotated[
+    str,
+    Meta(pattern="^(delete|compact|compact,delete|delete,compact)$", description="delete, compact, or compact,delete"),
+]
 
 
 ThrottledReplicas = Annotated[
@@ -108,6 +117,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     unclean_leader_election_enable: bool = False
     """Whether a replica that may lack acknowledged records may lead where no other can: what it lacks is lost."""
 
+    log_durability: Durability = REPLICATED
+    """The `durability` of a topic whose creator does not say (not in Kafka). It is written down with the topic, for
+    good."""
+
     message_max_bytes: Bytes = 1_048_588
     """The largest batch, as it is sent: where it is compressed, this is its compressed size."""
     log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024 * 1024
@@ -124,6 +137,28 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     size."""
     log_retention_check_interval_ms: Milliseconds = 300_000
     """How often a broker looks for what may be deleted."""
+    log_cleanup_policy: CleanupPolicy = "delete"
+    """What becomes of old records. `delete`: they go by age and size (`log.retention.ms`, `log.retention.bytes`).
+    `compact`: of each key the latest record stays for ever, and earlier ones go; a record without a value (a tombstone)
+    deletes its key. `compact,delete`: both."""
+    log_cleaner_enable: bool = True
+    """Whether logs are compacted at all."""
+    log_cleaner_backoff_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 15_000
+    """How long a broker that finds no log to compact waits before it looks again."""
+    log_cleaner_dedupe_buffer_size: Annotated[int, Meta(ge=1024 * 1024, le=2**63 - 1)] = 128 * 1024 * 1024
+    """How much memory a compaction may take for the keys that it has seen (about 200 bytes each). A log with more new
+    keys than that is compacted in several passes."""
+    log_cleaner_io_max_bytes_per_second: Annotated[float, Meta(ge=1.0)] = sys.float_info.max
+    """How fast compaction may read and write, both together."""
+    log_cleaner_min_cleanable_ratio: Ratio = 0.5
+    """A log is compacted when more than this part of its bytes is new since the last time."""
+    log_cleaner_min_compaction_lag_ms: Duration = 0
+    """A record stays at least this long before it can be compacted away."""
+    log_cleaner_max_compaction_lag_ms: Age = 2**63 - 1
+    """A log whose new records are older than this is compacted, however few they are."""
+    log_cleaner_delete_retention_ms: Duration = 86_400_000
+    """How long tombstones stay after what they delete is gone: who reads a log from its beginning must come to its end
+    within this time, or may take for there what was deleted meanwhile. So must a replica that was away."""
     log_index_interval_bytes: Bytes = 4_096
     """How many bytes of the log there are for each entry of its offset index."""
     log_flush_offset_checkpoint_interval_ms: Milliseconds = 60_000
@@ -233,6 +268,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     loss."""
     unclean_leader_election_enable: bool | None = None
     """As the broker's."""
+    durability: Durability | None = None
+    """What acks=all and consumers wait for: `replicated`, until a record is in the memory of every replica in sync (as
+    in Kafka); `synced`, until it is on the disks of all of them, so that not even a power cut of all loses it. It is
+    set when the topic is created, and not to be changed later. Not in Kafka: see durability.md."""
     max_message_bytes: Bytes | None = None
     """The broker's `message.max.bytes`, for this topic."""
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
@@ -245,6 +284,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """The broker's `log.retention.ms`, for this topic."""
     retention_bytes: Limit | None = None
     """The broker's `log.retention.bytes`, for this topic."""
+    cleanup_policy: CleanupPolicy | None = None
+    """The broker's `log.cleanup.policy`, for this topic. A record without a key is refused where it says `compact`."""
+    min_cleanable_dirty_ratio: Ratio | None = None
+    """The broker's `log.cleaner.min.cleanable.ratio`, for this topic."""
+    min_compaction_lag_ms: Duration | None = None
+    """The broker's `log.cleaner.min.compaction.lag.ms`, for this topic."""
+    max_compaction_lag_ms: Age | None = None
+    """The broker's `log.cleaner.max.compaction.lag.ms`, for this topic."""
+    delete_retention_ms: Duration | None = None
+    """The broker's `log.cleaner.delete.retention.ms`, for this topic."""
     index_interval_bytes: Bytes | None = None
     """The broker's `log.index.interval.bytes`, for this topic."""
     leader_replication_throttled_replicas: ThrottledReplicas = ""
@@ -298,6 +347,12 @@ def rule_of(schema: type[Any], name: str) -> str:
                 return f"a whole number, {least} or more"
             case msgspec.inspect.IntType(ge=least, le=most):
                 return f"a whole number from {least} to {most}"
+            case msgspec.inspect.LiteralType(values=values):
+                return " or ".join(map(str, values))
+            case msgspec.inspect.FloatType(ge=least, le=None):
+                return f"a number from {least:g} on"
+            case msgspec.inspect.FloatType(ge=least, le=most):
+                return f"a number from {least:g} to {most:g}"
             case msgspec.inspect.BoolType():
                 return "true or false"
             case msgspec.inspect.Metadata(extra_json_schema={"description": str(rule)}):

@@ -333,6 +333,14 @@ class BrokerMetrics(Collector):
             ),
         ):
             yield GaugeMetricFamily(f"kafka_server_replicamanager_{name}", documentation, value)
+        yield GaugeMetricFamily(
+            "kafka_log_logcleanermanager_uncleanable_partitions_count",
+            "Replicas that are not compacted any more, since their log could not be read",
+            replicas.cleaner.uncleanable,
+        )
+        yield CounterMetricFamily(
+            "minibroker_log_compactions", "Passes of the compaction over a log", replicas.cleaner.passes
+        )
         for name, documentation, count in (
             ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_writer.shrinks),
             ("replicamanager_isrexpands", "Times that a replica joined an ISR", replicas.isr_writer.expands),
@@ -432,6 +440,11 @@ class BrokerMetrics(Collector):
             "kafka_log_logmanager_offlinelogdirectorycount",
             "Log directories that could not be opened, or have failed",
             len(self._logs.offline),
+        )
+        yield GaugeMetricFamily(
+            "minibroker_log_longest_flush_seconds",
+            "For how long the disk has been at work at the flush of a log that is under way, the longest of them",
+            max((log.flushing_for_s for log in self._logs.logs()), default=0.0),
         )
         logs = [(_labels(log), log) for log in self._logs.logs()]
         for field in LOG_GAUGES:

@@ -288,9 +288,9 @@ class Admin(Client):
         and is no error, so a call may be repeated.
 
         Nothing is deleted in a topic of that name that is created later. Disk space is freed later, a segment at a
-        time. Raises PartitionErrors naming those that failed, of which an error may say that the records may yet be
-        deleted: BrokerError (OFFSET_OUT_OF_RANGE above the high watermark, NOT_ENOUGH_REPLICAS, REQUEST_TIMED_OUT,
-        UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError.
+        time. Raises PartitionErrors naming those that failed, whose errors say where records may yet be deleted:
+        BrokerError (OFFSET_OUT_OF_RANGE above the high watermark, NOT_ENOUGH_REPLICAS, REQUEST_TIMED_OUT,
+        UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError. Raises NetworkError itself where no broker answers at all.
         """
         self._check_running()
         deadline = self._runtime.clock.monotonic() + self._api_timeout_s

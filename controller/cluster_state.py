@@ -153,6 +153,8 @@ class TopicSettings(NamedTuple):
     unclean_leader_election: bool = False
     min_insync_replicas: int | None = None
     """None: by the number of replicas (`model.min_insync_replicas`)."""
+    is_synced: bool = False
+    """durability=synced. The topic's own alone: it is what the brokers go by."""
 
 
 # --- What is read when office is taken ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.cluster_state import TopicSettings
 from minibroker.protocol import znodes
-from minibroker.protocol.model import Broker, LeaderAndIsr, TopicPartition
+from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher
 from minibroker.protocol.znodes import MalformedZnode, TopicZnode
 
@@ -214,13 +214,14 @@ class Gather:
 
     def _topic_settings(self, topic: str, config: Mapping[str, str], default: TopicSettings) -> TopicSettings:
         unclean = config.get(UNCLEAN_LEADER_ELECTION, str(default.unclean_leader_election)).strip().lower() == "true"
+        is_synced = config.get(DURABILITY) == SYNCED
         text = config.get(MIN_INSYNC_REPLICAS, "").strip()
         if not text:
-            return TopicSettings(unclean, default.min_insync_replicas)
+            return TopicSettings(unclean, default.min_insync_replicas, is_synced)
         if not (text.isdecimal() and int(text) > 0):
             self._note(f"topic {topic} has {MIN_INSYNC_REPLICAS}={text!r}, not a number of replicas: correct it")
-            return TopicSettings(unclean, default.min_insync_replicas)
-        return TopicSettings(unclean, int(text))
+            return TopicSettings(unclean, default.min_insync_replicas, is_synced)
+        return TopicSettings(unclean, int(text), is_synced)
 
     async def existing(self, paths: Sequence[str]) -> frozenset[str]:
         """Those of the nodes that exist."""

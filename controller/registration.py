@@ -134,9 +134,11 @@ class Registration:
         connect_timeout_ms: int,
         broker_id: int,
         trusted_since: Callable[[], int],
+        synced_since: Callable[[], int | None] = lambda: None,
         rack: str | None = None,
     ) -> None:
-        """`trusted_since`, asked at each registration, is what it says about the broker's data: see `encode_broker`."""
+        """`trusted_since` and `synced_since`, asked at each registration, are what it says about the broker's data: see
+        `encode_broker`."""
         self._world = world
         self._servers = zookeeper_connect
         self._session_timeout_ms = session_timeout_ms
@@ -145,6 +147,7 @@ class Registration:
         self._path = broker_path(broker_id)
         self._rack = rack
         self._trusted_since = trusted_since
+        self._synced_since = synced_since
         self._endpoints: tuple[Endpoint, ...] = ()
 
         self._session: ZooKeeperSession | None = None
@@ -359,7 +362,9 @@ class Registration:
         patience_ends_s: float | None = None
         while True:
             self._news.clear()
-            node = encode_broker(self._endpoints, self._rack, self._world.clock.wall_ms(), self._trusted_since())
+            node = encode_broker(
+                self._endpoints, self._rack, self._world.clock.wall_ms(), self._trusted_since(), self._synced_since()
+            )
             try:
                 await session.create(self._path, node, ephemeral=True)
                 return

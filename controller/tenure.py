@@ -38,7 +38,7 @@ from minibroker.controller.timeline import Timeline
 from minibroker.protocol import topic_ids
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.messages import CreatableTopicResult, DeletableTopicResult
-from minibroker.protocol.model import Broker, TopicPartition, topic_name_problem
+from minibroker.protocol.model import REPLICATED, Broker, TopicPartition, topic_name_problem
 from minibroker.protocol.world import SessionExpired, SessionState, World, ZooKeeperSession
 from minibroker.protocol.znodes import TopicZnode, topic_config_path, topic_id_path, topic_path
 
@@ -62,12 +62,14 @@ MOST_SPENT_NONCES = 10_000
 @dataclass(frozen=True)
 class ControllerSettings:
     """Kafka's `num.partitions`, `default.replication.factor`, `unclean.leader.election.enable` and
-    `min.insync.replicas` (which a topic may override) and `controller.socket.timeout.ms`."""
+    `min.insync.replicas` (which a topic may override) and `controller.socket.timeout.ms`; and the `durability` of
+    topics whose creator does not say."""
 
     num_partitions: int
     default_replication_factor: int
     unclean_leader_election: bool = False
     min_insync_replicas: int | None = None
+    durability: str = REPLICATED
     socket_timeout_ms: int = 30_000
 
 
@@ -433,7 +435,9 @@ class Tenure:
             request.topics,
             self.state,
             [name for name in names if topic_path(name) in paths],
-            topics.TopicDefaults(self._settings.num_partitions, self._settings.default_replication_factor),
+            topics.TopicDefaults(
+                self._settings.num_partitions, self._settings.default_replication_factor, self._settings.durability
+            ),
             self._hooks.validate_config,
             self._random,
             self._topic_numbers,

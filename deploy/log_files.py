@@ -215,7 +215,12 @@ def _small_file(path: Path) -> Iterator[Entry]:
         yield {"kind": "clean shutdown", "broker_epoch": decode_clean_shutdown(name, data)}
     else:
         found = decode_continuity(name, data)
-        yield {"kind": "continuity", "boot_id": found.boot_id, "trusted_since": found.trusted_since}
+        yield {
+            "kind": "continuity",
+            "boot_id": found.boot_id,
+            "trusted_since": found.trusted_since,
+            "synced_since": found.synced_since,
+        }
 
 
 def _batches(path: Path, with_records: bool) -> Iterator[Entry]:

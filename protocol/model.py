@@ -1,7 +1,7 @@
 """The values that brokers, the controller and clients exchange. Frozen, comparable, printable."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -57,6 +57,7 @@ class Broker(msgspec.Struct, frozen=True):
 
     `trusted_since`: all that the broker has written since that broker epoch is still on its disk (or in the memory of
     its host). What it had in an earlier one may be gone. 0, as for a broker of Kafka's: nothing was ever lost.
+    `synced_since`: the same of all that it has flushed, which is what replicas with durability=synced count for.
     """
 
     id: int
@@ -64,6 +65,7 @@ class Broker(msgspec.Struct, frozen=True):
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     trusted_since: int = 0
+    synced_since: int = 0
 
     def endpoint(self, listener: str) -> Endpoint | None:
         """The endpoint of that listener, or None if the broker has no such listener."""
@@ -165,6 +167,12 @@ def eligible_after(
         return ()
     return tuple({m.broker_id: m for m in (*eligible, *leaving) if m.broker_id not in isr}.values())
 
+
+DURABILITY = "durability"
+"""A topic's setting: what acks=all waits for. REPLICATED: the memory of every in-sync replica, as in Kafka; SYNCED:
+their disks."""
+REPLICATED: Final = "replicated"
+SYNCED: Final = "synced"
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 """The brokers' own (Kafka's `Topic.isInternal`): they alone create, delete and write to them; clients may read them."""

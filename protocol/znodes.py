@@ -137,10 +137,19 @@ class _BrokerJson(msgspec.Struct):
     version: int = 5
     rack: str | None = None
     trusted_since: int = 0
+    synced_since: int | None = None
+    """None: as `trusted_since`."""
 
 
-def encode_broker(endpoints: Sequence[Endpoint], rack: str | None, timestamp_ms: int, trusted_since: int = 0) -> bytes:
-    """`trusted_since`: as in `Broker`, or SINCE_THIS_REGISTRATION."""
+def encode_broker(
+    endpoints: Sequence[Endpoint],
+    rack: str | None,
+    timestamp_ms: int,
+    trusted_since: int = 0,
+    synced_since: int | None = None,
+) -> bytes:
+    """`trusted_since` and `synced_since`: as in `Broker`, or SINCE_THIS_REGISTRATION; the latter is as the former where
+    it is None."""
     plain = next((e for e in endpoints if e.listener == DEFAULT_LISTENER), None)
     return msgspec.json.encode(
         _BrokerJson(
@@ -151,6 +160,7 @@ def encode_broker(endpoints: Sequence[Endpoint], rack: str | None, timestamp_ms:
             timestamp=str(timestamp_ms),
             rack=rack,
             trusted_since=trusted_since,
+            synced_since=synced_since,
         )
     )
 
@@ -166,9 +176,20 @@ def decode_broker(broker_id: int, data: bytes, epoch: int) -> Broker:
         if not (separator and colon and port.isdecimal() and int(port) < 65536):
             raise MalformedZnode(f"the znode {path} has an endpoint {text!r}: NAME://HOST:PORT is expected")
         endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), int(port)))
-    # A `trusted_since` above the znode's own epoch comes from another ZooKeeper: it means this registration.
-    trusted_since = epoch if node.trusted_since == SINCE_THIS_REGISTRATION else min(node.trusted_since, epoch)
-    return Broker(broker_id, epoch, tuple(endpoints), node.rack, trusted_since)
+    synced_since = node.trusted_since if node.synced_since is None else node.synced_since
+    return Broker(
+        broker_id,
+        epoch,
+        tuple(endpoints),
+        node.rack,
+        _since(node.trusted_since, epoch),
+        _since(synced_since, epoch),
+    )
+
+
+def _since(said: int, epoch: int) -> int:
+    # What is above the znode's own epoch comes from another ZooKeeper: it means this registration.
+    return epoch if said == SINCE_THIS_REGISTRATION else min(said, epoch)
 
 
 # --- /brokers/topics/T ---------------------------------------------------------------------------------------

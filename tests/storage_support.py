@@ -58,6 +58,29 @@ class InlineExecutor:
         return function(*arguments)
 
 
+class GatedExecutor(InlineExecutor):
+    """Each function runs once `release` lets it; `busy` are those that wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = 0
+        self.ran = 0
+        self._gate = asyncio.Semaphore(0)
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        self.busy += 1
+        await self._gate.acquire()
+        self.busy -= 1
+        self.ran += 1
+        return function(*arguments)
+
+    async def release(self) -> None:
+        """One more; on return its caller has gone on."""
+        self._gate.release()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
 class StorageWorld:
     """A World whose disk is the given one."""
 
@@ -67,7 +90,7 @@ class StorageWorld:
         self.disk: Disk = disk if disk is not None else RealDisk()
         self.zookeeper: ZooKeeper = NoZooKeeper()
         self.random = Random(1)
-        self.executor = InlineExecutor()
+        self.executor: InlineExecutor = InlineExecutor()
 
 
 def _conforms(world: StorageWorld) -> World:

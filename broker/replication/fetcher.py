@@ -3,7 +3,8 @@
 How they are put into requests, and how long each may wait: see `minibroker.protocol.fetch_schedule`.
 
 A partition that was refused (the leader has not heard of its leadership yet, or has heard of a newer one) is left out
-for a short while that doubles up to `replica.fetch.backoff.ms`; the others go on.
+for a short while that doubles up to `replica.fetch.backoff.ms`; the others go on. So is one with `durability=synced`
+until what the last answer brought is flushed.
 """
 
 import asyncio
@@ -108,6 +109,10 @@ class Fetcher:
         self._follows[topic_partition] = self._unasked[topic_partition] = follow
         self._wake.set()
 
+    def wake(self) -> None:
+        """Look again which partitions may be asked for (`Partition.may_fetch`)."""
+        self._wake.set()
+
     def remove(self, topic_partition: TopicPartition) -> None:
         self._follows.pop(topic_partition, None)
         self._unasked.pop(topic_partition, None)
@@ -203,6 +208,8 @@ class Fetcher:
         now_s = self._world.clock.monotonic()
         busy, quiet, later_s = [], [], []
         for topic_partition, follow in self._unasked.items():
+            if not follow.partition.may_fetch:
+                continue
             quota = follow.partition.follower_quota
             if follow.not_before_s > now_s:
                 later_s.append(follow.not_before_s)

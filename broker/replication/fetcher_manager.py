@@ -80,6 +80,12 @@ class FetcherManager:
             if leader_id != but:
                 fetcher.remove(topic_partition)
 
+    def wake(self, leader_id: int) -> None:
+        """A partition that is led there may have become due."""
+        fetcher = self._fetchers.get(leader_id)
+        if fetcher is not None:
+            fetcher.wake()
+
     def close_idle(self) -> None:
         """Those that have nothing to follow any more."""
         for leader_id in [leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.idle]:

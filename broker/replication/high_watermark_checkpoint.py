@@ -1,4 +1,5 @@
-"""Writes the high watermarks of all partitions to `replication-offset-checkpoint`, now and then and at the end.
+"""Writes the high watermarks of all partitions to `replication-offset-checkpoint`, now and then and at the end. With
+them is written, now and then, how far logs with durability=synced are flushed.
 
 A restarted broker begins with what is written there. What the file may say, and when it is lowered, is decided by
 `LogManager`. A directory that does not take it goes offline; the others are written all the same.
@@ -24,6 +25,7 @@ class HighWatermarkCheckpoint:
         while True:
             await asyncio.sleep(self._interval_s)
             await self._logs.checkpoint_high_watermarks(self._high_watermarks())
+            await self._logs.checkpoint_synced()
 
     def write(self) -> None:
         """At once. Blocks."""

@@ -87,12 +87,24 @@ class IsrWriter:
         while True:
             await asyncio.sleep(self._lag_time_max_ms / 2_000)
             for number, partition in enumerate(list(self._partitions.values()), 1):
+                self._warn_where_the_disk_hangs(partition)
                 self.propose(partition)
                 # It may have waited for a follower outside of the ISR that is given up only by the passing of time.
                 if partition.advance_high_watermark():
                     self._on_high_watermark(partition)
                 if number % PARTITIONS_PER_SLICE == 0:
                     await asyncio.sleep(BREATH_S)
+
+    def _warn_where_the_disk_hangs(self, partition: Partition) -> None:
+        """A follower whose disk hangs leaves the ISR of a synced topic. A leader cannot, and is not replaced."""
+        seconds = partition.log.flushing_for_s
+        if seconds * 1_000 > self._lag_time_max_ms:
+            logger.warning(
+                "%s: the disk has been flushing it for %.0f s; with durability=synced, nothing is acknowledged by this "
+                "replica meanwhile. Where this broker leads, kill it if that goes on: then another replica leads",
+                partition.topic_partition,
+                seconds,
+            )
 
     def propose(self, partition: Partition) -> None:
         """If this broker leads the partition, and its ISR is not right as it is."""

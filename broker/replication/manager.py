@@ -24,6 +24,7 @@ from minibroker.broker.replication.delayed import (
 from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
+from minibroker.broker.replication.log_cleaner import CleanerSettings, LogCleaner
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
@@ -46,7 +47,7 @@ from minibroker.protocol.messages import (
     StopReplicaRequest,
     UpdateMetadataPartition,
 )
-from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, TopicPartition
+from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, SYNCED, TopicPartition
 from minibroker.protocol.world import (
     Clock,
     ConnectionLoss,
@@ -170,6 +171,16 @@ class ReplicaManager:
             config.log_retention_check_interval_ms,
             self._deletions.check_soon,
         )
+        self.cleaner = LogCleaner(
+            world,
+            logs,
+            self._partitions,
+            CleanerSettings(
+                config.log_cleaner_backoff_ms,
+                config.log_cleaner_dedupe_buffer_size,
+                config.log_cleaner_io_max_bytes_per_second,
+            ),
+        )
 
     # -- start and stop --
 
@@ -179,6 +190,8 @@ class ReplicaManager:
         self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
         self._supervisor.start(self._retention.run(), "log retention")
         self._supervisor.start(self._retention.store_starts(), "log start checkpoint")
+        if self._config.log_cleaner_enable:
+            self._supervisor.start(self.cleaner.run(), "log cleaner")
 
     def add_listener(self, listener: LeadershipListener) -> None:
         """Before the first control request: the listener hears of nothing that was before. Listeners are called in the
@@ -583,12 +596,20 @@ class ReplicaManager:
                 topic_partition, self._follower_quota, config.follower_replication_throttled_replicas
             ),
         )
+        log.on_flushed = lambda: self._flushed(partition)
         return partition
 
     def _quota_of(
         self, topic_partition: TopicPartition, quota: ReplicationQuota | None, replicas: str
     ) -> ReplicationQuota | None:
         return quota if is_throttled(replicas, topic_partition.partition, self._config.broker_id) else None
+
+    def _flushed(self, partition: Partition) -> None:
+        """Of a log with durability=synced: this replica has more now."""
+        if partition.advance_high_watermark():
+            self._high_watermark_moved(partition)
+        elif not partition.is_leader:
+            self._fetchers.wake(partition.leader_id)
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away
@@ -597,14 +618,30 @@ class ReplicaManager:
 
     def _log_config(self, topic: TopicConfig) -> LogConfig:
         config = self._config
+        policy = topic.cleanup_policy or config.log_cleanup_policy
+        compact, delete = "compact" in policy, "delete" in policy
+        segment_ms = topic.segment_ms or config.log_roll_ms
+        max_compaction_lag_ms = _either(topic.max_compaction_lag_ms, config.log_cleaner_max_compaction_lag_ms)
+        if compact:
+            segment_ms = min(segment_ms, max_compaction_lag_ms)  # the active segment is never compacted
         return LogConfig(
             segment_bytes=topic.segment_bytes or config.log_segment_bytes,
             index_interval_bytes=topic.index_interval_bytes or config.log_index_interval_bytes,
             max_message_bytes=topic.max_message_bytes or config.message_max_bytes,
-            segment_ms=topic.segment_ms or config.log_roll_ms,
+            segment_ms=segment_ms,
             segment_jitter_ms=_either(topic.segment_jitter_ms, config.log_roll_jitter_ms),
-            retention_ms=_limit(_either(topic.retention_ms, config.log_retention_ms)),
-            retention_bytes=_limit(_either(topic.retention_bytes, config.log_retention_bytes)),
+            synced=topic.durability == SYNCED,
+            retention_ms=_limit(_either(topic.retention_ms, config.log_retention_ms)) if delete else None,
+            retention_bytes=_limit(_either(topic.retention_bytes, config.log_retention_bytes)) if delete else None,
+            compact=compact,
+            min_cleanable_dirty_ratio=(
+                config.log_cleaner_min_cleanable_ratio
+                if topic.min_cleanable_dirty_ratio is None
+                else topic.min_cleanable_dirty_ratio
+            ),
+            min_compaction_lag_ms=_either(topic.min_compaction_lag_ms, config.log_cleaner_min_compaction_lag_ms),
+            max_compaction_lag_ms=max_compaction_lag_ms,
+            delete_retention_ms=_either(topic.delete_retention_ms, config.log_cleaner_delete_retention_ms),
         )
 
     def _apply_state(self, entry: _Assigned, addresses: dict[int, tuple[str, int]]) -> None:

@@ -83,6 +83,12 @@ class Partition:
     """Guarantees: the high watermark never goes back within a leader epoch except by truncation, and stands still while
     fewer than min.insync.replicas are in sync; a request of another leader epoch changes nothing; an acknowledged
     offset is below the high watermark of the maximal ISR.
+
+    With `durability=synced` a replica has what it has flushed: the leader counts its own log so far, and a follower
+    asks for more once it has flushed what it got (`may_fetch`), so the offset of its fetch says that. Whatever is
+    decided by these offsets holds on disk, then: the high watermark, who lags, who may join the ISR. It is the high
+    watermark that waits, not acks=all alone: what a power cut of all replicas may take back must not be read before
+    either, or a consumer would have seen, and committed, what never happened.
     """
 
     def __init__(
@@ -246,13 +252,14 @@ class Partition:
         was committed before, and would lack what is committed now."""
         if not self.is_leader or self.eligible or len(self.isr) < self._replicas_to_commit:
             return False
-        reached = isr_rules.high_watermark(
+        of_replicas = isr_rules.high_watermark(
             self.log.log_end_offset,
             self.followers,
             self.maximal_isr,
             self._clock.monotonic(),
             self._settings.lag_time_max_s,
         )
+        reached = min(of_replicas, self.log.safe_end_offset)
         if reached <= self.high_watermark:
             return False
         self.high_watermark = reached
@@ -578,6 +585,12 @@ class Partition:
         self.log.move_log_start_offset(start)
 
     # -- follower --
+
+    @property
+    def may_fetch(self) -> bool:
+        """A fetch says that this replica has all before its offset. Once that is so, the log's `on_flushed` is called
+        where it was not."""
+        return self.log.is_safe
 
     def next_fetch(self, partition_max_bytes: int) -> FetchPartition:
         """Tells the leader where this log begins and ends."""

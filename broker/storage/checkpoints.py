@@ -6,7 +6,7 @@ hidden, cut off, or deleted as those of another topic. Files without that line a
 was one.
 
 Encoding and decoding are pure functions. `OffsetCheckpoint` is the one file per directory that holds an offset for
-every partition (recovery points, log start offsets, high watermarks).
+every partition (recovery points, log start offsets, high watermarks, where the dirty part begins).
 
 A recovery point on disk is a promise: "below it, everything is there". So it must never stay higher than what a
 truncation left, and worker threads that write an older picture must not overwrite a newer one. Hence `values`, an
@@ -27,6 +27,7 @@ from minibroker.protocol.world import Disk
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE = "partition.metadata"
 META_PROPERTIES_FILE = "meta.properties"

@@ -11,6 +11,11 @@ stop, and over a crash under the same boot id; otherwise, and wherever recovery 
 batch, it becomes "from my next registration on". The registration carries it to the controller, which elects by it
 (`controller/decisions/elections.py`).
 
+A second number, `synced_since`, says the same of what had been flushed, for topics with durability=synced: their
+replicas count for what is on disk alone, so a power cut takes nothing from them that they stood for, and the batches
+that it tore are those of an unflushed tail. That number changes where more is missing: below the recovery point on
+file; in a log that no power cut explains; with the directory, or with a disk that has failed.
+
 Whatever is interrupted must err on the side of distrust:
 - a loss is written down before the recovery cuts anything, since the next recovery would find nothing to cut;
 - the file has the present boot id before the clean-shutdown marker is removed, which is before anything is appended:
@@ -26,15 +31,15 @@ What is not noticed: a broker that has gone on with other directories, none of w
 old ones, or an old copy.
 
 Rejected: a word for each partition (one more file to sync with each); a word for each directory (the controller would
-have to know which replica is in which before it elects); an fsync per append, which makes all of this unnecessary and
-costs a disk's latency for each batch.
+have to know which replica is in which before it elects); an fsync per append for all topics, which makes most of
+this unnecessary and costs a disk's latency for each batch.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -53,11 +58,13 @@ _VERSION = 0
 
 class Continuity(msgspec.Struct, frozen=True, kw_only=True):
     """What the file says: under the host's start `boot_id`, all that was written since the broker epoch `trusted_since`
-    is there. SINCE_THIS_REGISTRATION: nothing is sure before the next registration."""
+    is there, and all that was flushed since `synced_since` (None: as `trusted_since`). SINCE_THIS_REGISTRATION: nothing
+    is sure before the next registration."""
 
     version: int = _VERSION
     boot_id: str
     trusted_since: int
+    synced_since: int | None = None
     directory_id: str = ""
     """Of this directory, drawn when it was new. Empty, and the others too: written before there were several."""
     directories: tuple[str, ...] = ()
@@ -75,12 +82,14 @@ class Witness(NamedTuple):
     directories: tuple[str, ...]
     failed: tuple[str, ...]
     trusted_since: int
+    synced_since: int
 
 
 class Verdict(NamedTuple):
     """What the directories say together."""
 
     trusted_since: int
+    synced_since: int
     doubt: str
     """Why they are not believed, beside what each says of itself. Empty: there is nothing."""
     directories: tuple[str, ...]
@@ -105,12 +114,20 @@ def combined(witnesses: Sequence[Witness], unopened: int) -> Verdict:
         doubt = "a directory that failed is back: its disk may have lost what was in memory"
     elif any(other.directory_id not in (w.directories or (w.directory_id,)) for w in old for other in old):
         doubt = "a directory is back without which the broker had gone on"
-    if doubt or not old or any(witness.trusted_since == SINCE_THIS_REGISTRATION for witness in old):
-        trusted_since = SINCE_THIS_REGISTRATION
-    else:
-        trusted_since = max(witness.trusted_since for witness in old)
     directories = known if unopened else present
-    return Verdict(trusted_since, doubt, tuple(sorted(directories)), tuple(sorted((failed & directories) - present)))
+    return Verdict(
+        SINCE_THIS_REGISTRATION if doubt else latest(witness.trusted_since for witness in old),
+        SINCE_THIS_REGISTRATION if doubt else latest(witness.synced_since for witness in old),
+        doubt,
+        tuple(sorted(directories)),
+        tuple(sorted((failed & directories) - present)),
+    )
+
+
+def latest(words: Iterable[int]) -> int:
+    """The word that counts of those of several directories."""
+    known = set(words)
+    return SINCE_THIS_REGISTRATION if SINCE_THIS_REGISTRATION in known or not known else max(known)
 
 
 def encode_continuity(continuity: Continuity) -> bytes:
@@ -123,8 +140,13 @@ def decode_continuity(path: str, data: bytes) -> Continuity:
         found = msgspec.json.decode(unsealed(path, data), type=Continuity)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error
-    if found.version != _VERSION or found.trusted_since < SINCE_THIS_REGISTRATION:
-        raise MalformedFile(f"{path} is damaged: version {found.version}, trusted since {found.trusted_since}")
+    if found.synced_since is None:
+        found = msgspec.structs.replace(found, synced_since=found.trusted_since)
+    if found.version != _VERSION or min(found.trusted_since, found.synced_since or 0) < SINCE_THIS_REGISTRATION:
+        raise MalformedFile(
+            f"{path} is damaged: version {found.version}, trusted since {found.trusted_since}, synced since "
+            f"{found.synced_since}"
+        )
     return found
 
 
@@ -146,6 +168,12 @@ class DataContinuity:
         return self._content.trusted_since
 
     @property
+    def synced_since(self) -> int:
+        """The same of what had been flushed."""
+        found = self._content.synced_since
+        return self._content.trusted_since if found is None else found
+
+    @property
     def directory_id(self) -> str:
         return self._content.directory_id
 
@@ -155,17 +183,25 @@ class DataContinuity:
         boot_id = self._present_boot_id()
         found = self._read()
         self._is_new = is_new and found is None
-        trusted_since = SINCE_THIS_REGISTRATION
+        trusted_since = synced_since = SINCE_THIS_REGISTRATION
+        if found is not None and found.synced_since is not None:
+            synced_since = found.synced_since
         if found is not None and (was_clean or (boot_id and found.boot_id == boot_id)):
             trusted_since = found.trusted_since
         elif found is not None:
             logger.warning(
                 "the host was started anew, and the broker had not stopped cleanly before: what it wrote last may be "
-                "missing, so it is not elected for what it had"
+                "missing, so it is not elected for what it had (but where a topic's durability is synced)"
             )
         before = found or self._content
         directory_id = before.directory_id or f"{self._random.getrandbits(128):032x}"
-        begun = msgspec.structs.replace(before, boot_id=boot_id, trusted_since=trusted_since, directory_id=directory_id)
+        begun = msgspec.structs.replace(
+            before,
+            boot_id=boot_id,
+            trusted_since=trusted_since,
+            synced_since=synced_since,
+            directory_id=directory_id,
+        )
         if begun == found:
             self._content = found
         else:
@@ -174,18 +210,24 @@ class DataContinuity:
     def witness(self) -> Witness:
         """After `begin`, and after the logs were opened."""
         content = self._content
-        return Witness(self._is_new, content.directory_id, content.directories, content.failed, content.trusted_since)
+        return Witness(
+            self._is_new,
+            content.directory_id,
+            content.directories,
+            content.failed,
+            self.trusted_since,
+            self.synced_since,
+        )
 
     def agree(self, verdict: Verdict) -> None:
         """Write down what all directories say together. Before the registration."""
         with self._writing:
             content = self._content
-            trusted_since = content.trusted_since
+            agreed = msgspec.structs.replace(content, directories=verdict.directories, failed=verdict.failed)
             if verdict.doubt or self._is_new:
-                trusted_since = verdict.trusted_since
-            agreed = msgspec.structs.replace(
-                content, trusted_since=trusted_since, directories=verdict.directories, failed=verdict.failed
-            )
+                agreed = msgspec.structs.replace(
+                    agreed, trusted_since=verdict.trusted_since, synced_since=verdict.synced_since
+                )
             if agreed != content:
                 self._write(agreed)
 
@@ -196,20 +238,32 @@ class DataContinuity:
             if failed != self._content.failed:
                 self._write(msgspec.structs.replace(self._content, failed=failed))
 
-    def distrust(self, reason: str) -> None:
-        """Something is lost, or is about to be. Called from any thread."""
+    def distrust(self, reason: str, was_flushed: bool = True) -> None:
+        """Something is lost, or is about to be. Called from any thread.
+
+        Without `was_flushed` it may be the tail that nobody had flushed: it is, where what was in memory is known to be
+        gone. (That stays known, however often the start is interrupted, until all logs are open.)"""
         with self._writing:
-            if self._content.trusted_since == SINCE_THIS_REGISTRATION:
+            known = self.trusted_since, self.synced_since
+            if known[0] == SINCE_THIS_REGISTRATION and not was_flushed:
+                return
+            if known == (SINCE_THIS_REGISTRATION, SINCE_THIS_REGISTRATION):
                 return
             logger.warning("what the data directory held is incomplete: %s", reason)
-            self._write(msgspec.structs.replace(self._content, trusted_since=SINCE_THIS_REGISTRATION))
+            self._write(
+                msgspec.structs.replace(
+                    self._content, trusted_since=SINCE_THIS_REGISTRATION, synced_since=SINCE_THIS_REGISTRATION
+                )
+            )
 
     def registered(self, broker_epoch: int) -> None:
         """This broker has this epoch. What it writes from now on is there until it says otherwise."""
         with self._writing:
             # Epochs only grow, except with a ZooKeeper that was set up anew, in which nothing is on record yet.
-            if self.trusted_since == SINCE_THIS_REGISTRATION or broker_epoch < self.trusted_since:
-                self._write(msgspec.structs.replace(self._content, trusted_since=broker_epoch))
+            known = self.trusted_since, self.synced_since
+            now = [broker_epoch if s == SINCE_THIS_REGISTRATION or broker_epoch < s else s for s in known]
+            if tuple(now) != known:
+                self._write(msgspec.structs.replace(self._content, trusted_since=now[0], synced_since=now[1]))
 
     def _write(self, content: Continuity) -> None:
         self._disk.write_atomically(self._path, encode_continuity(content))

@@ -8,6 +8,7 @@ KAFKA-10471). It is not written at all where the disk has failed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import NamedTuple, NoReturn
 
 from minibroker.broker.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LOCK_FILE,
     LOG_START_OFFSET_FILE,
@@ -40,6 +42,7 @@ _OWN_FILES = (
     RECOVERY_POINT_FILE,
     LOG_START_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
+    CLEANER_OFFSET_FILE,
     META_PROPERTIES_FILE,
     CLEAN_SHUTDOWN_FILE,
     CONTINUITY_FILE,
@@ -47,6 +50,9 @@ _OWN_FILES = (
     "controller-timeline.jsonl",  # the broker's flight recorder, kept with its data
     "controller-timeline.jsonl.1",
 )
+FLUSHES_AT_ONCE = 3
+"""Of one directory: each takes a worker thread, and a disk that hangs must leave one for other work."""
+
 _DELETE_SUFFIX = "-delete"
 _MAX_FILE_NAME = 255
 _DELETED_NAME = re.compile(r".+-[0-9]+\.[0-9a-f]{32}-delete", re.ASCII)
@@ -79,6 +85,9 @@ class LogDirectory:
         self.recovery_points = OffsetCheckpoint(world.disk, f"{path}/{RECOVERY_POINT_FILE}")
         self.log_start_offsets = OffsetCheckpoint(world.disk, f"{path}/{LOG_START_OFFSET_FILE}")
         self.high_watermarks = OffsetCheckpoint(world.disk, f"{path}/{HIGH_WATERMARK_FILE}")
+        self.flush_turns = asyncio.Semaphore(FLUSHES_AT_ONCE)
+        """Taken in the order in which the logs came, so none is left behind by busier ones."""
+        self.first_dirty_offsets = OffsetCheckpoint(world.disk, f"{path}/{CLEANER_OFFSET_FILE}")
         self.failure: BaseException | None = None
         """Why it is offline; None while it is not."""
         self._listeners: list[Callable[[], None]] = []
@@ -199,9 +208,14 @@ class LogDirectory:
 
     def lower_offsets(self, partition: TopicPartition, offset: int) -> None:
         """On return no checkpoint says more than `offset` for the partition: what a log holds from there on, after a
-        cut or in a new topic of that name, is neither flushed nor committed, whatever was there before. Raises
-        OSError."""
-        for checkpoint in (self.recovery_points, self.log_start_offsets, self.high_watermarks):
+        cut or in a new topic of that name, is neither flushed nor committed nor compacted, whatever was there before.
+        Raises OSError."""
+        for checkpoint in (
+            self.recovery_points,
+            self.log_start_offsets,
+            self.high_watermarks,
+            self.first_dirty_offsets,
+        ):
             checkpoint.lower(partition, offset)
 
     # -- whether its disk has failed --

@@ -21,31 +21,41 @@ of the end offset. `flush` takes a picture, has it written by a worker thread, a
 truncated meanwhile. No caller's buffer is changed: the leader's offset and epoch go into the first 16 bytes of each
 batch, and those are written from a new piece beside the rest of the received one, in one vectored write.
 
+With `durability=synced` the same flush follows every append. One is under way at a time, for all that was appended
+before it began, and the next one begins when it has ended: so many records share an fdatasync when many come (group
+commit), and appending waits for none. What changes is the log's account: `safe_end_offset`, by which the replica is
+judged, is how far it was flushed. Nothing else has to be written for it, neither the recovery point's checkpoint nor
+index entries: recovery reads on from that checkpoint, and there is no torn batch below what a flush has covered.
+
 After a failed write or fsync the page cache may hold pages that are marked clean and are not on disk; a second fsync
 would "succeed". So the first failure ends the whole log directory, for good.
 
 Rejected: preallocated and memory-mapped index files (a torn one must be rebuilt anyway, and mapping hides I/O errors
-as signals); flushing each append (as in Kafka, the replicas are the first line of defence; `flush` is there for
-whoever needs more).
+as signals); waiting for the disk in each append, whatever the topic's setting (as in Kafka, the replicas are the first
+line of defence).
 """
 
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple, NoReturn
 
 from minibroker.broker.storage.checkpoints import encode_epochs
+from minibroker.broker.storage.cleanable import Candidate, Cleanable, cleanable, groups
+from minibroker.broker.storage.compaction import CannotBeCleaned, Compaction, Source
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.key_map import KeyMap
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import Producer, ProducerState
 from minibroker.broker.storage.recovery import Recovered, replay
 from minibroker.broker.storage.retention import Removal, SegmentExtent
 from minibroker.broker.storage.segment import Appended, Segment
 from minibroker.broker.storage.snapshots import drop_snapshots_above, load_producers, sync_snapshot
+from minibroker.broker.storage.swap import Swap, remove_cleaned
 from minibroker.broker.storage.validator import validated_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
@@ -68,6 +78,9 @@ _NO_TIMESTAMP = -1
 _KEPT_SNAPSHOTS = 2
 """Besides those at the beginning of a segment."""
 _base_offset_of = attrgetter("base_offset")
+
+Pace = Callable[[int, asyncio.Event], Awaitable[None]]
+"""Waits as long as the reading and writing of so many bytes should take, or until the event is set."""
 
 
 class AppendInfo(NamedTuple):
@@ -103,12 +116,15 @@ class Log:
         topic_id: str,
         config: LogConfig,
         recovered: Recovered,
+        first_dirty_offset: int = 0,
     ) -> None:
         self.partition = partition
         self.topic_id = topic_id
         """Empty where the topic's id is not known."""
         self.config = config
         self.path = path
+        self.on_flushed: Callable[[], None] = lambda: None
+        """Called when `safe_end_offset` may have moved by a flush; with `synced` alone."""
         self._directory = directory
         self._disk = directory.world.disk
         self._clock = directory.world.clock
@@ -127,6 +143,8 @@ class Log:
         self._pending_snapshots: list[tuple[int, list[tuple[int, Producer]]]] = []
         self._written_epochs_version = recovered.written_epochs_version
         self._bytes_since_flush = 0
+        self._flush_after_bytes = _flush_after_bytes(config)
+        self._flush_began_s: float | None = None
         self._bytes_since_snapshot = 0
         self._changes = 0
         """Segments created, removed and truncated."""
@@ -136,6 +154,10 @@ class Log:
         self._retired: list[Segment] = []
         self._removal: Removal | None = None
         self._removing: asyncio.Task[None] | None = None
+        self._first_dirty_offset = first_dirty_offset
+        self._compaction: Compaction | None = None
+        self._compacting: asyncio.Task[bool] | None = None
+        self._swap: Swap | None = None
         self._closed = False
 
     # -- where it is --
@@ -164,6 +186,26 @@ class Log:
         return self._recovery_point
 
     @property
+    def safe_end_offset(self) -> int:
+        """Below it this replica counts as having everything: its end, or with `synced` what was flushed."""
+        return self._recovery_point if self.config.synced else self._log_end_offset
+
+    @property
+    def is_safe(self) -> bool:
+        """This replica counts as having all that is in its log."""
+        return not self.config.synced or self._recovery_point >= self._log_end_offset
+
+    @property
+    def flushing_for_s(self) -> float:
+        """For how many seconds the flush that is under way has been at work; 0 where none is."""
+        return 0.0 if self._flush_began_s is None else self._clock.monotonic() - self._flush_began_s
+
+    @property
+    def first_dirty_offset(self) -> int:
+        """No two records below have the same key, as far as that is known."""
+        return self._first_dirty_offset
+
+    @property
     def latest_epoch(self) -> int:
         """The newest leader epoch, or NO_EPOCH."""
         return self._epochs.latest
@@ -175,6 +217,12 @@ class Log:
 
     def __repr__(self) -> str:
         return f"<Log {self.partition} {self._log_start_offset}..{self._log_end_offset}>"
+
+    def configure(self, config: LogConfig) -> None:
+        """The settings from now on."""
+        self.config = config
+        self._flush_after_bytes = _flush_after_bytes(config)
+        self._make_safe()  # what was recovered, or appended before
 
     # -- appending --
 
@@ -224,7 +272,7 @@ class Log:
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append batches as the leader has them, offsets and epochs included.
 
-        They must begin at the log's end, without gaps. (When compaction comes: a gap is legal in what was compacted.)
+        They must begin at the log's end, without gaps, unless the topic is compacted: what was removed leaves gaps.
         Raises BrokerError CORRUPT_MESSAGE and LogInvariantViolated, with nothing written.
         """
         self._require_usable()
@@ -240,7 +288,8 @@ class Log:
                 validate_batch(records, header, position)
             except CorruptRecord as error:
                 raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}, fetched batch: {error}") from error
-            if header.base_offset != offset or header.partition_leader_epoch < epoch:
+            continues = header.base_offset == offset or (header.base_offset > offset and self.config.compact)
+            if not continues or header.partition_leader_epoch < epoch:
                 raise LogInvariantViolated(
                     f"{self.partition} is at offset {offset} in epoch {epoch}; a batch of offset {header.base_offset} "
                     f"and epoch {header.partition_leader_epoch} does not continue it"
@@ -292,7 +341,7 @@ class Log:
         self._log_end_offset = last_offset + 1
         self._bytes_since_flush += size
         self._bytes_since_snapshot += size
-        if self._bytes_since_flush >= self.config.flush_bytes:
+        if self._bytes_since_flush >= self._flush_after_bytes:
             self._flush_in_background()
 
     def roll(self) -> None:
@@ -477,9 +526,8 @@ class Log:
         segment = self._segments[index]
         try:
             position = segment.locate(offset)
-            for _, header in segment.walk(position, segment.size):
-                offset = min(offset, header.base_offset)
-                break
+            # With the batch before, wherever compaction has left a gap: what nobody can read must not be waited for.
+            offset = segment.end_before(position)
             self._begin_cut(offset)
             # From the end backwards, so that a crash in between leaves a log without a gap.
             for later in reversed(self._segments[index + 1 :]):
@@ -521,6 +569,7 @@ class Log:
             self._synced_changes = self._changes
         except OSError as error:
             self._directory.fail_and_raise(error, f"emptying {self.path}")
+        self._make_safe()
 
     def move_log_start_offset(self, offset: int) -> None:
         """Records below `offset` are gone for readers; never moves back. Raises BrokerError OFFSET_OUT_OF_RANGE.
@@ -577,6 +626,8 @@ class Log:
             self._snapshots = [offset for offset in self._snapshots if offset != kept]
         if self._closed or self._removing is not None or count != self._count_old(start):
             return  # things have changed; the next time
+        if self._compaction is not None:
+            self._compaction.stop()
         removed, self._segments = self._segments[:count], self._segments[count:]
         snapshots = [offset for offset in self._snapshots if offset < kept]
         self._snapshots = self._snapshots[len(snapshots) :]
@@ -599,7 +650,11 @@ class Log:
     def _begin_cut(self, offset: int, *, keep: bool = True) -> None:
         """From now on nothing may rely on what a flush under way writes, nor on a checkpoint that says more than
         `offset`; nor, unless `keep`, on any snapshot."""
+        if self._compaction is not None:
+            self._compaction.stop()
+        self._finish_swap()
         self._recovery_point = min(self._recovery_point, offset)
+        self._first_dirty_offset = min(self._first_dirty_offset, offset)
         work = self._written_now
         if work is not None:
             cut = offset if keep else -1
@@ -609,6 +664,9 @@ class Log:
     def _drop(self, segment: Segment) -> None:
         segment.remove_files()
         self._changes += 1
+        self._let_go(segment)
+
+    def _let_go(self, segment: Segment) -> None:
         if self._flushing is None:
             segment.close()
         else:
@@ -624,6 +682,137 @@ class Log:
                 producers, start = ProducerState.restore(captured), taken_at
             replay(self._segments, start, offset, producers, start, None, self._clock.wall_ms())
             self._producers = producers
+
+    # -- compaction --
+
+    def candidate(self, high_watermark: int, now_ms: int) -> Candidate:
+        """What there is to be compacted. Raises BrokerError."""
+        self._require_usable()
+        found = cleanable(
+            self.extents(),
+            first_dirty=self._first_dirty_offset,
+            log_start_offset=self._log_start_offset,
+            limit=min(high_watermark, self._recovery_point),
+            now_ms=now_ms,
+            min_compaction_lag_ms=self.config.min_compaction_lag_ms,
+        )
+        is_overdue = False
+        max_lag_ms = self.config.max_compaction_lag_ms
+        if max_lag_ms is not None and found.dirty_bytes:
+            try:
+                oldest_ms = self._segments[self._segment_index(found.first_dirty)].first_timestamp
+            except OSError as error:
+                self._directory.fail_and_raise(error, f"reading {self.path}")
+            except CorruptRecord as error:
+                self._report_damage(error)
+            is_overdue = now_ms - oldest_ms > max_lag_ms
+        return Candidate(found, self.config.min_cleanable_dirty_ratio, is_overdue)
+
+    async def compact(self, what: Cleanable, key_map: KeyMap, pace: Pace) -> bool:
+        """One pass over the log, see `compaction`. `key_map` is empty. False: it was given up, since the log was cut,
+        lost segments or is closed. On return, what is below `first_dirty_offset` is compacted, on disk too.
+
+        Raises CannotBeCleaned and BrokerError KAFKA_STORAGE_ERROR."""
+        self._require_usable()
+        assert self._compaction is None
+        sources = self._sources(what.end)
+        if not sources or not all(source.segment.stored for source in sources):
+            return False  # a flush is about to write their indexes
+        self._compaction = Compaction(
+            self._disk,
+            self.path,
+            sources,
+            first_dirty=what.first_dirty,
+            end=what.end,
+            key_map=key_map,
+            producer_ids=frozenset(producer_id for producer_id, _ in self._producers.capture()),
+            index_interval_bytes=self.config.index_interval_bytes,
+            delete_retention_ms=self.config.delete_retention_ms,
+        )
+        self._compacting = asyncio.get_running_loop().create_task(
+            self._compact(self._compaction, sources, pace), name=f"compaction {self.partition}"
+        )
+        return await asyncio.shield(self._compacting)
+
+    def _sources(self, end: int) -> list[Source]:
+        """The segments that begin below `end`, without those that are only waiting for their removal."""
+        return [
+            Source(segment, extent.end_offset, extent.size)
+            for segment, extent in zip(self._segments, self.extents(), strict=True)
+            if extent.base_offset < end and extent.end_offset > self._log_start_offset and segment is not self._active
+        ]
+
+    async def _compact(self, work: Compaction, sources: list[Source], pace: Pace) -> bool:
+        try:
+            for phase in (work.read_keys(), work.read_producers()):
+                if not await self._in_slices(phase, work, pace):
+                    return False
+            of = {source.segment.base_offset: source for source in sources}
+            extents = [
+                SegmentExtent(base_offset, source.end_offset, source.size, -1)
+                for base_offset, source in of.items()
+                if base_offset < work.end
+            ]
+            for group in groups(extents, self.config.segment_bytes):
+                if not await self._replace([of[extent.base_offset] for extent in group], work, pace):
+                    return False
+            self._first_dirty_offset = max(self._first_dirty_offset, work.end)
+            return True
+        except OSError as error:
+            if work.stopped.is_set() and self._directory.failure is None:
+                return False  # the files are not the log's any more
+            self._directory.fail_and_raise(error, f"compacting {self.path}")
+        except (CorruptRecord, ValueError) as error:
+            if work.stopped.is_set():
+                return False
+            raise CannotBeCleaned(f"{self.partition} cannot be compacted: {error}") from error
+        finally:
+            self._compaction = self._compacting = None
+
+    async def _in_slices(self, phase: Iterator[int], work: Compaction, pace: Pace) -> bool:
+        while not work.stopped.is_set():
+            self._directory.check()
+            done = await self._directory.world.executor.run(next, phase, None)
+            if done is None:
+                return not work.stopped.is_set()
+            await pace(done, work.stopped)
+        return False
+
+    async def _replace(self, group: list[Source], work: Compaction, pace: Pace) -> bool:
+        """Write a group of segments anew, and let the log have the result."""
+        run, base = self._directory.world.executor.run, group[0].segment.base_offset
+        cleaned = await run(work.create, base)
+        try:
+            whole = await self._in_slices(work.write(group, cleaned, self._clock.wall_ms()), work, pace)
+            is_same = len(group) == 1 and not work.has_changed
+        except BaseException:
+            cleaned.close()
+            raise
+        if not whole or is_same:
+            cleaned.close()
+            await run(remove_cleaned, self._disk, self.path, base)
+            return whole
+        # From here to the swap's first step nothing may come between.
+        old = [source.segment for source in group]
+        first = self._segments.index(old[0])
+        assert self._segments[first : first + len(old)] == old
+        self._segments[first : first + len(old)] = [cleaned]
+        self._swap = swap = Swap(self._disk, self.path, cleaned, group[-1].end_offset, old)
+        for segment in old:
+            self._let_go(segment)
+        try:
+            await run(swap.carry_out)
+            self._finish_swap()
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"swapping segments of {self.path}")
+        return not work.stopped.is_set()
+
+    def _finish_swap(self) -> None:
+        """Nothing is under way any more that changes names of segments. Raises OSError."""
+        swap, self._swap = self._swap, None
+        if swap is not None:
+            swap.carry_out()
+            swap.segment.indexes_stored()
 
     # -- flushing --
 
@@ -679,6 +868,10 @@ class Log:
         self._bytes_since_flush = 0
         self._flush_task()
 
+    def _make_safe(self) -> None:
+        if not self.is_safe:
+            self._flush_in_background()
+
     def _flush_ended(self, task: asyncio.Task[None]) -> None:
         self._flushing = None
         for segment in self._retired:
@@ -687,9 +880,20 @@ class Log:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._directory.fail(error, f"flushing {self.path}")
+        if self.config.synced and not self._closed and self._directory.failure is None:
+            self._make_safe()
+            self.on_flushed()
 
     async def _flush(self) -> None:
         """Write one picture of the log. What fails ends up in the directory's `failure`."""
+        async with self._directory.flush_turns:
+            self._flush_began_s = self._clock.monotonic()
+            try:
+                await self._write_picture()
+            finally:
+                self._flush_began_s = None
+
+    async def _write_picture(self) -> None:
         if self._bytes_since_snapshot >= self.config.flush_bytes:
             self._take_snapshot()
         work = self._written_now = self._picture()
@@ -729,7 +933,8 @@ class Log:
             segment = self._segments[number]
             is_active = segment is self._active
             end = self._log_end_offset if is_active else self._segments[number + 1].base_offset
-            if not is_active and segment.stored and end <= self._recovery_point:
+            is_in_swap = self._swap is not None and segment is self._swap.segment
+            if not is_active and (segment.stored or is_in_swap) and end <= self._recovery_point:
                 break
             work.files.insert(0, segment.file)
             work.indexes[:0] = segment.index_writes(all_entries=snapshot_due or not is_active)
@@ -748,6 +953,9 @@ class Log:
     async def close(self) -> None:
         """Wait for a flush that is under way and close the files. Flushes nothing: see `checkpoint`."""
         self._closed = True
+        if self._compaction is not None and self._compacting is not None:
+            self._compaction.stop()
+            await asyncio.wait([self._compacting])
         if self._flushing is not None:
             await asyncio.shield(self._flushing)
         if self._removal is not None and self._removing is not None:
@@ -762,3 +970,7 @@ class Log:
             self._directory.check()
         if self._closed:
             raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log of {self.partition} is closed")
+
+
+def _flush_after_bytes(config: LogConfig) -> int:
+    return 0 if config.synced else config.flush_bytes

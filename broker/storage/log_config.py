@@ -21,6 +21,18 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records older than this may be deleted, a segment at a time; None: however old they are, they stay."""
     retention_bytes: int | None = None
     """The oldest segments may be deleted without which the log still has this much; None: however many there are."""
+    synced: bool = False
+    """durability=synced: what was appended is flushed at once, and counts for nothing before it is."""
+    compact: bool = False
+    """Of each key the latest record alone need stay; records without a key are refused."""
+    min_cleanable_dirty_ratio: float = 0.5
+    """The log is compacted when more than this part of it is new since the last time."""
+    min_compaction_lag_ms: int = 0
+    """Younger records are not compacted."""
+    max_compaction_lag_ms: int | None = None
+    """The log is compacted once it has older ones that were not; None: however old."""
+    delete_retention_ms: int = 86_400_000
+    """How long a tombstone stays once what it deletes is gone."""
     flush_bytes: int = 32 * 1024**2
     """Flush in the background each time this much was appended: it bounds what a crash leaves to check, and keeps the
     kernel from writing back all at once."""

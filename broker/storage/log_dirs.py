@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from minibroker.broker.storage.continuity import combined
+from minibroker.broker.storage.continuity import combined, latest
 from minibroker.broker.storage.directory import LogDirectoryFailed
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
@@ -27,7 +27,6 @@ from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 
 logger = logging.getLogger("minibroker.storage")
 
@@ -161,8 +160,12 @@ class LogDirs:
     @property
     def trusted_since(self) -> int:
         """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
-        words = [manager.trusted_since for manager in self.online]
-        return SINCE_THIS_REGISTRATION if SINCE_THIS_REGISTRATION in words else max(words, default=-1)
+        return latest(manager.trusted_since for manager in self.online)
+
+    @property
+    def synced_since(self) -> int:
+        """The same of what had been flushed."""
+        return latest(manager.synced_since for manager in self.online)
 
     def registered(self, broker_epoch: int) -> None:
         """As `LogManager.registered`, for every directory."""
@@ -285,6 +288,16 @@ class LogDirs:
         """As `LogManager.checkpoint_log_start_offsets`, in every directory that is online."""
         for manager in self.online:
             await self._going_on(manager.checkpoint_log_start_offsets())
+
+    async def checkpoint_first_dirty_offsets(self) -> None:
+        """As `LogManager.checkpoint_first_dirty_offsets`, in every directory that is online."""
+        for manager in self.online:
+            await self._going_on(manager.checkpoint_first_dirty_offsets())
+
+    async def checkpoint_synced(self) -> None:
+        """As `LogManager.checkpoint_synced`, in every directory that is online."""
+        for manager in self.online:
+            await self._going_on(manager.checkpoint_synced())
 
     async def remove_old_segments(self) -> None:
         """As `LogManager.remove_old_segments`, in every directory that is online."""

@@ -81,6 +81,7 @@ class LogManager:
         self._recovery_points = self._directory.recovery_points
         self._log_start_offsets = self._directory.log_start_offsets
         self._high_watermarks = self._directory.high_watermarks
+        self._first_dirty_offsets = self._directory.first_dirty_offsets
         self._continuity = DataContinuity(self._disk, log_dir, world.random)
         self._logs: dict[TopicPartition, Log] = {}
         self._unsettled: set[TopicPartition] = set()
@@ -109,11 +110,13 @@ class LogManager:
                 recovery_points = self._read_offsets(self._recovery_points)
                 log_start_offsets = self._read_offsets(self._log_start_offsets)
                 self._read_offsets(self._high_watermarks)
+                self._read_offsets(self._first_dirty_offsets)
                 await self._open_logs(recovery_points, log_start_offsets)
                 # What the files promised may be more than what is there.
                 await self._write_recovery_points()
                 await self._lower_high_watermarks()
                 await self._write_log_start_offsets()
+                await self._write_first_dirty_offsets()
             except BaseException:
                 await self.close(clean=False)
                 raise
@@ -201,7 +204,16 @@ class LogManager:
                 report.log_end_offset,
                 report.problem,
             )
-        log = Log(self._directory, self._path(str(partition)), partition, opened.topic_id, config, opened.recovered)
+        first_dirty = min(self._first_dirty_offsets.values.get(partition, 0), report.log_end_offset)
+        log = Log(
+            self._directory,
+            self._path(str(partition)),
+            partition,
+            opened.topic_id,
+            config,
+            opened.recovered,
+            first_dirty,
+        )
         self._logs[partition] = log
         return log
 
@@ -211,6 +223,11 @@ class LogManager:
     def trusted_since(self) -> int:
         """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
         return self._continuity.trusted_since
+
+    @property
+    def synced_since(self) -> int:
+        """The same of what had been flushed."""
+        return self._continuity.synced_since
 
     @property
     def directory_id(self) -> str:
@@ -329,7 +346,7 @@ class LogManager:
                         log.topic_id = topic_id
                 except OSError as error:
                     self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
-            log.config = config
+            log.configure(config)
             return log
 
     def _create_log(self, partition: TopicPartition, topic_id: str) -> _Opened:
@@ -423,6 +440,14 @@ class LogManager:
             await log.checkpoint()
         await self._checkpoint_recovery_points()
 
+    async def checkpoint_synced(self) -> None:
+        """Write down how far logs with durability=synced are flushed, where that is more than the file says. A power
+        cut takes nothing below, so a start that does not find it knows that something else has happened. Raises
+        BrokerError KAFKA_STORAGE_ERROR."""
+        known = self._recovery_points.values
+        if any(log.config.synced and log.recovery_point > known.get(p, 0) for p, log in self._logs.items()):
+            await self._checkpoint_recovery_points()
+
     async def _checkpoint_recovery_points(self) -> None:
         self._directory.check()
         try:
@@ -457,6 +482,21 @@ class LogManager:
         if offsets != self._log_start_offsets.values or not self._log_start_offsets.is_written:
             await self._world.executor.run(self._log_start_offsets.write, self._log_start_offsets.stage(offsets))
         return offsets
+
+    async def checkpoint_first_dirty_offsets(self) -> None:
+        """Write down which logs are compacted, and how far. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        self._directory.check()
+        try:
+            await self._write_first_dirty_offsets()
+        except OSError as error:
+            self._directory.fail_and_raise(error, f"writing {self._first_dirty_offsets.path}")
+
+    async def _write_first_dirty_offsets(self) -> None:
+        checkpoint = self._first_dirty_offsets
+        known = checkpoint.values  # before the controller's first order, logs do not know their topics' settings
+        offsets = {p: log.first_dirty_offset for p, log in self._logs.items() if log.config.compact or p in known}
+        if offsets != known or not checkpoint.is_written:
+            await self._world.executor.run(checkpoint.write, checkpoint.stage(offsets))
 
     def high_watermark(self, partition: TopicPartition) -> int:
         """As last checkpointed, 0 where it never was: of this very log, and not past what it held then."""
@@ -500,6 +540,7 @@ class LogManager:
                 try:
                     await self.checkpoint_recovery_points()
                     await self.checkpoint_log_start_offsets()
+                    await self.checkpoint_first_dirty_offsets()
                 except BrokerError:
                     return  # the directory is offline, and everybody has been told
 
@@ -545,6 +586,7 @@ class LogManager:
                         raise outcome
                 await self._checkpoint_recovery_points()
                 await self.checkpoint_log_start_offsets()
+                await self.checkpoint_first_dirty_offsets()
             except BrokerError:
                 clean = False  # the directory went offline, and everybody has been told
         for log in self.logs():

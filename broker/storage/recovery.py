@@ -36,6 +36,7 @@ from minibroker.broker.storage.leader_epochs import LeaderEpochCache
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.segment import LOG_SUFFIX, Appended, Segment, file_name, parse_file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, drop_snapshots_above, load_producers
+from minibroker.broker.storage.swap import finish_swap
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
     HEADER_SIZE,
@@ -167,15 +168,18 @@ def recover(
     log_start_offset: int,
     index_interval_bytes: int,
     now_ms: int,
-    before_loss: Callable[[str], None] = lambda reason: None,
+    before_loss: Callable[[str, bool], None] = lambda reason, was_flushed: None,
 ) -> Recovered:
     """Open the log in `directory`, repairing what a crash left. Blocks.
 
     `recovery_point` is what the checkpoint says, 0 if nothing; `clean`: the broker stopped cleanly, so all of the log
     is on disk. A directory without segments becomes an empty log that begins at `log_start_offset`. `before_loss` is
-    called with a reason before anything is cut that is more than an incomplete last batch: afterwards nothing shows it.
-    Raises DamagedLog, CorruptRecord (damage below the recovery point), OSError.
+    called before anything is cut that is more than an incomplete last batch, since afterwards nothing shows it: with
+    the reason, and whether what is missing had been flushed for certain. A swap of compacted segments that was under
+    way is carried out first. Raises DamagedLog, CorruptRecord and MalformedFile (damage below the recovery point),
+    OSError.
     """
+    finish_swap(disk, directory, index_interval_bytes)
     bases, snapshots = _tidy(disk, directory)
     segments: list[Segment] = []
     problem = ""
@@ -224,7 +228,7 @@ def recover(
                 raise DamagedLog(f"{problem}, where it had been safely on disk; opening it would delete what follows")
             lost_more = next_base is not None or scan.bad is None or not scan.bad.incomplete
             if lost_more:
-                before_loss(problem)
+                before_loss(problem, clean)
             cut = segment.size - scan.position
             for later_base in reversed(bases[index + 1 :]):
                 later = Segment(disk, directory, later_base, index_interval_bytes)
@@ -241,7 +245,7 @@ def recover(
             problem = (
                 problem or f"the log in {directory} ends at offset {end_offset}, but {recovery_point} had been on disk"
             )
-            before_loss(problem)
+            before_loss(problem, True)
         believed = end_offset if clean else min(recovery_point, end_offset)
         epochs, epochs_end = _load_epochs(disk, directory, believed)
         if not clean or problem:

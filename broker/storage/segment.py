@@ -61,11 +61,15 @@ class Appended(NamedTuple):
 class Segment:
     """Offsets from `base_offset` on. Every call may raise OSError, and CorruptRecord where it walks over headers."""
 
-    def __init__(self, disk: Disk, directory: str, base_offset: int, index_interval_bytes: int) -> None:
-        """Open. The indexes are empty until `load_sealed`, or `load_active` and `note`, have filled them."""
+    def __init__(
+        self, disk: Disk, directory: str, base_offset: int, index_interval_bytes: int, *, suffix: str = ""
+    ) -> None:
+        """Open. The indexes are empty until `load_sealed`, or `load_active` and `note`, have filled them.
+
+        `suffix` is what the name of its file has behind `path`, the name that it is to get."""
         self.base_offset = base_offset
         self.path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
-        self.file = disk.open(self.path, create=True)
+        self.file = disk.open(self.path + suffix, create=True)
         self.size = self.file.size()
         """The end of the last whole batch: where the next append goes."""
         self.max_timestamp = _NO_TIMESTAMP
@@ -367,6 +371,14 @@ class Segment:
         if len(data) < end - start:
             raise CorruptRecord(f"{self.path} ends at position {start + len(data)}, but had {self.size} bytes")
         return data
+
+    def end_before(self, position: int) -> int:
+        """The offset after the last batch that begins before the one at `position`."""
+        end = self.base_offset
+        entry = self._offset_index.floor_by_value(position - 1)
+        for _, header in self._walk_from(entry, position):
+            end = header.next_offset
+        return end
 
     def _last_boundary(self, start: int, limit: int) -> int:
         """The last position up to `limit` where a batch begins, at least `start`. `limit` is within the segment."""

@@ -10,6 +10,7 @@ from minibroker.protocol.records import (
     Buffer,
     CorruptRecord,
     InvalidRecord,
+    decode_batch,
     parse_header,
     validate_batch,
     validate_produced,
@@ -38,6 +39,10 @@ def validated_headers(records: Buffer, partition: TopicPartition, config: LogCon
                 )
             validate_batch(records, header, position, as_produced=True)
             validate_produced(header)
+            if config.compact:
+                keys = decode_batch(records, header, position, check_crc=False).keys
+                if keys is None or None in keys:
+                    raise InvalidRecord("a record without a key, and the topic is compacted: give each record a key")
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
         except InvalidRecord as error:

@@ -17,6 +17,7 @@ import msgspec
 
 from minibroker.broker.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
     LOG_START_OFFSET_FILE,
@@ -38,6 +39,7 @@ from minibroker.broker.storage.inspection import BadBytes, Batch, base_offset_of
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
 from minibroker.broker.storage.segment import LOG_SUFFIX, file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX
+from minibroker.broker.storage.swap import SWAP_SUFFIX
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
 
@@ -86,6 +88,12 @@ class Checkpointed(NamedTuple):
     recovery_point: int | None = None
     log_start_offset: int | None = None
     high_watermark: int | None = None
+    first_dirty_offset: int | None = None
+    """Not None: the topic is compacted."""
+
+
+_CHECKPOINTS = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
+"""In the order of `Checkpointed`."""
 
 
 def is_data_directory(path: Path) -> bool:
@@ -106,10 +114,7 @@ def verify_data_directory(path: Path) -> DirectoryReport:
                 decode(str(file), file.read_bytes())
         except MalformedFile as error:
             findings.append(Finding(file=str(file), problem=str(error)))
-    recovery_points, log_start_offsets, high_watermarks = (
-        _read_offsets(path / name, findings)
-        for name in (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE)
-    )
+    recovery_points, *other_offsets = (_read_offsets(path / name, findings) for name in _CHECKPOINTS)
     directories = {partition: child for child in sorted(path.iterdir()) if (partition := _partition_at(child))}
     for partition, offset in sorted(recovery_points.items()):
         if offset > 0 and partition not in directories:
@@ -118,11 +123,7 @@ def verify_data_directory(path: Path) -> DirectoryReport:
     reports = [
         verify_partition(
             directory,
-            Checkpointed(
-                recovery_points.get(partition),
-                log_start_offsets.get(partition),
-                high_watermarks.get(partition),
-            ),
+            Checkpointed(recovery_points.get(partition), *(offsets.get(partition) for offsets in other_offsets)),
         )
         for partition, directory in sorted(directories.items())
     ]
@@ -134,12 +135,7 @@ def checkpointed(directory: Path) -> Checkpointed:
     partition = _partition_at(directory)
     if partition is None or not is_data_directory(directory.parent):
         return Checkpointed()
-    return Checkpointed(
-        *(
-            _read_offsets(directory.parent / name, []).get(partition)
-            for name in (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE)
-        )
-    )
+    return Checkpointed(*(_read_offsets(directory.parent / name, []).get(partition) for name in _CHECKPOINTS))
 
 
 def _partition_at(path: Path) -> TopicPartition | None:
@@ -162,10 +158,15 @@ def verify_partition(directory: Path, known: Checkpointed) -> PartitionReport:
             names.setdefault(parsed[1], []).append(parsed[0])
     bases = names.get(LOG_SUFFIX, [])
     walk = _Walk(directory, known, bases[0] if bases else 0)
+    if markers := sorted(directory.glob(f"*{SWAP_SUFFIX}")):
+        problem = "compacted segments were being swapped in; the next start goes on with that, verify after it"
+        walk.findings.append(Finding(file=str(markers[0]), problem=problem))
+        bases = []
     for number, base in enumerate(bases):
         walk.segment(base, bases[number + 1] if number + 1 < len(bases) else None)
-    walk.compare_with_checkpoints(bases[0] if bases else 0)
-    walk.compare_epochs()
+    if not markers:
+        walk.compare_with_checkpoints(bases[0] if bases else 0)
+        walk.compare_epochs()
     for offset in names.get(SNAPSHOT_SUFFIX, []):
         walk.snapshot(offset)
     walk.topic_id()
@@ -253,7 +254,8 @@ class _Walk:
     def _batch(self, path: Path, batch: Batch, next_base: int | None) -> None:
         header, position = batch.header, batch.position
         first, last = header.base_offset, header.last_offset
-        if first != self.next_offset:
+        may_leave_gaps = self.known.first_dirty_offset is not None
+        if first < self.next_offset or (first > self.next_offset and not may_leave_gaps):
             self._gap(path, position, first, f"a batch of offset {first} where {self.next_offset} is next")
         if next_base is not None and last >= next_base:
             self._gap(path, position, last, f"offset {last} in a segment that ends before {next_base}")
@@ -275,7 +277,7 @@ class _Walk:
         self.next_offset = max(self.next_offset, last + 1)
 
     def compare_with_checkpoints(self, first_base: int) -> None:
-        recovery_point, log_start_offset, high_watermark = self.known
+        recovery_point, log_start_offset, high_watermark, _ = self.known
         for name, offset, what in (
             (RECOVERY_POINT_FILE, recovery_point, "had been on disk"),
             (HIGH_WATERMARK_FILE, high_watermark, "had been committed"),
@@ -315,7 +317,11 @@ class _Walk:
         found = {entry.epoch: entry.start_offset for entry in self.epoch_starts if entry.start_offset < end}
         for epoch in sorted({*said, *found}):
             # What begins the log may be cut off at its start, and then the epoch begins there.
-            if max(said.get(epoch, -1), first) != max(found.get(epoch, -1), first):
+            by_file, by_batches = max(said.get(epoch, -1), first), max(found.get(epoch, -1), first)
+            if self.known.first_dirty_offset is not None and epoch in said:
+                # Of a compacted log's epoch the first batches may be gone, or all of them.
+                by_batches = by_file if epoch not in found else min(by_file, by_batches)
+            if by_file != by_batches:
                 problem = (
                     f"leader epoch {epoch} begins at offset {said.get(epoch, 'none')} by this file, and at "
                     f"{found.get(epoch, 'none')} by the batches; {BUILT_AGAIN}"

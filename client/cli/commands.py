@@ -10,6 +10,7 @@ import typer
 
 from minibroker.client.cli import brokers, topics
 from minibroker.client.cli.bench import consume as bench_consume
+from minibroker.client.cli.bench import durability as bench_durability
 from minibroker.client.cli.bench import latency as bench_latency
 from minibroker.client.cli.bench import produce as bench_produce
 from minibroker.client.cli.consume import consume
@@ -38,5 +39,5 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
     app.add_typer(brokers.app, name="brokers")
     app.command()(produce)
     app.command()(consume)
-    for command in (bench_produce.produce, bench_consume.consume, bench_latency.latency):
+    for command in (bench_produce.produce, bench_consume.consume, bench_latency.latency, bench_durability.durability):
         bench.command()(command)

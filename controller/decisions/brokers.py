@@ -306,11 +306,12 @@ def _settle_known(
     current = state.leadership[partition]
     assignment = state.assignments[partition]
     live = state.live_replicas(partition)
+    live_brokers = state.live_brokers_of(partition)
     position = state.partition_state(partition)
     target, election = elections.decide(
         assignment,
         current,
-        state.live_brokers_of(partition),
+        elections.trusted_by_what_is_flushed(live_brokers) if settings.is_synced else live_brokers,
         state.controller_epoch,
         to_commit=replicas_to_commit(settings.min_insync_replicas, len(assignment)),
         unclean=settings.unclean_leader_election,
@@ -370,8 +371,8 @@ def _why_leaderless(partition: TopicPartition, current: LeaderAndIsr, live: Cont
 
 
 def topics_to_settle(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
-    """The topics whose settings matter to some of the partitions: not those where all is right as it is, nor those of
-    which no replica lives."""
+    """The topics whose settings matter to some of the partitions: not those where all is right as it is, whatever their
+    durability, nor those of which no replica lives."""
     topics = {
         partition.topic
         for partition in partitions

@@ -11,6 +11,8 @@ The choice: what was acknowledged is in the log of every *trusted* member of the
 - Eligible are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then on
   (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). Those that left because they
   are not trusted stay on record too, but only for the last resort.
+- In a topic with durability=synced they stand for what they had flushed, so they are trusted while their broker says
+  that nothing of that is lost (`Broker.synced_since`): after a power cut too, of all brokers at once.
 - The first replica in the assignment that is trusted and in the ISR is elected, or else the first that is trusted and
   eligible. Where there is neither, there is no leader, and the ISR and the eligible stay on record as they are: any of
   them that comes back and is trusted has everything, and the last member never leaves.
@@ -28,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
+
+import msgspec
 
 from minibroker.controller.cluster_state import NOT_WRITTEN, LogEnd
 from minibroker.protocol.model import (
@@ -67,6 +71,11 @@ def is_trusted(member: Member, live: Live) -> bool:
     """It lives, and has what it had when it was put on record."""
     broker = live.get(member.broker_id)
     return broker is not None and (member.epoch == NO_EPOCH or member.epoch >= broker.trusted_since)
+
+
+def trusted_by_what_is_flushed(live: Live) -> dict[int, Broker]:
+    """For a topic with durability=synced: as `live`, but believed for what was flushed."""
+    return {b: msgspec.structs.replace(broker, trusted_since=broker.synced_since) for b, broker in live.items()}
 
 
 def leader_stays(state: LeaderAndIsr, live: Live) -> bool:

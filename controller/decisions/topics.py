@@ -14,7 +14,7 @@ from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import CreatableAssignment, CreatableTopic, CreatableTopicResult
-from minibroker.protocol.model import TopicPartition, topic_name_problem
+from minibroker.protocol.model import DURABILITY, REPLICATED, TopicPartition, topic_name_problem
 from minibroker.protocol.znodes import TopicZnode, delete_topic_path, encode_config, encode_topic
 
 MAX_PARTITIONS_OF_A_TOPIC = 10_000
@@ -35,6 +35,7 @@ ConfigCheck = Callable[[str, str], str | None]
 class TopicDefaults(NamedTuple):
     num_partitions: int
     replication_factor: int
+    durability: str = REPLICATED
 
 
 class NewTopic(NamedTuple):
@@ -107,7 +108,7 @@ def validate(
             _check_name(request.name, state, existing, taken)
             topic_id = topic_ids.make(state.controller_epoch, next(numbers), _nonce(request, random))
             assignment = _assignment(request, state, defaults, random)
-            config = _config(request, check_config, replication_factor=len(assignment[0]))
+            config = _config(request, check_config, len(assignment[0]), defaults.durability)
             new_topic = NewTopic(request.name, TopicZnode(topic_id, assignment), config)
             _check_size(new_topic)
         except _Refused as refused:
@@ -253,7 +254,9 @@ def _explicit_assignment(assignments: Sequence[CreatableAssignment], state: Clus
     return dict(sorted(given.items()))
 
 
-def _config(request: CreatableTopic, check_config: ConfigCheck, replication_factor: int) -> dict[str, str]:
+def _config(
+    request: CreatableTopic, check_config: ConfigCheck, replication_factor: int, durability: str
+) -> dict[str, str]:
     config: dict[str, str] = {}
     for entry in request.configs:
         if entry.value is None:
@@ -270,6 +273,9 @@ def _config(request: CreatableTopic, check_config: ConfigCheck, replication_fact
         if problem is not None:
             raise _Refused(ErrorCode.INVALID_CONFIG, problem)
         config[entry.name] = entry.value
+    if durability != REPLICATED:
+        # For good: replicas are elected by it, and no broker may take the topic for anything else.
+        config.setdefault(DURABILITY, durability)
     least = int(config.get(MIN_INSYNC_REPLICAS, 1))
     if least > replication_factor:
         raise _Refused(

@@ -43,6 +43,7 @@ from minibroker.protocol.records.header import (
     validate_batch,
     validate_produced,
 )
+from minibroker.protocol.records.rewriting import with_records, without_records
 
 __all__ = [
     "CRC_END",
@@ -75,4 +76,6 @@ __all__ = [
     "stamp",
     "validate_batch",
     "validate_produced",
+    "with_records",
+    "without_records",
 ]

@@ -36,6 +36,7 @@ _COMPRESSION_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
+DELETE_HORIZON = 0x40
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PLACE = struct.Struct(">qiib")
@@ -103,6 +104,12 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & CONTROL)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """From when on compaction may remove the batch's tombstones; None: that is not known yet. It takes the place of
+        the base timestamp, from which the records' deltas are then counted (KIP-534)."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON else None
 
     @property
     def has_producer_id(self) -> bool:
@@ -199,6 +206,8 @@ def validate_produced(header: BatchHeader) -> None:
         raise InvalidRecord("producers may not write control batches")
     if header.is_log_append_time:
         raise InvalidRecord("producers may not claim log append time")
+    if header.delete_horizon_ms is not None:
+        raise InvalidRecord("producers may not say when tombstones go")
     if header.records_count < 1:
         raise InvalidRecord("the batch has no records")
     if header.last_offset_delta != header.records_count - 1:

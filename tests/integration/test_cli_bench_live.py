@@ -86,6 +86,16 @@ def test_latency_is_told_of_every_record_from_due_to_sent_to_acknowledged_to_con
     assert minibroker("bench", "consume", f"times-{acks}", "--format", "json").json()["checked"] == 606
 
 
+def test_synced_topics_are_measured_next_to_replicated_ones_and_leave_nothing(minibroker: Shell) -> None:
+    asked = ("--partitions", "1", "--partitions", "2", "--records", "500", "--seconds", "0.2", "--rounds", "1")
+    rows = minibroker("bench", "durability", *asked, "--format", "json").json()
+    assert [row["partitions"] for row in rows] == [1, 2]
+    for row in rows:
+        assert all(value > 0 for value in row.values())
+    topics = minibroker("topics", "list", "--format", "json").json()
+    assert not [topic["name"] for topic in topics if topic["name"].startswith(("bench-synced", "bench-replicated"))]
+
+
 @pytest.mark.parametrize("who", ["leader", "controller", "zookeeper"])
 def test_failover_kills_mends_and_finds_nothing_lost(who: str, minibroker: Shell) -> None:
     measured = minibroker("bench", "failover", "--who", who, "--rounds", "1", "--format", "json").json()

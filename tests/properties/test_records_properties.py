@@ -22,6 +22,8 @@ from minibroker.protocol.records import (
     iterate_batches,
     parse_header,
     validate_batch,
+    with_records,
+    without_records,
 )
 
 LIMIT = 1 << 20
@@ -213,3 +215,44 @@ def test_damaged_compressed_data_never_raises_another_error_or_passes_the_limit(
 
     with contextlib.suppress(DecompressionFailed):
         assert len(decompress(codec, damaged, 4096)) <= 4096
+
+
+@given(
+    arguments=batches(),
+    kept_by=st.lists(st.booleans(), min_size=12, max_size=12),
+    horizon_ms=st.none() | st.integers(0, 1 << 45),
+)
+def test_a_batch_that_lost_records_has_the_others_as_they_were(
+    arguments: dict[str, Any], kept_by: list[bool], horizon_ms: int | None
+) -> None:
+    content = bytes(encode_batch(**arguments))
+    before = decode_batch(content)
+    kept = [index for index in range(before.count) if kept_by[index]]
+    if not kept:
+        emptied = bytes(without_records(before.header))
+        header = decode_batch(emptied).header
+        assert header.records_count == 0
+        assert header.max_timestamp == before.header.max_timestamp
+    else:
+        try:
+            written = bytes(with_records(before, kept, horizon_ms))
+        except ValueError:
+            timestamps = before.timestamps
+            assert any(
+                abs(timestamps[index] - (horizon_ms or before.header.base_timestamp)) > 1 << 62 for index in kept
+            )
+            return
+        after = decode_batch(written)
+        header = after.header
+        assert header.delete_horizon_ms == horizon_ms
+        assert [*after.offsets] == [before.offsets[index] for index in kept]
+        assert after.timestamps == [before.timestamps[index] for index in kept]
+        assert header.max_timestamp == max(after.timestamps)
+        assert after.values == [before.values[index] for index in kept]
+        for earlier, later in ((before.keys, after.keys), (before.headers, after.headers)):
+            wanted = [None if earlier is None else earlier[index] for index in kept]
+            assert [*(later or [None] * len(kept))] == wanted
+    for name in ("base_offset", "last_offset_delta", "partition_leader_epoch", "magic", "compression"):
+        assert getattr(header, name) == getattr(before.header, name)
+    for name in ("producer_id", "producer_epoch", "base_sequence", "last_sequence", "is_transactional"):
+        assert getattr(header, name) == getattr(before.header, name)

@@ -1,8 +1,8 @@
 """Whatever a power cut, a killed process or a dying disk leaves, a log keeps its promises.
 
 - Killed process: everything that was appended is there.
-- Power cut: everything below the recovery point is there, and what comes above is the beginning of what had been
-  written, never a mixture.
+- Power cut: everything below the recovery point is there, which is what a replica with durability=synced counts for;
+  and what comes above is the beginning of what had been written, never a mixture.
 - Leader epochs, producer state and lookups say what the batches say.
 - What was removed as too old stays gone once that is on disk, its producers are remembered, and nothing else goes.
 """
@@ -65,6 +65,7 @@ class Driver:
             segment_bytes=random.choice((1_000, 3_000, 100_000)),
             index_interval_bytes=random.choice((1, 150)),
             flush_bytes=random.choice((600, 100_000)),
+            synced=random.random() < 0.3,
         )
         self.state: State = ()
         """What was appended, and not truncated; also what is too old, below `start`."""
@@ -207,6 +208,10 @@ class Driver:
 
     async def _end_process(self) -> None:
         self.host.kill()
+        assert self.log.recovery_point <= self.end
+        self.promised = max(self.promised, self.log.recovery_point)  # it flushes by itself, too
+        if self.config.synced:
+            assert self.log.safe_end_offset == self.log.recovery_point
         self.world.executor.before = None
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:

@@ -15,9 +15,10 @@ which take what was not synced, it survives one broker's at a time: the next one
 up. Everything else may happen whenever the seed says so.
 
 Some storms cut the power of several hosts at once. That may cost the ends of partitions, which is legal, and counted,
-where no broker is left that had everything: no member of the ISR, and none that is eligible. All else is judged as ever
-(see `tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all means min ISR
-1, so there the power of a leader that is alone in sync is such a case, too.
+where no broker is left that had everything: no member of the ISR, and none that is eligible. A topic with
+durability=synced, which half of the storms have, may lose nothing even then, unless a disk has failed, too. All else is
+judged as ever (see `tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all
+means min ISR 1, so there the power of a leader that is alone in sync is such a case, too.
 
 Rejected: the same mix for every seed (all seeds are then alike, and the rare combination never comes); faults at the
 random moments of a real run (nothing to replay).
@@ -51,7 +52,7 @@ from tests.simulation.process import ProcessKilled
 from tests.simulation.rebirth import Rebirth
 from tests.simulation.shrinking import Shrinking
 from tests.simulation.users import Users
-from tests.simulation.workload import DURABLE, SHRINKING, ProducerSettings, Workload, read_everything
+from tests.simulation.workload import DURABLE, SHRINKING, SYNCED, ProducerSettings, Workload, read_everything
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
 
@@ -168,6 +169,8 @@ class Storm:
         self.partitions = [TopicPartition(f"{DURABLE}-0", p) for p in range(dice.randint(1, 3))]
         if dice.random() < 0.5:
             self.partitions.append(TopicPartition(f"{DURABLE}-1", 0))
+        if Random(f"{report.seed} synced").random() < 0.5:
+            self.partitions.append(TopicPartition(SYNCED, 0))
         self.partitions.append(TopicPartition("fast", 0))
         self._history = History(
             frozenset(p.topic for p in self.partitions if p.topic.startswith(DURABLE)) | {SHRINKING}
@@ -398,6 +401,7 @@ class Storm:
 
     async def _create_topics(self) -> None:
         world = self.cluster.client("admin")
+        configs = {SHRINKING: self.shrinking.configs, SYNCED: {"durability": "synced"}}
 
         async def create() -> None:
             async with Admin(self.cluster.bootstrap, world=world) as admin:
@@ -407,7 +411,7 @@ class Storm:
                         topic,
                         partitions=count,
                         replication_factor=len(self.cluster.broker_ids),
-                        configs=self.shrinking.configs if topic == SHRINKING else None,
+                        configs=configs.get(topic),
                     )
                 await self.users.create_topics(admin)
 
@@ -513,17 +517,21 @@ class Storm:
         members = [*state.in_sync_members, *state.eligible_members]
         if len(victims) == 1 and len(self.cluster.broker_ids) > 2:
             return False
+        if partition.topic == SYNCED:
+            return not any(self._has_lost_nothing(member, flushed=True) for member in members)
         return not any(
             member.broker_id not in victims and member.broker_id not in self.damaged and self._has_lost_nothing(member)
             for member in members
         )
 
-    def _has_lost_nothing(self, member: Member) -> bool:
-        """It has lost nothing since it was known to have everything. (A bad disk may have torn a log.)"""
+    def _has_lost_nothing(self, member: Member, *, flushed: bool = False) -> bool:
+        """It has lost nothing, or nothing that was flushed, since it was known to have everything. (A bad disk may have
+        torn a log.)"""
         broker = self.cluster.living_broker(member.broker_id)
         if broker is None:
             return member.broker_id not in self._hurt
-        return znodes.SINCE_THIS_REGISTRATION != broker._logs.trusted_since <= member.epoch
+        since = broker._logs.synced_since if flushed else broker._logs.trusted_since
+        return znodes.SINCE_THIS_REGISTRATION != since <= member.epoch
 
     def _broker_failed(self, broker_id: int, error: Exception) -> None:
         self.note(f"broker {broker_id} failed: {error}")

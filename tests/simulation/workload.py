@@ -31,6 +31,7 @@ from tests.simulation.world import VirtualWorld
 
 DURABLE = "durable"
 SHRINKING = "durable-shrinking"
+SYNCED = "durable-synced"
 
 
 class Guests(Protocol):

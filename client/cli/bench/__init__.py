@@ -1,1 +1,1 @@
-"""The commands of `minibroker bench` that measure from a client's side: produce, consume, latency."""
+"""The commands of `minibroker bench` that measure from a client's side: produce, consume, latency, durability."""

@@ -47,7 +47,7 @@ def produce(
     note("making values ...")
     source, number_of_run = Values(), SystemRandom().getrandbits(32)
     values = [source.make(number_of_run, number, size) for number in range(records)]
-    seconds = run(_produce(servers, topic, values, acks, compression))
+    seconds = run(send_all(servers, topic, values, acks, compression))
     print_figures(
         {
             "action": "produce",
@@ -61,7 +61,7 @@ def produce(
     )
 
 
-async def _produce(bootstrap: str, topic: str, values: Sequence[bytes], acks: Acks, compression: Codec) -> float:
+async def send_all(bootstrap: str, topic: str, values: Sequence[bytes], acks: Acks, compression: Codec) -> float:
     """Seconds from the first `send` to the last acknowledgement."""
     async with open_producer(bootstrap, acks, compression) as producer:
         began = time.perf_counter()

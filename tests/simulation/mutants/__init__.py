@@ -10,9 +10,9 @@ The product knows nothing of this. `planted` replaces functions while it lasts (
 Where the product has two fences against the same bug, taking down one shows nothing: then the mutant takes down both,
 and says so. What costs time alone is not planted, since no promise is broken by it: a client that believes older
 metadata asks again; a broker that lost its watch on /controller runs when it is started, and others run meanwhile. Nor
-are directories that are never synced (a broker that lost its power is not believed, whatever it lost) and producers'
-state that outlives a truncation (ten storms had no retry at the right moment): test_storage_power_cut.py and
-test_storage_log.py are there for these.
+is producers' state that outlives a truncation (ten storms had no retry at the right moment): test_storage_log.py is
+there for it. What is wrong with the order of flushes and acknowledgements shows in topics with durability=synced alone,
+since no other replica is believed after a power cut: test_synced_topics_on_virtual_world.py plays it out.
 """
 
 from __future__ import annotations

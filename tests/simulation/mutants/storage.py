@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from minibroker.broker.storage import continuity, recovery
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage import continuity, recovery, swap
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
+from minibroker.broker.storage.compaction import Compaction
 from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush
@@ -14,6 +16,7 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.broker.storage.swap import Swap
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -134,8 +137,68 @@ def sequences_not_checked(patches: Patches) -> None:
         """Whatever comes is new."""
 
 
+@mutant(
+    "KAFKA-2118", "compacted segments are swapped in without a marker: the old ones go first, then the new one is named"
+)
+def swap_without_marker(patches: Patches) -> None:
+    @patches.instead_of(Swap, "carry_out")
+    def carry_out(original: Any, self: Any) -> None:
+        if not self._is_done:
+            swap._remove_segments(self._disk, self._directory, self._others)
+            swap._name_the_cleaned(self._disk, self._directory, self._base)
+            for write in self._index_writes:
+                write.carry_out(self._disk)
+            self._is_done = True
+
+
+@mutant("KAFKA-4529", "a tombstone may go with the next compaction, however short a time what it deletes has been gone")
+def tombstone_removed_early(patches: Patches) -> None:
+    @patches.instead_of(Compaction, "_kept")
+    def kept(original: Any, self: Any, *rest: Any) -> Any:
+        self._delete_retention_ms = 0
+        return original(self, *rest)
+
+
+@mutant("KAFKA-8351, KAFKA-13727", "compaction takes control batches for batches of records that nobody needs")
+def control_batches_compacted(patches: Patches) -> None:
+    @patches.instead_of(Compaction, "_kept")
+    def kept(original: Any, self: Any, header: Any, data: Any, is_last: bool, now_ms: int) -> Any:
+        if header.is_control and not is_last:
+            return None
+        return original(self, header, data, is_last, now_ms)
+
+
 @mutant("KIP-903, KIP-966", "a broker whose host was started anew says that it has lost nothing")
 def lost_page_cache_not_noticed(patches: Patches) -> None:
     @patches.instead_of(DataContinuity, "_present_boot_id")
     def present_boot_id(original: Any, self: DataContinuity) -> str:
         return "always the same"
+
+
+@mutant("KAFKA-3968", "a flush syncs the segments, and not the directory in which they got their names")
+def directories_not_synced(patches: Patches) -> None:
+    @patches.instead_of(Flush, "carry_out")
+    def carry_out(original: Any, self: Any, *rest: Any) -> None:
+        self.sync_directory, self.epochs = False, None
+        original(self, *rest)
+
+
+@mutant("a durable mode", "a leader of a synced topic counts what is in its own log before it is flushed")
+def acknowledged_before_own_flush(patches: Patches) -> None:
+    @patches.instead_of(Log, "safe_end_offset")
+    def safe_end_offset(original: Any, self: Log) -> int:
+        return self.log_end_offset
+
+
+@mutant("a durable mode", "a follower of a synced topic asks for more, and so says that it has what it has not flushed")
+def follower_reports_what_is_not_flushed(patches: Patches) -> None:
+    @patches.instead_of(Partition, "may_fetch")
+    def may_fetch(original: Any, self: Partition) -> bool:
+        return True
+
+
+@mutant("a durable mode", "a replica of a synced topic that is out of the ISR catches up, and joins, without a flush")
+def joins_isr_unflushed(patches: Patches) -> None:
+    @patches.instead_of(Partition, "may_fetch")
+    def may_fetch(original: Any, self: Partition) -> bool:
+        return self._settings.broker_id not in self.isr or bool(original(self))

@@ -30,6 +30,7 @@ def test_settings_have_kafkas_names_and_typed_values() -> None:
         ("num.io.threads", "0", "num.io.threads='0': give a whole number from 1 to 1000"),
         ("unclean.leader.election.enable", "maybe", "unclean.leader.election.enable='maybe': give true or false"),
         ("log.retention.ms", "-2", "log.retention.ms='-2': give a whole number, -1 or more"),
+        ("log.durability", "fsync", "log.durability='fsync': give replicated or synced"),
         ("min.insync.replicas", "many", "min.insync.replicas='many': give a whole number from 1"),
         ("metrics.listener", "9100", "metrics.listener='9100': give HOST:PORT, or nothing"),
         ("num.io.thread", "3", "num.io.thread"),

@@ -18,6 +18,7 @@ from minibroker.broker.replication.fetcher import (
     FetcherSettings,
 )
 from minibroker.broker.replication.partition import Partition, Settings
+from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode
@@ -27,7 +28,7 @@ from minibroker.protocol.model import TopicPartition
 from tests.replication_support import LAG_S, ME, TOPIC, state
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
-from tests.storage_support import batch, open_log, stamped
+from tests.storage_support import GatedExecutor, StorageWorld, batch, open_log, stamped
 from tests.waiting import until
 
 LEADER = 2
@@ -149,6 +150,30 @@ def test_partitions_with_records_are_asked_for_again_without_the_quiet_ones(tmp_
         leader.answer(leader.request_for(1, 3), {1: one_record(1)})
         await leader.asks_for([1], [3], [0, 2])
         assert leader.log_end(1) == 2
+
+    with_leader(tmp_path, scenario)
+
+
+def test_a_synced_partition_is_asked_for_again_once_it_is_flushed_and_the_others_at_once(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        disk = GatedExecutor()
+        for index in range(2):
+            partition = leader.partition(index)
+            fetcher.add(partition)
+        log = leader.partition(0).log
+        log.configure(LogConfig(synced=True))
+        log.on_flushed = fetcher.wake
+        assert isinstance(log._directory.world, StorageWorld)
+        log._directory.world.executor = disk
+        await leader.asks_for([0, 1])
+        leader.answer(leader.waiting[0], {0: one_record(), 1: one_record()})
+        await leader.asks_for([1])
+        assert (log.log_end_offset, disk.busy) == (1, 1)
+        await disk.release()
+        await leader.asks_for([0], [1])
+        asked = leader.request_for(0).body
+        assert isinstance(asked, FetchRequest)
+        assert asked.topics[0].partitions[0].fetch_offset == 1
 
     with_leader(tmp_path, scenario)
 

@@ -34,6 +34,7 @@ class Host(StorageHost):
     def __init__(self) -> None:
         super().__init__(Random(0))
         self.epochs = 0
+        self.said_of_the_flushed = SINCE_THIS_REGISTRATION
 
     def live(
         self,
@@ -49,6 +50,7 @@ class Host(StorageHost):
             logs = LogManager(StorageWorld(self.start_process()), "/data", 1, checkpoint_interval_ms=10**9)
             await logs.open("cluster")
             said = logs.trusted_since
+            self.said_of_the_flushed = logs.synced_since
             if register:
                 self.epochs += 1
                 logs.registered(self.epochs)
@@ -91,6 +93,12 @@ class Host(StorageHost):
         file.pwrite([bytes([file.pread(1, position)[0] ^ 0xFF])], position)
         file.close()
 
+    def sync_the_log(self) -> None:
+        file = self.disk.open(f"/data/{PARTITION}/00000000000000000000.log")
+        file.fdatasync()
+        file.close()
+        self.disk.sync_directory(f"/data/{PARTITION}")
+
     def cut_the_whole_log(self) -> None:
         file = self.disk.open(f"/data/{PARTITION}/00000000000000000000.log")
         file.truncate(0)
@@ -106,7 +114,7 @@ def test_a_new_directory_is_trusted_from_its_first_registration_on() -> None:
     host = Host()
     assert host.live() == SINCE_THIS_REGISTRATION
     written = decode_continuity(FILE, host.disk.read_file(FILE))
-    assert (written.boot_id, written.trusted_since) == ("boot-1", 1)
+    assert (written.boot_id, written.trusted_since, written.synced_since) == ("boot-1", 1, 1)
 
 
 def test_a_killed_process_comes_back_with_everything() -> None:
@@ -121,6 +129,78 @@ def test_after_a_power_cut_nothing_is_believed_before_the_next_registration() ->
     host.cut_power()
     assert host.live() == SINCE_THIS_REGISTRATION
     assert host.live() == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_power_cut_takes_nothing_that_was_flushed(seed: int) -> None:
+    host = Host()
+    host.live(records=20)
+    host.cut_power(seed)
+    assert (host.live(records=20), host.said_of_the_flushed) == (SINCE_THIS_REGISTRATION, 1)
+    assert (host.live(), host.said_of_the_flushed) == (2, 1)
+
+
+def test_what_a_power_cut_tore_above_the_recovery_point_is_the_unflushed_tail() -> None:
+    host = Host()
+    host.live(records=5)
+    host.damage_the_middle()
+    host.sync_the_log()
+    host.cut_power()
+    assert (host.live(), host.said_of_the_flushed) == (SINCE_THIS_REGISTRATION, 1)
+
+
+def test_a_process_that_dies_while_it_cuts_the_torn_tail_does_not_lose_the_trust_in_what_was_flushed() -> None:
+    def with_a_torn_tail(host: Host) -> None:
+        host.live(records=5)
+        host.damage_the_middle()
+        host.sync_the_log()
+        host.cut_power()
+
+    for host in starts_that_die(with_a_torn_tail):
+        assert (host.live(), host.said_of_the_flushed) == (SINCE_THIS_REGISTRATION, 1)
+
+
+@pytest.mark.parametrize("loss", [Host.damage_the_middle, Host.cut_the_whole_log, Host.remove_the_directory])
+def test_what_no_power_cut_explains_costs_the_trust_in_what_was_flushed(loss: Callable[[Host], None]) -> None:
+    host = Host()
+    host.live(records=5, clean=loss is not Host.damage_the_middle)
+    loss(host)
+    assert host.live() == SINCE_THIS_REGISTRATION == host.said_of_the_flushed
+    assert (host.live(), host.said_of_the_flushed) == (2, 2)
+
+
+@pytest.mark.parametrize("loss", [Host.cut_the_whole_log, Host.remove_the_directory])
+def test_a_loss_of_what_had_been_flushed_is_not_put_down_to_a_power_cut(loss: Callable[[Host], None]) -> None:
+    host = Host()
+    host.live(records=5, clean=True)
+    host.live(records=5)
+    loss(host)
+    host.cut_power()
+    assert host.live() == SINCE_THIS_REGISTRATION == host.said_of_the_flushed
+
+
+def test_flushed_records_that_are_missing_after_a_power_cut_are_noticed_as_far_as_was_written_down() -> None:
+    host = Host()
+
+    async def append_and_write_down() -> None:
+        logs = LogManager(StorageWorld(host.start_process()), "/data", 1, checkpoint_interval_ms=10**9)
+        await logs.open("cluster")
+        logs.registered(1)
+        log = await logs.get_or_create(PARTITION, "id", LogConfig(synced=True))
+        for _ in range(3):
+            log.append_as_leader(batch(), 0, NOW)
+        await log.flush()
+        await logs.checkpoint_synced()
+        await logs.close(clean=False)
+
+    asyncio.run(append_and_write_down())
+    host.cut_the_whole_log()
+    host.cut_power()
+    assert host.live() == SINCE_THIS_REGISTRATION == host.said_of_the_flushed
+
+
+def test_a_file_that_does_not_say_it_of_what_was_flushed_means_the_same() -> None:
+    assert decode_continuity("f", b'{"boot_id":"b","trusted_since":3}').synced_since == 3
 
 
 def test_a_clean_stop_outlasts_the_start_of_the_host() -> None:

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from crc32c import crc32c
 
+from minibroker.broker.storage.directory import FLUSHES_AT_ONCE
 from minibroker.broker.storage.log import AppendInfo, Log, LogInvariantViolated
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -17,6 +18,7 @@ from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch
 from tests.storage_support import (
     NOW,
     FailingDisk,
+    GatedExecutor,
     Opened,
     StorageWorld,
     batch,
@@ -26,6 +28,8 @@ from tests.storage_support import (
     open_log,
     stamped,
 )
+
+SYNCED = LogConfig(synced=True)
 
 
 @pytest.fixture
@@ -544,6 +548,127 @@ def test_every_so_many_bytes_are_flushed_in_the_background(path: str) -> None:
             await asyncio.sleep(0)
             assert log.recovery_point >= number - 10
         await log.close()
+
+    asyncio.run(run())
+
+
+# -- durability=synced --
+
+
+def gated(path: str, *, world: StorageWorld | None = None, recovery_point: int = 0) -> tuple[Opened, GatedExecutor]:
+    opened = open_log(path, SYNCED, world=world, recovery_point=recovery_point)
+    executor = GatedExecutor()
+    opened.world.executor = executor
+    return opened, executor
+
+
+async def soon() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_one_flush_is_under_way_and_the_next_covers_all_that_came_meanwhile(path: str) -> None:
+    async def run() -> None:
+        opened, disk = gated(path)
+        log, heard = opened.log, []
+        log.on_flushed = lambda: heard.append(log.safe_end_offset)
+        log.append_as_leader(batch(2), 0, NOW)
+        await soon()
+        assert (log.safe_end_offset, log.is_safe, log.log_end_offset, disk.busy) == (0, False, 2, 1)
+        for _ in range(3):
+            log.append_as_leader(batch(2), 0, NOW)
+            await soon()
+        assert disk.busy == 1
+        opened.world.clock.now_ms += 7_000
+        assert log.flushing_for_s == 7
+        await disk.release()
+        assert (log.safe_end_offset, disk.busy, log.flushing_for_s) == (2, 1, 0)
+        await disk.release()
+        assert (log.safe_end_offset, log.is_safe, disk.busy, disk.ran) == (8, True, 0, 2)
+        assert heard == [2, 8]
+
+    asyncio.run(run())
+
+
+def test_a_replicated_log_counts_as_far_as_it_goes_and_is_not_flushed_for_it(path: str) -> None:
+    log = open_log(path).log
+    log.append_as_leader(batch(2), 0, NOW)  # without an event loop
+    assert (log.safe_end_offset, log.is_safe, log.recovery_point) == (2, True, 0)
+
+
+def test_what_was_recovered_counts_once_it_is_flushed_which_begins_as_soon_as_the_setting_is_known(path: str) -> None:
+    async def run() -> None:
+        flushed_log = open_log(path).log
+        flushed_log.append_as_leader(batch(5), 0, NOW)
+        await flushed_log.flush()
+        flushed_log.append_as_leader(batch(5), 0, NOW)
+        log = open_log(path, recovery_point=5).log
+        assert log.safe_end_offset == 10
+        log.configure(SYNCED)
+        assert log.safe_end_offset == 5
+        await soon()
+        assert log.safe_end_offset == 10
+
+    asyncio.run(run())
+
+
+def test_a_synced_log_is_safe_again_after_it_was_cut_or_emptied(path: str) -> None:
+    async def run() -> None:
+        opened, disk = gated(path)
+        log = opened.log
+        for _ in range(2):
+            log.append_as_leader(batch(5), 0, NOW)
+        await soon()
+        log.truncate_to(5)  # annuls the flush that is under way
+        for _ in range(2):
+            await disk.release()
+        assert (log.safe_end_offset, log.is_safe, disk.busy) == (5, True, 0)
+        log.truncate_to(0)
+        assert (log.safe_end_offset, log.is_safe) == (0, True)
+        log.truncate_fully_and_start_at(100)
+        await soon()
+        assert (log.safe_end_offset, log.is_safe) == (0, False)
+        await disk.release()
+        assert (log.safe_end_offset, log.is_safe) == (100, True)
+
+    asyncio.run(run())
+
+
+def test_after_a_flush_that_failed_no_other_is_tried_and_nothing_more_counts(path: str) -> None:
+    async def run() -> None:
+        disk = FailingDisk()
+        opened, executor = gated(path, world=StorageWorld(disk))
+        log = opened.log
+        for _ in range(2):
+            log.append_as_leader(batch(), 0, NOW)
+            await soon()
+        disk.fail = "sync"
+        await executor.release()
+        assert isinstance(opened.directory.failure, OSError)
+        disk.fail = ""
+        assert (log.safe_end_offset, executor.busy) == (0, 0)
+        await log.close()
+
+    asyncio.run(run())
+
+
+def test_a_directory_flushes_so_many_logs_at_once_and_the_others_in_turn(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = StorageWorld()
+        executor = world.executor = GatedExecutor()
+        first = open_log(str(tmp_path / "orders-0"), SYNCED, world=world)
+        logs = [first.log]
+        for number in range(1, FLUSHES_AT_ONCE + 3):
+            log = open_log(str(tmp_path / f"orders-{number}"), SYNCED, world=world).log
+            log._directory = first.directory
+            logs.append(log)
+        for log in logs:
+            log.append_as_leader(batch(), 0, NOW)
+        await soon()
+        for number in range(len(logs)):
+            assert executor.busy == min(FLUSHES_AT_ONCE, len(logs) - number)
+            await executor.release()
+            assert sum(log.is_safe for log in logs) == number + 1
 
     asyncio.run(run())
 

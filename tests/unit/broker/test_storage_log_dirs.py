@@ -144,12 +144,12 @@ def test_a_new_replica_goes_to_the_directory_with_the_fewest_that_is_online() ->
 NEVER = SINCE_THIS_REGISTRATION
 
 
-def old(name: str, others: str, since: int = 5, failed: str = "") -> Witness:
-    return Witness(False, name, tuple(others), tuple(failed), since)
+def old(name: str, others: str, since: int = 5, failed: str = "", synced: int = 3) -> Witness:
+    return Witness(False, name, tuple(others), tuple(failed), since, synced)
 
 
 def new(name: str) -> Witness:
-    return Witness(True, name, (), (), NEVER)
+    return Witness(True, name, (), (), NEVER, NEVER)
 
 
 @pytest.mark.parametrize(
@@ -183,3 +183,9 @@ def test_directories_vouch_for_each_other(
     )
     assert doubt in verdict.doubt
     assert bool(doubt) == bool(verdict.doubt)
+
+
+def test_what_was_flushed_has_a_word_of_its_own() -> None:
+    assert combined([old("a", "ab", NEVER), old("b", "ab", synced=4)], 0)[:2] == (NEVER, 4)
+    assert combined([old("a", "ab"), old("b", "ab", synced=NEVER)], 0)[:2] == (5, NEVER)
+    assert combined([old("a", "ab")], 0)[:2] == (NEVER, NEVER)

@@ -45,7 +45,7 @@ def report_of(
     recovery_point: int,
     clean: bool,
     disk: Disk | None = None,
-    before_loss: Callable[[str], None] = lambda reason: None,
+    before_loss: Callable[[str, bool], None] = lambda reason, was_flushed: None,
 ) -> RecoveryReport:
     recovered = recover(
         disk or RealDisk(),
@@ -118,8 +118,10 @@ def test_a_batch_that_was_cut_short_at_the_end_of_a_page_is_a_torn_append_and_no
     path.mkdir()
     whole, torn = stamped(batch(1, size=4_000), 0, 0), stamped(batch(1, size=8_000), 1, 0)
     (path / "00000000000000000000.log").write_bytes((whole + torn)[:size])
-    announced: list[str] = []
-    report = report_of(path, recovery_point=0, clean=False, before_loss=announced.append)
+    announced: list[tuple[str, bool]] = []
+    report = report_of(
+        path, recovery_point=0, clean=False, before_loss=lambda *announcement: announced.append(announcement)
+    )
     assert (report.log_end_offset, report.bytes_cut) == (1, size - len(whole))
     assert not report.lost_more_than_an_incomplete_batch
     assert announced == []
@@ -203,9 +205,11 @@ def test_a_log_that_lost_what_had_been_on_disk_says_so(path: Path) -> None:
     write_log(path)
     last = segments(path)[-1]
     os.truncate(last, 0)
-    announced: list[str] = []
-    report = report_of(path, recovery_point=2 * BATCHES, clean=False, before_loss=announced.append)
-    assert announced == [report.problem]
+    announced: list[tuple[str, bool]] = []
+    report = report_of(
+        path, recovery_point=2 * BATCHES, clean=False, before_loss=lambda *announcement: announced.append(announcement)
+    )
+    assert announced == [(report.problem, True)]
     assert report.lost_more_than_an_incomplete_batch
     assert f"ends at offset {int(last.stem)}, but {2 * BATCHES} had been on disk" in report.problem
 
@@ -331,13 +335,13 @@ def test_a_loss_is_announced_while_the_files_still_show_it(path: Path) -> None:
     files = segments(path)
     flip(files[1], 100)
     logs = {file.name: file.read_bytes() for file in files}
-    announced: list[tuple[str, dict[str, bytes]]] = []
+    announced: list[tuple[str, bool, dict[str, bytes]]] = []
 
-    def before_loss(reason: str) -> None:
-        announced.append((reason, {file.name: file.read_bytes() for file in segments(path)}))
+    def before_loss(reason: str, was_flushed: bool) -> None:
+        announced.append((reason, was_flushed, {file.name: file.read_bytes() for file in segments(path)}))
 
     report = report_of(path, recovery_point=0, clean=False, before_loss=before_loss)
-    assert announced == [(report.problem, logs)]
+    assert announced == [(report.problem, False, logs)]
     assert segments(path) == files[:2]
 
 

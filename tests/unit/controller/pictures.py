@@ -21,7 +21,7 @@ CONTROLLER = 100
 EPOCH = 7
 
 
-def broker(broker_id: int, epoch: int | None = None, trusted_since: int = 0) -> Broker:
+def broker(broker_id: int, epoch: int | None = None, trusted_since: int = 0, synced_since: int | None = None) -> Broker:
     """Broker 2 has epoch 20 unless it is said otherwise."""
     return Broker(
         broker_id,
@@ -31,6 +31,7 @@ def broker(broker_id: int, epoch: int | None = None, trusted_since: int = 0) -> 
             Endpoint("PLAINTEXT", f"host-{broker_id}", 9092),
         ),
         trusted_since=trusted_since,
+        synced_since=trusted_since if synced_since is None else synced_since,
     )
 
 

@@ -68,6 +68,16 @@ def test_a_topic_gets_the_defaults_where_the_request_names_none() -> None:
     assert topic.result(created=False).topic_id == ""
 
 
+def test_the_brokers_durability_is_written_down_with_a_topic_that_does_not_say_where_it_is_not_kafkas() -> None:
+    said = CreatableTopic("own", configs=[CreatableConfig("durability", "replicated")])
+    for default, expected in (("replicated", {}), ("synced", {"durability": "synced"})):
+        defaults = TopicDefaults(4, 3, default)
+        state = picture(THREE_BROKERS, {})
+        requests = [CreatableTopic("orders"), said]
+        answers = topics.validate(requests, state, (), defaults, lambda name, value: None, Random(1), count(1))
+        assert [a.config for a in answers if isinstance(a, NewTopic)] == [expected, {"durability": "replicated"}]
+
+
 def test_an_explicit_assignment_is_taken_as_it_is() -> None:
     request = CreatableTopic("orders", assignments=[CreatableAssignment(1, [3, 1]), CreatableAssignment(0, [2, 3])])
     assert accepted(picture(THREE_BROKERS, {}), request).znode.partitions == {0: (2, 3), 1: (3, 1)}

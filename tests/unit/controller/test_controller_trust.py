@@ -105,6 +105,28 @@ def test_a_member_that_left_since_it_lost_something_counts_where_the_one_elected
     assert election == (1, Basis.LONGEST_LOG)
 
 
+def test_a_synced_topic_goes_by_what_was_flushed() -> None:
+    state = leads(1, 4, [1, 2], epochs=[10, 20])
+    one = broker(1, epoch=11, trusted_since=11, synced_since=3)
+    two = broker(2, epoch=21, trusted_since=21, synced_since=21)
+    assert decide(state, one, two).state.leader == NO_LEADER
+    believed = elections.trusted_by_what_is_flushed({1: one, 2: two})
+    after, election = decide(state, *believed.values())
+    assert shown(after) == (1, {1: 11}, {2: 20})
+    assert election == (1, Basis.IN_SYNC)
+
+
+def test_the_controller_elects_after_a_power_cut_of_all_by_the_topics_durability() -> None:
+    names = ("orders-0", "logs-0")
+    state = picture([], dict.fromkeys(names, (1, 2)), {n: leads(NO_LEADER, 4, [1, 2], epochs=[10, 20]) for n in names})
+    carry_out(state, brokers.added(state, [broker(2, epoch=21, trusted_since=21, synced_since=2)]))
+    assert brokers.topics_to_settle(state, state.assignments) == ("logs", "orders")
+    settings = {"orders": TopicSettings(is_synced=True), "logs": TopicSettings()}
+    carry_out(state, brokers.settle(state, state.assignments, settings=settings))
+    assert shown(state.leadership[ORDERS_0]) == (2, {2: 21}, {})
+    assert state.leadership[TopicPartition("logs", 0)].leader == NO_LEADER
+
+
 def test_a_replica_that_dies_stays_eligible_if_too_few_are_left_and_only_then() -> None:
     state = leads(1, 4, [1, 2, 3], epochs=[10, 20, 30])
     two_left, _ = decide(state, broker(1), broker(3))

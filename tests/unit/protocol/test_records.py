@@ -192,6 +192,7 @@ def test_header_values_of_stored_batches_are_accepted(changes: dict[str, int]) -
     [
         {"attributes": 0x20, "magic": MAGIC_RECORDS},
         {"attributes": 0x08},
+        {"attributes": 0x40},
         {"records_count": 0},
         {"records_count": 1, "last_offset_delta": 1},
         {"producer_id": 5, "producer_epoch": 0, "base_sequence": -1},

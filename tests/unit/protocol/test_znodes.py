@@ -33,8 +33,12 @@ def test_what_kafka_wrote_for_a_broker_is_understood() -> None:
 )
 def test_a_broker_says_since_which_epoch_its_data_can_be_trusted(written: int, means: int) -> None:
     data = znodes.encode_broker([Endpoint("PLAINTEXT", "h", 9092)], None, 0, written)
-    assert list(json.loads(data))[-1] == "trusted_since"
-    assert znodes.decode_broker(7, data, 42).trusted_since == means
+    assert list(json.loads(data))[-2:] == ["trusted_since", "synced_since"]
+    assert (broker := znodes.decode_broker(7, data, 42)).trusted_since == means
+    assert broker.synced_since == means, "a broker that does not say: the same"
+    of_what_is_flushed = znodes.encode_broker([Endpoint("PLAINTEXT", "h", 9092)], None, 0, 42, written)
+    assert (broker := znodes.decode_broker(7, of_what_is_flushed, 42)).synced_since == means
+    assert broker.trusted_since == 42
 
 
 @pytest.mark.parametrize("endpoint", ["", "PLAINTEXT", "PLAINTEXT://h", "PLAINTEXT://h:x", "PLAINTEXT://h:99999"])

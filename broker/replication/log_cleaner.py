@@ -1,0 +1,128 @@
+"""Compacts the logs whose topics want it, the dirtiest first, one at a time (Kafka's LogCleaner).
+
+Each replica compacts its own log, as far as it is committed. So replicas of one partition differ in what they still
+have of earlier records, never in what is the latest record of a key.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage.cleanable import Candidate, dirtiest
+from minibroker.broker.storage.compaction import CannotBeCleaned
+from minibroker.broker.storage.key_map import KeyMap
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import World
+
+logger = logging.getLogger("minibroker.replication")
+
+
+class CleanerSettings(NamedTuple):
+    """`log.cleaner.*`."""
+
+    backoff_ms: int
+    dedupe_buffer_size: int
+    io_max_bytes_per_second: float
+
+
+class LogCleaner:
+    def __init__(
+        self,
+        world: World,
+        logs: LogDirs,
+        partitions: Mapping[TopicPartition, Partition],
+        settings: CleanerSettings,
+    ) -> None:
+        """`partitions` is read anew each time."""
+        self._world = world
+        self._logs = logs
+        self._partitions = partitions
+        self._settings = settings
+        self._uncleanable: dict[TopicPartition, Log] = {}
+        """Logs that are left alone, since they could not be read."""
+        self._paid_until_s = 0.0
+        """When what was read and written so far should be over."""
+        self.passes = 0
+
+    @property
+    def uncleanable(self) -> int:
+        """How many logs are left alone, since they could not be read; until the broker starts anew."""
+        return sum(
+            partition.topic_partition in self._uncleanable
+            and self._uncleanable[partition.topic_partition] is partition.log
+            for partition in self._partitions.values()
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                while await self.run_once():
+                    pass
+            except BrokerError as error:
+                if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                    raise
+                # A log directory has failed, which everybody has been told; those that are online are looked after.
+            await asyncio.sleep(self._settings.backoff_ms / 1_000)
+
+    async def run_once(self) -> bool:
+        """One pass over the dirtiest log. False: none is dirty enough, or it was given up. Raises
+        BrokerError(KAFKA_STORAGE_ERROR)."""
+        found: list[tuple[Log, Candidate]] = []
+        now_ms = self._world.clock.wall_ms()
+        for topic_partition, partition in list(self._partitions.items()):
+            log = partition.log
+            if log.config.compact and self._uncleanable.get(topic_partition) is not log:
+                try:
+                    found.append((log, log.candidate(partition.high_watermark, now_ms)))
+                except BrokerError as error:
+                    self._leave_alone(log, error)
+        chosen = dirtiest(candidate for _, candidate in found)
+        if chosen is None:
+            return False
+        log = next(log for log, candidate in found if candidate is chosen)
+        what = chosen.cleanable
+        key_map = KeyMap(self._settings.dedupe_buffer_size, self._world.random.randbytes(16))
+        before_bytes = log.size
+        try:
+            if not await log.compact(what, key_map, self._pace):
+                return False
+        except (BrokerError, CannotBeCleaned) as error:
+            self._leave_alone(log, error)
+            return True
+        self.passes += 1
+        logger.info(
+            "%s: compacted from offset %d to %d, %d keys, %d to %d bytes",
+            log.partition,
+            what.first_dirty,
+            log.first_dirty_offset,
+            len(key_map),
+            before_bytes,
+            log.size,
+        )
+        await self._logs.checkpoint_first_dirty_offsets()
+        return True
+
+    def _leave_alone(self, log: Log, error: MinibrokerError) -> None:
+        """Raises BrokerError(KAFKA_STORAGE_ERROR)."""
+        if isinstance(error, BrokerError):
+            if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+                raise error
+            if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                return  # it is closed
+        self._uncleanable[log.partition] = log
+        logger.error("%s is not compacted any more until this broker starts anew: %s", log.partition, error)
+
+    async def _pace(self, done: int, stopped: asyncio.Event) -> None:
+        now_s = self._world.clock.monotonic()
+        self._paid_until_s = max(self._paid_until_s, now_s) + done / self._settings.io_max_bytes_per_second
+        try:
+            async with asyncio.timeout(self._paid_until_s - now_s):
+                await stopped.wait()
+        except TimeoutError:
+            pass

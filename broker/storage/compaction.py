@@ -1,0 +1,283 @@
+"""Compaction of a log (Kafka's Cleaner): of each key the latest record stays, at its offset, and earlier ones go.
+
+One pass: read the dirty part, as far as its keys fit into the map (`KeyMap`); then write every segment below that end
+anew, from the log's beginning, without the records that the map has a later one for. A log with more new keys than the
+map can hold takes several passes. Small segments that are neighbours become one.
+
+What stays, and why:
+- offsets, timestamps, leader epochs, producers' sequences. A batch loses records, nothing else changes.
+- A record without a value, a tombstone, deletes its key. It must be there for those who have read what it deletes, so
+  the batch is told, when it is first cleaned, from when on its tombstones may go: `delete.retention.ms` later
+  (KIP-534; KAFKA-4529 took the age of a file for that). Batches behind the end of the pass are not told, since what
+  their tombstones delete is still there.
+- Control batches: who reads transactions needs them.
+- Of each producer that the log knows its last five batches, emptied if need be: a repetition must be recognised also by
+  a broker that has read nothing but this log.
+- The last batch of each segment, emptied if need be: where a segment ends before the next one begins, recovery takes
+  that for damage.
+
+It all happens in worker threads, in slices, on files that it opens for itself: whatever becomes of the log meanwhile is
+no danger to the reading, only to its use. So when the log is cut or loses segments, or is closed, the pass is given up
+(`stop`), and the segment under way with it. Those that were swapped in before stay.
+
+A batch that cannot be read, or has a wrong CRC, ends it: written anew, it would pass for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.key_map import KeyMap
+from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.broker.storage.segment import Appended, Segment
+from minibroker.broker.storage.swap import CLEANED_SUFFIX
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.records import (
+    CRC_END,
+    HEADER_SIZE,
+    BatchHeader,
+    CorruptRecord,
+    check_header,
+    decode_batch,
+    parse_header,
+    stamp,
+    validate_batch,
+    with_records,
+    without_records,
+)
+from minibroker.protocol.world import Disk
+
+SLICE_BYTES = 256 * 1024
+"""How much is read and written in one go: a few milliseconds, for which the event loop has to share its processor."""
+_SYNC_BYTES = 32 * 1024**2
+_HEADERS_BYTES = 8 * 1024
+
+
+class CannotBeCleaned(MinibrokerError):
+    """The log holds what compaction cannot read. Says where."""
+
+
+class Source(NamedTuple):
+    """A segment to read. Its file is opened by its name."""
+
+    segment: Segment
+    end_offset: int
+    size: int
+
+
+class Compaction:
+    """One pass. Its three generators are run by worker threads, a slice for each `next`, which is the number of bytes
+    read and written; one after the other. They raise CorruptRecord, ValueError, OSError."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        sources: Sequence[Source],
+        *,
+        first_dirty: int,
+        end: int,
+        key_map: KeyMap,
+        producer_ids: frozenset[int],
+        index_interval_bytes: int,
+        delete_retention_ms: int,
+    ) -> None:
+        """`sources` end at `end` or later, and `key_map` is empty."""
+        self.end = first_dirty
+        """What lies below is clean after this pass. Set by `read_keys`: `end`, or less where the map is full."""
+        self.has_changed = False
+        """The segment written last is not, byte for byte, what it was made from."""
+        self.stopped = asyncio.Event()
+        self._disk = disk
+        self._directory = directory
+        self._sources = sources
+        self._first_dirty = first_dirty
+        self._wanted_end = end
+        self._key_map = key_map
+        self._producer_ids = producer_ids
+        self._needed_by_producers: frozenset[int] = frozenset()
+        """The last offsets of their last batches."""
+        self._index_interval_bytes = index_interval_bytes
+        self._delete_retention_ms = delete_retention_ms
+
+    def stop(self) -> None:
+        """Give up, soon. In the event loop."""
+        self.stopped.set()
+
+    # -- 1: the keys --
+
+    def read_keys(self) -> Iterator[int]:
+        done = 0
+        for source in self._sources:
+            if source.end_offset <= self._first_dirty:
+                continue
+            for header, data in _batches(self._disk, source):
+                if header.last_offset < self._first_dirty:
+                    continue
+                if header.records_count and not header.is_control:
+                    batch = decode_batch(data, header, check_crc=False)
+                    if not self._key_map.has_room_for(batch.count):
+                        return
+                    if batch.keys is not None:
+                        self._key_map.put(batch.keys, batch.offsets)
+                self.end = header.next_offset
+                done += header.size
+                if done >= SLICE_BYTES:
+                    yield done
+                    done = 0
+        self.end = self._wanted_end
+        yield done
+
+    # -- 2: the producers --
+
+    def read_producers(self) -> Iterator[int]:
+        """After the keys."""
+        last_batches = ProducerState()
+        for source in self._sources if self._producer_ids else ():
+            for header, read in _headers(self._disk, source):
+                if header.base_offset >= self.end:
+                    break
+                if header.producer_id in self._producer_ids:
+                    last_batches.update(header, header.base_offset, 0)
+                if read:
+                    yield read
+        self._needed_by_producers = frozenset(
+            batch.last_offset for _, producer in last_batches.capture() for batch in producer.batches
+        )
+
+    # -- 3: each group of segments --
+
+    def write(self, group: Sequence[Source], cleaned: Segment, now_ms: int) -> Iterator[int]:
+        """Fill `cleaned`, which is empty, with what stays of the group; it is on disk then, without indexes."""
+        pieces: list[bytes | bytearray] = []
+        appended: list[Appended] = []
+        read = waiting = unsynced = 0
+        self.has_changed = False
+        for number, source in enumerate(group):
+            position = 0
+            for header, data in _batches(self._disk, source):
+                position += header.size
+                read += header.size
+                is_last = number == len(group) - 1 and position == source.size
+                kept = self._kept(header, data, is_last, now_ms)
+                self.has_changed = self.has_changed or kept is not data
+                if kept is not None:
+                    pieces.append(kept)
+                    max_timestamp = header.max_timestamp if kept is data else parse_header(kept).max_timestamp
+                    appended.append(Appended(header.last_offset, max_timestamp, len(kept)))
+                    waiting += len(kept)
+                if read + waiting >= SLICE_BYTES:
+                    _append(cleaned, pieces, appended)
+                    unsynced += waiting
+                    if unsynced >= _SYNC_BYTES:  # not all at the end, which would hold up the log's own flushes
+                        cleaned.file.fdatasync()
+                        unsynced = 0
+                    yield read + waiting
+                    read = waiting = 0
+                    pieces, appended = [], []
+        _append(cleaned, pieces, appended)
+        cleaned.seal()
+        cleaned.file.fdatasync()
+        yield read + waiting
+
+    def create(self, base_offset: int) -> Segment:
+        """An empty segment for `write`, whatever an earlier attempt left under its name."""
+        cleaned = Segment(self._disk, self._directory, base_offset, self._index_interval_bytes, suffix=CLEANED_SUFFIX)
+        if cleaned.size:
+            cleaned.file.truncate(0)
+            cleaned.size = 0
+        return cleaned
+
+    def _kept(self, header: BatchHeader, data: bytes, is_last: bool, now_ms: int) -> bytes | bytearray | None:
+        """What stays of a batch: `data` itself where that is all of it. None: nothing."""
+        if header.base_offset >= self.end or header.is_control:
+            return data
+        is_needed = is_last or header.last_offset in self._needed_by_producers
+        if not header.records_count:
+            return data if is_needed else None
+        batch = decode_batch(data, header, check_crc=False)
+        horizon_ms = header.delete_horizon_ms
+        tombstones_go = horizon_ms is not None and horizon_ms <= now_ms
+        keys, values = batch.keys, batch.values
+        if keys is None:
+            kept = []
+        else:
+            latest = self._key_map.latest(keys)
+            kept = [
+                index
+                for index, (newest, offset) in enumerate(zip(latest, batch.offsets, strict=True))
+                if offset >= newest and keys[index] is not None
+            ]
+        if tombstones_go:
+            kept = [index for index in kept if values[index] is not None]
+        if not kept:
+            return _in_place(without_records(header)) if is_needed else None
+        if horizon_ms is None and any(values[index] is None for index in kept):
+            try:
+                return _in_place(with_records(batch, kept, now_ms + self._delete_retention_ms))
+            except ValueError:
+                pass  # there is no room for the new timestamp deltas: these tombstones stay
+        return data if len(kept) == batch.count else _in_place(with_records(batch, kept))
+
+
+def _in_place(batch: bytearray) -> bytearray:
+    """With the CRC of a batch that has its place in a log."""
+    header = parse_header(batch)
+    batch[:CRC_END] = stamp(header, header.base_offset, header.partition_leader_epoch)
+    return batch
+
+
+def _append(cleaned: Segment, pieces: list[bytes | bytearray], appended: list[Appended]) -> None:
+    if appended:
+        data = b"".join(pieces)
+        if cleaned.size + len(data) > MAX_RELATIVE_OFFSET:
+            raise ValueError(f"{cleaned.path} would become larger than its index can tell")
+        cleaned.append([data], appended)
+
+
+def _batches(disk: Disk, source: Source) -> Iterator[tuple[BatchHeader, bytes]]:
+    """All batches of a segment, their CRCs checked."""
+    file = disk.open(source.segment.path)
+    try:
+        position = chunk_position = 0
+        chunk = b""
+        while position < source.size:
+            at = position - chunk_position
+            if at + HEADER_SIZE > len(chunk):
+                chunk, chunk_position, at = file.pread(SLICE_BYTES, position), position, 0
+            try:
+                header = parse_header(chunk, at)
+                check_header(header)
+                if at + header.size > len(chunk):
+                    size = min(max(SLICE_BYTES, header.size), source.size - position)
+                    chunk, chunk_position, at = file.pread(size, position), position, 0
+                validate_batch(chunk, header, at)
+            except CorruptRecord as error:
+                raise CorruptRecord(f"{source.segment.path}, position {position}: {error}") from error
+            yield header, chunk[at : at + header.size]
+            position += header.size
+    finally:
+        file.close()
+
+
+def _headers(disk: Disk, source: Source) -> Iterator[tuple[BatchHeader, int]]:
+    """The header of each batch, and how many bytes had to be read for it."""
+    file = disk.open(source.segment.path)
+    try:
+        position = chunk_position = 0
+        chunk = b""
+        while position < source.size:
+            read = 0
+            at = position - chunk_position
+            if at + HEADER_SIZE > len(chunk):
+                chunk, chunk_position, at = file.pread(_HEADERS_BYTES, position), position, 0
+                read = len(chunk)
+            header = parse_header(chunk, at)
+            check_header(header)
+            yield header, read
+            position += header.size
+    finally:
+        file.close()

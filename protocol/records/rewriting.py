@@ -1,0 +1,70 @@
+"""What compaction makes of a batch: the same batch, with some of its records.
+
+Offsets, producer, sequence and leader epoch stay what they were, so whatever is derived from headers stays true: the
+last sequence follows from the last offset delta, not from the number of records. Timestamps stay, too; what a batch
+calls its base timestamp may change, see `BatchHeader.delete_horizon_ms`.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from minibroker.protocol.compression import Compression, compress
+from minibroker.protocol.records.body import MAX_BODY_BYTES, DecodedBatch
+from minibroker.protocol.records.columns import encode_columns
+from minibroker.protocol.records.header import (
+    DELETE_HORIZON,
+    HEADER_SIZE,
+    LIMIT,
+    MAGIC_COLUMNS,
+    BatchHeader,
+    write_header,
+)
+from minibroker.protocol.records.varint import encode_records
+
+
+def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: int | None = None) -> bytearray:
+    """The batch with the records of these indexes alone, at least one, ascending. With `delete_horizon_ms`, that is
+    noted in the header.
+
+    Raises ValueError where that cannot be encoded so that `decode_batch` reads it: larger than it may be.
+    """
+    header = batch.header
+    base_timestamp, attributes = header.base_timestamp, header.attributes
+    if delete_horizon_ms is not None:
+        base_timestamp, attributes = delete_horizon_ms, attributes | DELETE_HORIZON
+    timestamps = [batch.base_timestamp + batch.timestamp_deltas[index] for index in kept]
+    timestamp_deltas = [timestamp - base_timestamp for timestamp in timestamps]
+    if min(timestamp_deltas) < -LIMIT or max(timestamp_deltas) > LIMIT:
+        raise ValueError(f"timestamps from {min(timestamps)} to {max(timestamps)} are too far from {base_timestamp}")
+    offset_deltas = [batch.offsets[index] - header.base_offset for index in kept]
+    keys = None if batch.keys is None else [batch.keys[index] for index in kept]
+    values = [batch.values[index] for index in kept]
+    headers = None if batch.headers is None else [batch.headers[index] for index in kept]
+
+    written = bytearray(HEADER_SIZE)
+    if header.magic == MAGIC_COLUMNS:
+        encode_columns(written, offset_deltas, timestamp_deltas, keys, values, headers)
+    else:
+        written += encode_records(len(kept), offset_deltas, timestamp_deltas, keys, values, headers)
+    if len(written) - HEADER_SIZE > MAX_BODY_BYTES:
+        raise ValueError(f"a body of {len(written) - HEADER_SIZE} bytes: a batch holds at most {MAX_BODY_BYTES}")
+    if header.compression is not Compression.NONE:
+        with memoryview(written) as view:
+            body = compress(header.compression, view[HEADER_SIZE:], None)
+        written[HEADER_SIZE:] = body
+    return write_header(
+        written,
+        msgspec.structs.replace(
+            header,
+            attributes=attributes,
+            base_timestamp=base_timestamp,
+            max_timestamp=max(timestamps),
+            records_count=len(kept),
+        ),
+    )
+
+
+def without_records(header: BatchHeader) -> bytearray:
+    """The batch with its header alone: what producers' state and the log's offsets are made of."""
+    return write_header(bytearray(HEADER_SIZE), msgspec.structs.replace(header, records_count=0))

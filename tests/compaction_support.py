@@ -1,0 +1,311 @@
+"""What tests of compaction share: a log whose every record is known, and what must hold of it however it is cleaned."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import NamedTuple
+
+from minibroker.broker.storage.key_map import ENTRY_BYTES, KeyMap
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.manager import LogManager
+from minibroker.protocol.compression import Compression
+from minibroker.protocol.records import (
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    BatchHeader,
+    ControlType,
+    EndTransactionMarker,
+    decode_batch,
+    encode_batch,
+    encode_control_batch,
+    iterate_batches,
+)
+from tests.storage_support import (
+    NOW,
+    PARTITION,
+    StorageHost,
+    StorageWorld,
+    check_indexes,
+    everything,
+    produced,
+    stamped,
+)
+
+PRODUCERS = 3
+PRODUCER_OF_MARKERS = 77
+RETENTION_MS = 10_000
+
+
+class Known(NamedTuple):
+    """A record as it was sent."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+    timestamp: int
+    epoch: int
+
+
+class Sent(NamedTuple):
+    header: BatchHeader
+    content: bytes
+
+
+class CompactedLog:
+    """A log on the virtual disk, and what it should hold."""
+
+    def __init__(self, random: Random, *, keys: int = 6) -> None:
+        self.random = random
+        self.keys = keys
+        self.host = StorageHost(random)
+        self.config = LogConfig(
+            segment_bytes=random.choice((600, 1_500, 5_000)),
+            index_interval_bytes=random.choice((1, 150)),
+            compact=True,
+            delete_retention_ms=RETENTION_MS,
+        )
+        self.records: dict[int, Known] = {}
+        """By offset."""
+        self.markers: dict[int, bytes] = {}
+        """Control batches, by offset."""
+        self.batches: list[Sent] = []
+        self.gone_from: dict[int, int] = {}
+        """From when on a tombstone may be gone, by its offset: it has been clean for long enough then."""
+        self.high_watermark = 0
+        self.epoch = 0
+        self.now_ms = NOW
+        self.remembers_producers = True
+        """No cut has taken what is committed, and with it what stood for batches that were compacted away."""
+
+    async def open(self) -> None:
+        self.world = StorageWorld(self.host.start_process())
+        self.world.clock.now_ms = self.now_ms
+        self.manager = LogManager(self.world, "/data", 1, default_config=self.config, checkpoint_interval_ms=10**9)
+        await self.manager.open("cluster")
+        assert not self.manager.damaged, self.manager.damaged
+        self.log: Log = await self.manager.get_or_create(PARTITION, "topic", self.config)
+        self.epoch += 1
+        self.log.assign_epoch_start(self.epoch, self.log.log_end_offset)
+
+    # -- what happens --
+
+    def append(self) -> None:
+        random, end = self.random, self.log.log_end_offset
+        count = random.randint(1, 4)
+        keys = [b"key-%d" % random.randrange(self.keys) for _ in range(count)]
+        values = [None if random.random() < 0.3 else random.randbytes(random.choice((1, 30))) for _ in range(count)]
+        deltas = [random.randrange(5) for _ in range(count)]
+        producer_id = random.randrange(-1, PRODUCERS)
+        known = self.log._producers.get(producer_id)
+        record_set = bytes(
+            encode_batch(
+                values,
+                base_timestamp=self.now_ms,
+                timestamp_deltas=deltas,
+                keys=keys,
+                headers=[[("h", b"1")] if random.random() < 0.2 else [] for _ in range(count)],
+                compression=random.choice((Compression.NONE, Compression.NONE, Compression.ZSTD)),
+                magic=random.choice((MAGIC_COLUMNS, MAGIC_RECORDS)),
+                producer_id=producer_id,
+                producer_epoch=0 if producer_id >= 0 else -1,
+                base_sequence=-1 if producer_id < 0 else 0 if known is None else known.batches[-1].last_sequence + 1,
+            )
+        )
+        self.log.append_as_leader(record_set, self.epoch, self.now_ms)
+        self._note(stamped(record_set, end, self.epoch))
+        for index in range(count):
+            offset = end + index
+            timestamp = self.now_ms + deltas[index]
+            self.records[offset] = Known(offset, keys[index], values[index], timestamp, self.epoch)
+
+    def append_marker(self) -> None:
+        end = self.log.log_end_offset
+        content = bytes(
+            encode_control_batch(
+                EndTransactionMarker(self.random.choice(list(ControlType)), 1),
+                timestamp=self.now_ms,
+                producer_id=PRODUCER_OF_MARKERS,
+                producer_epoch=0,
+                base_offset=end,
+                partition_leader_epoch=self.epoch,
+            )
+        )
+        self.log.append_as_follower(content)
+        self._note(content)
+        self.markers[end] = content
+
+    def _note(self, content: bytes) -> None:
+        [found] = iterate_batches(content)
+        self.batches.append(Sent(found.header, content))
+
+    def commit(self) -> None:
+        """Move the high watermark on, as far as what cannot be lost any more."""
+        ends = [sent.header.next_offset for sent in self.batches]
+        safe = [end for end in ends if self.high_watermark < end <= self.log.recovery_point]
+        if safe:
+            self.high_watermark = self.random.choice(safe)
+
+    def truncate(self) -> None:
+        """As a follower does: never below the high watermark."""
+        offset = self.random.randint(self.high_watermark, self.log.log_end_offset)
+        self.epoch += 1
+        self.log.truncate_to(offset)
+        self.forget_from(self.log.log_end_offset)
+
+    def truncate_what_is_committed(self) -> None:
+        """As a follower does whose leader was elected uncleanly: what was compacted away for what is cut is gone."""
+        offset = self.random.randint(self.log.log_start_offset, self.log.log_end_offset)
+        self.epoch += 1
+        self.log.truncate_to(offset)
+        self._adopt()
+
+    def restart(self) -> None:
+        """As a follower does whose leader's log begins later than its own ends."""
+        self.epoch += 1
+        self.log.truncate_fully_and_start_at(self.log.log_end_offset + self.random.randint(0, 3))
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.forget_from(self.log.log_end_offset)
+        self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
+        found, self.markers, _, _ = self.read()
+        self.records = {record.offset: record for record in found}
+        self.remembers_producers = False
+
+    def forget_from(self, end: int) -> None:
+        self.records = {o: r for o, r in self.records.items() if o < end}
+        self.markers = {o: c for o, c in self.markers.items() if o < end}
+        self.gone_from = {o: t for o, t in self.gone_from.items() if o < end}
+        self.batches = [sent for sent in self.batches if sent.header.last_offset < end]
+
+    async def flush(self) -> None:
+        await self.manager.checkpoint_recovery_points()
+
+    async def compact(self, room: int | None = None) -> bool:
+        """One pass, with a map for so many keys."""
+        what = self.log.candidate(self.high_watermark, self.now_ms).cleanable
+        if not what.dirty_bytes:
+            return False
+        room = room or self.random.choice((1, 2, 5, 1_000))
+        key_map = KeyMap(room * ENTRY_BYTES, b"salt")
+
+        async def pace(done: int, stopped: asyncio.Event) -> None:
+            # Even if this is given up or the power goes, what was swapped in says from when on tombstones may go.
+            assert self.log._compaction is not None
+            for record in self.records.values():
+                if record.value is None and record.offset < self.log._compaction.end:
+                    self.gone_from.setdefault(record.offset, self.now_ms + RETENTION_MS)
+
+        whole = await self.log.compact(what, key_map, pace)
+        if whole:
+            assert what.first_dirty < self.log.first_dirty_offset <= what.end
+            await self.manager.checkpoint_first_dirty_offsets()
+        return whole
+
+    def advance_clock(self, milliseconds: int) -> None:
+        self.now_ms += milliseconds
+        self.world.clock.now_ms = self.now_ms
+
+    async def end_process(self) -> None:
+        self.host.kill()
+        self.world.executor.before = None
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def start_again(self, *, power_cut: bool) -> None:
+        """After the process was killed."""
+        if power_cut:
+            self.host.power_cut()
+        await self.open()
+        assert self.log.log_end_offset >= self.high_watermark
+        self.forget_from(self.log.log_end_offset)
+
+    # -- what must hold --
+
+    def check(self) -> None:
+        log = self.log
+        found, markers, last_offset, last_epoch = self.read()
+        offsets = [record.offset for record in found]
+        assert offsets == sorted(set(offsets))
+        assert last_offset == log.log_end_offset - 1 or log.log_start_offset == log.log_end_offset
+        for record in found:
+            assert record == self.records[record.offset]
+        assert markers == self.markers
+        latest = {record.key: record for record in sorted(self.records.values())}
+        kept = {record.offset for record in found}
+        for record in latest.values():
+            if record.offset not in kept:
+                assert record.value is None, f"{record} is gone, the latest of its key"
+                gone_from = self.gone_from.get(record.offset)
+                assert gone_from is not None, f"{record} is gone though it never was clean"
+                assert self.now_ms >= gone_from, f"{record} is gone too early"
+                assert not any(older.key == record.key for older in found), f"{record} does not delete any more"
+        clean = [record.key for record in found if record.offset < log.first_dirty_offset]
+        assert len(clean) == len(set(clean))
+        assert last_epoch <= log.latest_epoch
+        self.check_structure()
+        if self.remembers_producers:
+            self.check_producers()
+
+    def read(self) -> tuple[list[Known], dict[int, bytes], int, int]:
+        """All records, all control batches, the last offset and the last epoch of a batch."""
+        found: list[Known] = []
+        markers: dict[int, bytes] = {}
+        next_offset = 0
+        epoch = -1
+        data = everything(self.log)
+        for header, start, end in iterate_batches(data):
+            assert header.base_offset >= next_offset
+            next_offset = header.next_offset
+            assert header.partition_leader_epoch >= epoch
+            epoch = header.partition_leader_epoch
+            batch = decode_batch(data, header, start)
+            if header.is_control:
+                markers[header.base_offset] = data[start:end]
+                continue
+            for index, timestamp in enumerate(batch.timestamps):
+                key = None if batch.keys is None else batch.keys[index]
+                assert key is not None
+                found.append(Known(batch.offsets[index], key, batch.values[index], timestamp, epoch))
+            assert not batch.count or header.max_timestamp == max(batch.timestamps)
+        return found, markers, next_offset - 1, epoch
+
+    def check_structure(self) -> None:
+        log = self.log
+        check_indexes(log)
+        extents = log.extents()
+        for extent, segment in zip(extents[:-1], log._segments, strict=False):
+            [*_, (_, last)] = segment.walk(0, segment.size)
+            assert last.next_offset == extent.end_offset
+        for offset in range(log.log_start_offset, log.log_end_offset):
+            data = log.read(offset, 1, log.log_end_offset)
+            assert next(iterate_batches(data)).header.last_offset >= offset
+
+    def check_producers(self) -> None:
+        """A repetition of one of a producer's last five batches is known as one."""
+        for producer_id in range(PRODUCERS):
+            for sent in [s for s in self.batches if s.header.producer_id == producer_id][-5:]:
+                info = self.log.append_as_leader(produced(sent.content), self.epoch, self.now_ms)
+                assert (info.duplicate, info.first_offset) == (True, sent.header.base_offset)
+
+    async def check_producers_of_a_copy(self) -> None:
+        """The same of a replica that has nothing but this log's batches."""
+        world = StorageWorld(StorageHost(Random(1)).start_process())
+        manager = LogManager(world, "/data", 2, default_config=self.config, checkpoint_interval_ms=10**9)
+        await manager.open("cluster")
+        copy = await manager.get_or_create(PARTITION, "topic", self.config)
+        data = everything(self.log)
+        if self.log.log_start_offset:
+            copy.truncate_fully_and_start_at(self.log.log_start_offset)
+        if data:
+            copy.append_as_follower(data)
+        assert everything(copy) == data
+        if self.remembers_producers:
+            mine, self.log = self.log, copy
+            self.check_producers()
+            self.log = mine
+        await manager.close()

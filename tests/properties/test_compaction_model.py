@@ -1,0 +1,174 @@
+"""Whatever is sent and whenever a log is compacted, cut, killed or loses its power: of each key the latest record is
+there, at its offset, in order; tombstones stay as long as they must; control batches stay; producers are remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minibroker.broker.storage import compaction
+from minibroker.protocol.errors import BrokerError
+from tests.compaction_support import RETENTION_MS, CompactedLog
+from tests.simulation.mutants import planted
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "SLICE_BYTES", 300)
+
+
+def cuts(driver: CompactedLog) -> list[Callable[[], None]]:
+    return [*[driver.truncate] * 4, driver.truncate_what_is_committed, driver.restart]
+
+
+def do_later(driver: CompactedLog, action: Callable[[], None], calls: int) -> None:
+    """Before the worker threads' call after so many more."""
+
+    def before() -> None:
+        if calls:
+            do_later(driver, action, calls - 1)
+        else:
+            action()
+
+    driver.world.executor.before = before
+
+
+async def step(driver: CompactedLog) -> None:
+    """One thing, in the midst of which the machine may die."""
+    random = driver.random
+    kind = random.randrange(24)
+    dies = random.random() < 0.1
+    if dies:
+        driver.host.medium.faults.die_after(random.randrange(25))
+    try:
+        if kind < 9:
+            driver.append()
+        elif kind == 9:
+            driver.append_marker()
+        elif kind == 10:
+            driver.log.roll()
+        elif kind == 11 and not dies:
+            random.choice(cuts(driver))()
+        elif kind == 12:
+            driver.advance_clock(random.choice((10, RETENTION_MS // 2, RETENTION_MS)))
+        elif kind < 16:
+            await driver.flush()
+            driver.commit()
+        elif kind == 16 and not dies:
+            await driver.manager.close()
+            await driver.open()
+        elif kind > 16:
+            if random.random() < 0.3 and not dies:
+                # While a worker thread reads and writes, the event loop goes on.
+                action = random.choice((driver.append, driver.log.roll, *cuts(driver)))
+                do_later(driver, action, random.randrange(30))
+            await driver.compact()
+            driver.world.executor.before = None
+        await asyncio.sleep(0)
+    except BrokerError:
+        assert dies
+    if dies:
+        await driver.end_process()
+        await driver.start_again(power_cut=random.random() < 0.5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(10, 80), keys=st.integers(1, 12))
+def test_the_latest_record_of_each_key_survives_whatever_happens(seed: int, steps: int, keys: int) -> None:
+    asyncio.run(live(seed, steps, keys))
+
+
+async def live(seed: int, steps: int, keys: int) -> None:
+    driver = CompactedLog(Random(seed), keys=keys)
+    await driver.open()
+    for _ in range(steps):
+        await step(driver)
+        driver.check()
+    await driver.check_producers_of_a_copy()
+    await driver.manager.close()
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_compaction_that_dies_at_any_step_leaves_the_log_as_before_or_after(power_cut: bool) -> None:
+    outcomes: Counter[str] = Counter()
+    steps = max(die_at_each_step(seed, power_cut, outcomes) for seed in range(3))
+    print(f"\ndied at each of up to {steps} steps; the log was as {dict(outcomes)}")
+    assert outcomes["before"] > 5
+    assert outcomes["after"] > 5
+
+
+def die_at_each_step(seed: int, power_cut: bool, outcomes: Counter[str]) -> int:
+    """How many steps there are."""
+
+    async def run(changes: int) -> bool:
+        """Whether the compaction came to its end before so many changes of the disk."""
+        driver = await with_segments_to_merge(seed)
+        before = driver.read()
+        driver.random.seed(f"{seed} {changes}")
+        driver.host.medium.faults.die_after(changes)
+        try:
+            await driver.compact(room=1_000)
+        except BrokerError:
+            died = True
+        else:
+            died = driver.host.medium.faults.is_dead
+        await driver.end_process()
+        await driver.start_again(power_cut=power_cut)
+        after = driver.read()
+        driver.check()
+        outcomes["before" if after == before else "after"] += 1
+        if after != before:
+            assert [record.offset for record in after[0]] == await offsets_once_compacted(seed)
+        await driver.compact(room=1_000)
+        driver.check()
+        assert not [name for name in driver.world.disk.list("/data/orders-0") if "swap" in name or "cleaned" in name]
+        await driver.manager.close()
+        return not died
+
+    changes = 0
+    while not asyncio.run(run(changes)):
+        changes += 1
+    return changes
+
+
+async def with_segments_to_merge(seed: int) -> CompactedLog:
+    """Four of them, of which three are committed, and small enough to become one."""
+    driver = CompactedLog(Random(seed), keys=3)
+    await driver.open()
+    while len(driver.log.extents()) < 4:
+        driver.append()
+    await driver.flush()
+    driver.high_watermark = driver.log.recovery_point
+    driver.config = driver.log.config = msgspec.structs.replace(driver.config, segment_bytes=1_000_000)
+    return driver
+
+
+async def offsets_once_compacted(seed: int) -> list[int]:
+    driver = await with_segments_to_merge(seed)
+    assert await driver.compact(room=1_000)
+    assert len(driver.log.extents()) == 2
+    found = [record.offset for record in driver.read()[0]]
+    await driver.manager.close()
+    return found
+
+
+def test_a_swap_that_is_not_crash_safe_would_be_seen() -> None:
+    with planted("swap-without-marker"), pytest.raises(AssertionError):
+        die_at_each_step(0, power_cut=False, outcomes=Counter())
+
+
+@pytest.mark.parametrize("bug", ["tombstone-removed-early", "control-batches-compacted"])
+def test_what_compaction_must_not_remove_would_be_missed(bug: str) -> None:
+    def storm() -> None:
+        for seed in range(50):
+            asyncio.run(live(seed, steps=80, keys=4))
+
+    with planted(bug), pytest.raises(AssertionError):
+        storm()

@@ -1,0 +1,256 @@
+"""Compaction of logs whose records were chosen for it: what stays of them, byte by byte and file by file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minibroker.broker.storage import compaction
+from minibroker.broker.storage.cleanable import Cleanable
+from minibroker.broker.storage.compaction import CannotBeCleaned
+from minibroker.broker.storage.key_map import ENTRY_BYTES, KeyMap
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.recovery import DamagedLog
+from minibroker.broker.storage.verification import Checkpointed, verify_partition
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, decode_batch, encode_batch, iterate_batches
+from tests.storage_support import NOW, Opened, everything, flip, open_log, segments
+
+CONFIG = LogConfig(compact=True, delete_retention_ms=1_000, index_interval_bytes=1)
+Pair = tuple[bytes, bytes | None]
+
+
+def keyed(pairs: Sequence[Pair], *, magic: int = MAGIC_COLUMNS, producer_id: int = -1, sequence: int = 0) -> bytes:
+    idempotent = producer_id >= 0
+    return bytes(
+        encode_batch(
+            [value for _, value in pairs],
+            keys=[key for key, _ in pairs],
+            base_timestamp=NOW,
+            timestamp_deltas=list(range(len(pairs))),
+            magic=magic,
+            producer_id=producer_id,
+            producer_epoch=0 if idempotent else -1,
+            base_sequence=sequence if idempotent else -1,
+        )
+    )
+
+
+def segments_of(path: Path, *contents: Sequence[bytes], config: LogConfig = CONFIG) -> Opened:
+    """A log with a sealed and flushed segment for each sequence of record sets, and an empty active one."""
+    opened = open_log(str(path), config)
+    for batches in contents:
+        append_segment(opened.log, batches)
+    return opened
+
+
+def append_segment(log: Log, batches: Sequence[bytes]) -> None:
+    async def run() -> None:
+        for record_set in batches:
+            log.append_as_leader(record_set, 0, NOW)
+        log.roll()
+        await log.checkpoint()
+
+    asyncio.run(run())
+
+
+async def unpaced(done: int, stopped: asyncio.Event) -> None:
+    """`Pace`."""
+
+
+def compact(log: Log, *, room: int = 1_000, end: int | None = None) -> bool:
+    what = Cleanable(log.first_dirty_offset, log.log_end_offset if end is None else end, 0, 1)
+    return asyncio.run(log.compact(what, KeyMap(room * ENTRY_BYTES, b""), unpaced))
+
+
+def found(log: Log) -> list[tuple[int, bytes, bytes | None]]:
+    records: list[tuple[int, bytes, bytes | None]] = []
+    data = everything(log)
+    for header, start, _ in iterate_batches(data):
+        batch = decode_batch(data, header, start)
+        for offset, key, value in zip(batch.offsets, batch.keys or (), batch.values, strict=False):
+            assert key is not None
+            records.append((offset, key, value))
+    return records
+
+
+@pytest.mark.parametrize("magic", [MAGIC_COLUMNS, MAGIC_RECORDS])
+def test_the_latest_record_of_each_key_stays_at_its_offset_with_its_time(tmp_path: Path, magic: int) -> None:
+    log = segments_of(
+        tmp_path,
+        [keyed([(b"a", b"1"), (b"b", b"2")], magic=magic), keyed([(b"c", b"3")], magic=magic)],
+        [keyed([(b"a", b"4"), (b"d", b"5"), (b"d", b"6")], magic=magic)],
+    ).log
+    assert compact(log)
+    assert found(log) == [(1, b"b", b"2"), (2, b"c", b"3"), (3, b"a", b"4"), (5, b"d", b"6")]
+    data = everything(log)
+    headers = [(h.base_offset, h.last_offset, h.records_count, h.magic) for h, _, _ in iterate_batches(data)]
+    assert headers == [(0, 1, 1, magic), (2, 2, 1, magic), (3, 5, 2, magic)]
+    timestamps = [decode_batch(data, h, start).timestamps for h, start, _ in iterate_batches(data)]
+    assert timestamps == [[NOW + 1], [NOW], [NOW, NOW + 2]]
+    assert log.first_dirty_offset == log.log_end_offset == 6
+
+
+def test_small_segments_become_one_and_what_is_left_of_the_files_can_be_opened(tmp_path: Path) -> None:
+    log = segments_of(tmp_path, [keyed([(b"a", b"1")])], [keyed([(b"a", b"2")])], [keyed([(b"b", b"3")])]).log
+    assert compact(log)
+    assert [file.stem for file in segments(tmp_path)] == [f"{0:020}", f"{3:020}"]
+    assert [(extent.base_offset, extent.end_offset) for extent in log.extents()] == [(0, 3), (3, 3)]
+    before = everything(log)
+    asyncio.run(log.close())
+    for recovery_point in (0, 3):
+        again = open_log(str(tmp_path), CONFIG, recovery_point=recovery_point).log
+        assert everything(again) == before
+        asyncio.run(again.close())
+    report = verify_partition(tmp_path, Checkpointed(recovery_point=3, first_dirty_offset=3))
+    assert report.findings == []
+
+
+def test_a_tombstone_stays_until_its_time_is_up_and_what_it_deletes_goes_at_once(tmp_path: Path) -> None:
+    opened = segments_of(tmp_path, [keyed([(b"a", b"1")]), keyed([(b"a", None), (b"b", b"2")])])
+    log, clock = opened.log, opened.world.clock
+    assert compact(log)
+    assert found(log) == [(1, b"a", None), (2, b"b", b"2")]
+    for later_ms, is_there in ((999, True), (1, False)):
+        clock.now_ms += later_ms
+        append_segment(log, [keyed([(b"c", b"3")])])
+        assert compact(log)
+        assert ((1, b"a", None) in found(log)) is is_there
+    assert found(log)[0] == (2, b"b", b"2")
+
+
+def test_a_map_that_is_full_leaves_the_rest_for_later_passes(tmp_path: Path) -> None:
+    log = segments_of(tmp_path, [keyed([(b"%d" % (number % 7), b"v")]) for number in range(21)]).log
+    ends = []
+    while log.first_dirty_offset < 21:
+        assert compact(log, room=3, end=21)
+        ends.append(log.first_dirty_offset)
+    assert len(ends) > 3
+    assert [offset for offset, _, _ in found(log)] == list(range(14, 21))
+
+
+def test_a_batch_with_more_keys_than_the_map_has_room_for_is_compacted_all_the_same(tmp_path: Path) -> None:
+    log = segments_of(tmp_path, [keyed([(b"%d" % number, b"v") for number in range(9)])] * 2).log
+    assert compact(log, room=3, end=18)
+    assert compact(log, room=3, end=18)
+    assert [offset for offset, _, _ in found(log)] == list(range(9, 18))
+
+
+def test_a_producer_is_remembered_by_batches_that_have_no_records_any_more(tmp_path: Path) -> None:
+    sets = [keyed([(b"a", b"%d" % number)], producer_id=5, sequence=number) for number in range(8)]
+    log = segments_of(tmp_path, [*sets, keyed([(b"a", b"last")])]).log
+    assert compact(log)
+    data = everything(log)
+    assert [(h.base_offset, h.records_count, h.base_sequence) for h, _, _ in iterate_batches(data)] == [
+        *((offset, 0, offset) for offset in range(3, 8)),
+        (8, 1, -1),
+    ]
+    copy = open_log(str(tmp_path / "copy"), CONFIG).log
+    copy.append_as_follower(data)
+    for number in range(3, 8):
+        assert copy.append_as_leader(sets[number], 0, NOW).duplicate
+
+
+def test_what_needs_no_compaction_is_not_written_anew(tmp_path: Path) -> None:
+    log = segments_of(tmp_path, [keyed([(b"a", b"1"), (b"b", b"2")])]).log
+    before = segments(tmp_path)[0].stat().st_ino
+    assert compact(log)
+    assert segments(tmp_path)[0].stat().st_ino == before
+    assert not list(tmp_path.glob("*.cleaned"))
+
+
+def test_a_damaged_batch_ends_the_compaction_and_nothing_is_changed(tmp_path: Path) -> None:
+    log = segments_of(tmp_path, [keyed([(b"a", b"1")]), keyed([(b"a", b"2")])]).log
+    file = segments(tmp_path)[0]
+    flip(file, file.stat().st_size - 1)
+    before = file.read_bytes()
+    with pytest.raises(CannotBeCleaned, match="position"):
+        compact(log)
+    assert file.read_bytes() == before
+    assert log.first_dirty_offset == 0
+
+
+def test_a_log_that_is_closed_or_cut_gives_its_compaction_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "SLICE_BYTES", 64)
+
+    def given_up(log: Log, end: Coroutine[Any, Any, None] | None) -> bool:
+        async def pace(done: int, stopped: asyncio.Event) -> None:
+            nonlocal end
+            if end is None:
+                log.truncate_to(2)
+            else:
+                ending = asyncio.get_running_loop().create_task(end)
+                await stopped.wait()
+                tasks.append(ending)
+
+        async def run() -> bool:
+            whole = await log.compact(Cleanable(0, 2, 0, 1), KeyMap(10_000, b""), pace)
+            await asyncio.gather(*tasks)
+            return not whole
+
+        tasks: list[asyncio.Task[None]] = []
+        return asyncio.run(run())
+
+    cut = segments_of(tmp_path / "cut", [keyed([(b"a", b"1")])], [keyed([(b"a", b"2")])], [keyed([(b"b", b"3")])]).log
+    assert given_up(cut, None)
+    assert [offset for offset, _, _ in found(cut)] == [0, 1]
+    closed = segments_of(tmp_path / "closed", [keyed([(b"a", b"1")])], [keyed([(b"a", b"2")])]).log
+    assert given_up(closed, closed.close())
+    assert not list(tmp_path.glob("*/*.cleaned"))
+    assert not list(tmp_path.glob("*/*.swap"))
+
+
+def test_a_truncation_in_a_gap_ends_the_log_with_the_batch_before(tmp_path: Path) -> None:
+    sets = [keyed([(b"k", b"%d" % number)]) for number in range(9)]
+    log = segments_of(tmp_path, [keyed([(b"a", b"1")]), *sets]).log
+    assert compact(log)
+    assert [offset for offset, _, _ in found(log)] == [0, 9]
+    log.truncate_to(5)
+    assert (log.log_end_offset, found(log)) == (1, [(0, b"a", b"1")])
+    log.append_as_leader(keyed([(b"b", b"2")]), 0, NOW)
+    assert [offset for offset, _, _ in found(log)] == [0, 1]
+    assert log.first_dirty_offset == 1
+
+
+def test_a_read_in_a_gap_goes_on_with_the_next_batch(tmp_path: Path) -> None:
+    log = segments_of(tmp_path, [keyed([(b"k", b"%d" % number)]) for number in range(9)]).log
+    assert compact(log)
+    for offset in range(9):
+        [batch] = iterate_batches(log.read(offset, 1_000, 9))
+        assert batch.header.base_offset == 8
+    assert log.offset_for_timestamp(NOW, 9) == (NOW, 8)
+
+
+def test_a_record_without_a_key_is_refused_with_the_batch_that_it_is_in(tmp_path: Path) -> None:
+    log = open_log(str(tmp_path), CONFIG).log
+    for keys in (None, [b"a", None]):
+        record_set = bytes(encode_batch([b"1", b"2"], keys=keys, base_timestamp=NOW))
+        with pytest.raises(BrokerError, match="without a key, and the topic is compacted") as refused:
+            log.append_as_leader(record_set, 0, NOW)
+        assert refused.value.code is ErrorCode.INVALID_RECORD
+    assert log.log_end_offset == 0
+
+
+def test_a_gap_in_a_log_that_is_not_compacted_is_damage_to_a_follower_and_to_the_offline_tool(tmp_path: Path) -> None:
+    log = segments_of(tmp_path / "compacted", [keyed([(b"k", b"%d" % number)]) for number in range(9)]).log
+    assert compact(log)
+    assert verify_partition(tmp_path / "compacted", Checkpointed(9, first_dirty_offset=9)).findings == []
+    [finding] = verify_partition(tmp_path / "compacted", Checkpointed(9)).findings[:1]
+    assert finding.costs_records
+
+
+def test_a_marker_that_is_damaged_costs_the_replica_and_no_file(tmp_path: Path) -> None:
+    log = segments_of(tmp_path, [keyed([(b"a", b"1")])], [keyed([(b"a", b"2")])]).log
+    asyncio.run(log.close())
+    (tmp_path / f"{0:020}.swap").write_bytes(b"0\nx\n")
+    before = sorted(file.name for file in tmp_path.iterdir())
+    with pytest.raises((DamagedLog, ValueError), match=r"swap is damaged"):
+        open_log(str(tmp_path), CONFIG, recovery_point=2)
+    assert sorted(file.name for file in tmp_path.iterdir()) == before
+    finding = verify_partition(tmp_path, Checkpointed(2)).findings[0]
+    assert "the next start goes on with that" in finding.problem
