@@ -39,6 +39,7 @@ from minibroker.protocol.model import (
     min_insync_replicas,
     replicas_to_commit,
 )
+from minibroker.protocol.records import HEADER_SIZE, parse_header
 from minibroker.protocol.world import Clock
 
 CONSUMER = -1
@@ -617,11 +618,21 @@ class Partition:
             return Fetched(truncated_to=self._truncate_to_divergence(response.diverging_epoch))
         appended = len(response.records) > 0
         if appended:
+            self._begin_with(response.records)
             self.log.append_as_follower(response.records)
             self.traffic.replication_bytes_in += len(response.records)
         self.high_watermark = max(self.high_watermark, min(response.high_watermark, self.log.log_end_offset))
         self.log.move_log_start_offset(min(response.log_start_offset, self.high_watermark))
         return Fetched(appended=appended)
+
+    def _begin_with(self, records: Buffer) -> None:
+        """The leader's log may begin within a batch, and the whole batch is what comes: an empty log begins there, as
+        in Kafka after its UnexpectedAppendOffsetException."""
+        end = self.log.log_end_offset
+        if self.log.log_start_offset == end and len(records) >= HEADER_SIZE:
+            header = parse_header(records)
+            if header.base_offset < end <= header.last_offset:
+                self.log.truncate_fully_and_start_at(header.base_offset)
 
     def restart_at(self, offset: int) -> None:
         """The leader's log begins after this one's end: drop everything and follow from there (KAFKA-9491)."""

@@ -12,6 +12,7 @@ from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import PartitionErrors
+from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import DELETE_RECORDS
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -304,3 +305,22 @@ def test_deleted_records_do_not_come_back_when_all_hosts_lose_their_power() -> N
         assert await scene.first_offset() == 7
 
     play(program, {"log.flush.offset.checkpoint.interval.ms": "1000"})
+
+
+def test_a_replica_that_was_away_follows_a_log_that_begins_within_a_batch() -> None:
+    async def program(scene: Scene) -> None:
+        cluster, away = scene.cluster, scene.followers[0]
+        cluster.kill_broker(away)
+        await cluster.until(lambda: away not in cluster.state(P0).isr)
+        async with Producer(cluster.bootstrap, linger_ms=100, world=scene.world) as producer:
+            for _ in range(10):
+                producer.send("orders", b"x", partition=0)
+            await producer.flush()
+        assert await scene.admin.delete_records({P0: 45}) == {P0: 45}
+        await cluster.start_broker(away)
+        await cluster.until(lambda: away in cluster.state(P0).isr)
+        assert (scene.start_of(away), replica_of(cluster, away).log.log_end_offset) == (45, 50)
+        await scene.only_one_left(away)
+        assert await scene.first_offset() == 45
+
+    play(program, min_insync_replicas=1)
