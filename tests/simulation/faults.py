@@ -308,6 +308,18 @@ async def _full_disk(storm: Storm) -> None:
         await asyncio.sleep(_span_s(storm))
 
 
+async def _broken_log_dir(storm: Storm) -> None:
+    """All that is in one of two log directories fails. The broker goes on with the other one."""
+    broker_id = storm.some_broker()
+    if broker_id is None or storm.log_dirs < 2:
+        return
+    number, error = storm.dice.randrange(storm.log_dirs), storm.dice.choice([errno.EIO, errno.ENOSPC])
+    storm.count("broken log directory", f"number {number} of broker {broker_id}: {errno.errorcode[error]}")
+    with storm.bad_disk(broker_id):
+        storm.cluster.break_log_dir(broker_id, number, error)
+        await asyncio.sleep(_span_s(storm))
+
+
 async def _slow_disk(storm: Storm) -> None:
     broker_id = storm.dice.choice(storm.cluster.broker_ids)
     delay_s = storm.dice.choice([0.05, 0.5, 3.0])
@@ -532,6 +544,23 @@ async def _ambush_of_a_deletion(storm: Storm) -> None:
         _bounce(storm, move.leader, without_power=strike == "without power")
 
 
+async def _ambush_of_a_compaction(storm: Storm) -> None:
+    """A broker is about to give the names of old segments to a compacted one."""
+    if not storm.compacting.partitions:
+        return
+    storm.event("ambush of a compaction: laid")
+    broker_id = await storm.compacting.next_swap(20)
+    if broker_id is None:
+        return
+    await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01, 0.1]) * storm.dice.random())
+    if broker_id not in storm.idle_brokers():
+        return
+    without_power = storm.dice.random() < 0.5
+    storm.event("ambush of a compaction: struck")
+    storm.count("ambush of a compaction", f"broker {broker_id}{', without power' if without_power else ''}")
+    _bounce(storm, broker_id, without_power=without_power)
+
+
 @contextmanager
 def _unanswered(storm: Storm, broker_id: int) -> Iterator[None]:
     """The answer that ZooKeeper is about to give gets lost, and whoever asks again waits for a while."""
@@ -610,6 +639,7 @@ FAULTS: dict[str, Fault] = {
     "connection storm": _connection_storm,
     "failing disk": _failing_disk,
     "full disk": _full_disk,
+    "broken log directory": _broken_log_dir,
     "slow disk": _slow_disk,
     "clock jump": _clock_jump,
     "ZooKeeper down": _zookeeper_down,
@@ -624,6 +654,7 @@ FAULTS: dict[str, Fault] = {
     "ambush of an election": _ambush_of_an_election,
     "ambush of an ISR": _ambush_of_an_isr,
     "ambush of a deletion": _ambush_of_a_deletion,
+    "ambush of a compaction": _ambush_of_a_compaction,
     "topic churn": _topic_churn,
     "forgery": forgery,
     "ambush of a start": faults_of_starts.ambush_of_a_start,

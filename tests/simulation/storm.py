@@ -43,6 +43,8 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
 from minibroker.protocol.world import Operation, SetData, World
 from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.compacting import TOPIC as COMPACTED
+from tests.simulation.compacting import Compacting
 from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM, POWER_OF_SEVERAL, WORSE_ALONE
 from tests.simulation.history import Acknowledged, Anomaly, History, Sent, TopicIdPartition, check
@@ -82,6 +84,7 @@ _LONG_LINK_OF_TWO_PROBABILITY = 1 / 2
 """With no third broker to lead, the two depose each other."""
 _LONG_LINK_S = (60, 150)
 _LONGEST_FAULT_S = 45.0
+_TWO_LOG_DIRS_PROBABILITY = 0.4
 _LOOK_EVERY_S = 0.1
 _TIMELINE_LENGTH = 400
 
@@ -141,7 +144,7 @@ def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | N
 async def _storm(report: Report, dice: Random, seconds: float, is_enough: Callable[[Anomaly], bool] | None) -> None:
     storm = Storm(report, dice, is_enough)
     try:
-        with storm.shrinking.watched():
+        with storm.shrinking.watched(), storm.compacting.watched():
             await storm.run(seconds)
     finally:
         report.virtual_s = storm.simulation.loop.time()
@@ -162,8 +165,13 @@ class Storm:
         self.report = report
         self.dice = dice
         self.settings = _broker_settings(dice)
+        self.log_dirs = 2 if Random(f"{report.seed} log dirs").random() < _TWO_LOG_DIRS_PROBABILITY else 1
         self.cluster = VirtualCluster(
-            self.simulation, dice.choice(_BROKERS), self.settings, on_broker_failure=self._broker_failed
+            self.simulation,
+            dice.choice(_BROKERS),
+            self.settings,
+            on_broker_failure=self._broker_failed,
+            log_dirs=self.log_dirs,
         )
         self.session_timeout_s = int(self.settings["zookeeper.session.timeout.ms"]) / 1_000
         self.partitions = [TopicPartition(f"{DURABLE}-0", p) for p in range(dice.randint(1, 3))]
@@ -186,8 +194,15 @@ class Storm:
         self.workload = Workload(self.cluster, self._history)
         self.rebirth = Rebirth(self, Random(f"{report.seed} rebirth"))
         self.users = Users(self.cluster, self.workload.acknowledged_end, event=self.event, accuse=self.accuse)
-        self.workload.guests.append(self.users)
-        self._all_partitions = [*self.partitions, *self.users.partitions]
+        self.compacting = Compacting(
+            self.cluster,
+            Random(f"{report.seed} compacting"),
+            self.workload,
+            event=self.event,
+            accuse=self.accuse,
+        )
+        self.workload.guests += [self.users, self.compacting]
+        self._all_partitions = [*self.partitions, *self.compacting.partitions, *self.users.partitions]
         self._invariants = Invariants(
             self.cluster, self.rebirth.committed, self.shrinking.decided, self.shrinking.promised
         )
@@ -360,7 +375,7 @@ class Storm:
                 self.accuse(Anomaly("not live", f"after healing, in vain awaited {in_vain}"))
             doing = "the end of all deliveries"
             async with asyncio.timeout(150):
-                await asyncio.gather(self.workload.finish(), self.users.finish())
+                await asyncio.gather(self.workload.finish(), self.compacting.finish(), self.users.finish())
             self.shrinking.end()
             doing = "equal high watermarks, log starts and log ends"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
@@ -370,6 +385,7 @@ class Storm:
                 await reader.process.run(
                     read_everything(self.cluster.bootstrap, reader, self.partitions, self._history)
                 )
+                await reader.process.run(self.compacting.read_back(reader))
                 await self.users.read_back()
             await self.users.look_at_topics()
         except TimeoutError:
@@ -392,7 +408,7 @@ class Storm:
         for text in self.workload.unexpected:
             self.accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
-            for anomaly in (*check(self._history), *self.users.judge()):
+            for anomaly in (*check(self._history), *self.compacting.judge(), *self.users.judge()):
                 self.accuse(anomaly)
         for anomaly in self.rebirth.judge():
             self.accuse(anomaly)
@@ -412,6 +428,13 @@ class Storm:
                         partitions=count,
                         replication_factor=len(self.cluster.broker_ids),
                         configs=configs.get(topic),
+                    )
+                if self.compacting.partitions:
+                    await admin.create_topic(
+                        COMPACTED,
+                        partitions=1,
+                        replication_factor=len(self.cluster.broker_ids),
+                        configs=self.compacting.configs,
                     )
                 await self.users.create_topics(admin)
 
@@ -439,6 +462,7 @@ class Storm:
         if self.shrinking.partitions:
             self.workload.start_consumer("consumer-shrinking", self.shrinking.partitions)
             self.shrinking.start_administrator(self.cluster.client("deleter"), self.workload.acknowledged_end)
+        self.compacting.start()
         self.users.start()
 
     def _draw_weights(self) -> dict[str, float]:
@@ -511,6 +535,8 @@ class Storm:
         self._invariants.power_lost(exposed)
         self.workload.power_lost(exposed)
         self.users.forgive(exposed)
+        if not set(exposed).isdisjoint(self.compacting.partitions):
+            self.compacting.forgive()
 
     def _may_lose(self, partition: TopicPartition, victims: Sequence[int]) -> bool:
         state = self.cluster.state(partition)
@@ -530,6 +556,8 @@ class Storm:
         broker = self.cluster.living_broker(member.broker_id)
         if broker is None:
             return member.broker_id not in self._hurt
+        if broker._logs.offline:
+            return False  # the replica may be there
         since = broker._logs.synced_since if flushed else broker._logs.trusted_since
         return znodes.SINCE_THIS_REGISTRATION != since <= member.epoch
 
@@ -663,6 +691,7 @@ class Storm:
         }
         for anomaly in self._invariants.look(ends | reborn_ends, self.damaged, lossy_topic_ids):
             self.accuse(anomaly)
+        self._start_anew_where_a_disk_was_mended()
         # From the next look on: what it had to cut was cut since the last one.
         for broker_id in sorted(self.damaged - self.rotten):
             if self._has_caught_up(broker_id):
@@ -671,6 +700,15 @@ class Storm:
         if self.workload.exposed and not self.damaged:
             self._forgive(sorted(self.workload.exposed))
             self.workload.exposed.clear()
+
+    def _start_anew_where_a_disk_was_mended(self) -> None:
+        """As somebody does who looks at `status`: a log directory that is offline stays so until the next start."""
+        for broker_id in self.idle_brokers():
+            broker = self.cluster.living_broker(broker_id)
+            if broker is not None and broker._logs.offline and not self._bad_disks[broker_id]:
+                self.event("a broker goes on without a log directory, and is started anew")
+                self.note(f"broker {broker_id} is started anew: {broker._logs.offline}")
+                self.take_down(broker_id, self.cluster.kill_broker)
 
     def _has_caught_up(self, broker_id: int) -> bool:
         """It is in every ISR again *and* holds all that was acknowledged."""
@@ -809,6 +847,7 @@ def _broker_settings(dice: Random) -> dict[str, str]:
         "log.segment.bytes": str(dice.choice([4_000, 30_000, 1_000_000])),
         "log.index.interval.bytes": str(dice.choice([1, 500, 4_096])),
         "log.retention.check.interval.ms": str(dice.choice([100, 1_000, 5_000])),
+        "log.cleaner.backoff.ms": str(dice.choice([100, 1_000, 5_000])),
         "num.network.threads": str(dice.randint(1, 3)),
         "num.io.threads": str(dice.choice([1, 2, 8])),
     }
