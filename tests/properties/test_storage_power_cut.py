@@ -23,6 +23,7 @@ from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.records import BatchHeader
+from tests.simulation.mutants import planted
 from tests.storage_support import (
     NOW,
     PARTITION,
@@ -422,14 +423,27 @@ def test_what_was_cut_does_not_come_back_behind_a_segment_that_was_rolled_at_onc
         asyncio.run(run(seed))
 
 
+async def live(seed: int, steps: int) -> None:
+    driver = Driver(Random(seed))
+    await driver.open()
+    for _ in range(steps):
+        await driver.step()
+    await driver.manager.close()
+
+
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
 def test_power_cuts_kills_and_dying_disks_take_nothing_that_was_promised(seed: int, steps: int) -> None:
-    async def run() -> None:
-        driver = Driver(Random(seed))
-        await driver.open()
-        for _ in range(steps):
-            await driver.step()
-        await driver.manager.close()
+    asyncio.run(live(seed, steps))
 
-    asyncio.run(run())
+
+@pytest.mark.parametrize(
+    "bug", ["recovery-point-without-sync", "directories-not-synced", "leader-epochs-not-synced", "recovery-without-crc"]
+)
+def test_what_is_not_synced_or_not_checked_would_be_missed(bug: str) -> None:
+    def lives() -> None:
+        for seed in range(500):
+            asyncio.run(live(seed, 60))
+
+    with planted(bug), pytest.raises((AssertionError, BrokerError, KeyError)):
+        lives()

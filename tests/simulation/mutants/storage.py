@@ -7,7 +7,7 @@ from typing import Any
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage import continuity, recovery, swap
-from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, OffsetCheckpoint
+from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
 from minibroker.broker.storage.compaction import Compaction
 from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import LogDirectory
@@ -181,6 +181,20 @@ def directories_not_synced(patches: Patches) -> None:
     def carry_out(original: Any, self: Any, *rest: Any) -> None:
         self.sync_directory, self.epochs = False, None
         original(self, *rest)
+
+
+@mutant("KAFKA-16541", "a flush does not sync the file of leader epochs: a power cut may leave an older one")
+def leader_epochs_not_synced(patches: Patches) -> None:
+    @patches.instead_of(Flush, "carry_out")
+    def carry_out(original: Any, self: Any, world: Any) -> None:
+        epochs, self.epochs = self.epochs, None
+        original(self, world)
+        if epochs is not None:
+            path = f"{self.directory}/{LEADER_EPOCH_FILE}"
+            file = world.disk.open(path, create=True)
+            file.pwrite([epochs], 0)
+            file.truncate(len(epochs))
+            file.close()
 
 
 @mutant("a durable mode", "a leader of a synced topic counts what is in its own log before it is flushed")
