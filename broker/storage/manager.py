@@ -107,8 +107,8 @@ class LogManager:
                     self.was_clean, self.previous_broker_epoch = True, stopped_epoch
                 self._continuity.begin(was_clean=self.was_clean, is_new=is_new)
                 self._directory.remove_clean_marker()
-                recovery_points = self._read_offsets(self._recovery_points)
-                log_start_offsets = self._read_offsets(self._log_start_offsets)
+                recovery_points = self._read_offsets(self._recovery_points, shows_losses=True)
+                log_start_offsets = self._read_offsets(self._log_start_offsets, shows_losses=True)
                 self._read_offsets(self._high_watermarks)
                 self._read_offsets(self._first_dirty_offsets)
                 await self._open_logs(recovery_points, log_start_offsets)
@@ -129,11 +129,15 @@ class LogManager:
         self._checkpoints = asyncio.get_running_loop().create_task(self._checkpoint_regularly(), name="log checkpoints")
         self._checkpoints.add_done_callback(self._report_failure)
 
-    def _read_offsets(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
+    def _read_offsets(self, checkpoint: OffsetCheckpoint, *, shows_losses: bool = False) -> dict[TopicPartition, int]:
+        """`shows_losses`: without the file, something may be missing, or back, that nobody would notice."""
         try:
             return checkpoint.read()
         except MalformedFile as error:
             logger.warning("%s; going on without it", error)
+            checkpoint.stage({})  # to be written anew
+            if shows_losses:
+                self._continuity.distrust(str(error))
             return {}
 
     async def _open_logs(
@@ -507,6 +511,10 @@ class LogManager:
         and the mark of a log that is not there, of the next topic of that name."""
         before = self._high_watermarks.values
         marks = {p: min(mark, self._logs[p].log_end_offset) for p, mark in before.items() if p in self._logs}
+        short = sorted(p for p, mark in marks.items() if mark < before[p])
+        if short:  # no crash explains that: a mark is lowered before its log is cut
+            reason = f"{', '.join(map(str, short[:10]))} ended further on, by the high watermarks on file"
+            await self._world.executor.run(self._continuity.distrust, reason, False)
         if marks != before:
             await self._world.executor.run(self._high_watermarks.write, self._high_watermarks.stage(marks))
 

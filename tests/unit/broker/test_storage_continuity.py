@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from minibroker.broker.storage.checkpoints import MalformedFile
+from minibroker.broker.storage.checkpoints import LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE, MalformedFile
 from minibroker.broker.storage.continuity import (
     CONTINUITY_FILE,
     Continuity,
@@ -282,6 +282,23 @@ def test_a_replica_that_cannot_be_opened_or_whose_directory_was_removed_is_distr
     host.remove_the_directory()
     assert host.live(records=2, clean=True) == 2, "as it was damaged when 2 was registered, nothing of it counts"
     host.remove_the_directory()
+    assert host.live() == SINCE_THIS_REGISTRATION
+
+
+@pytest.mark.parametrize("file", [RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE])
+def test_without_the_files_that_would_show_a_loss_nothing_is_believed(file: str) -> None:
+    host = Host()
+    host.live(records=3, clean=True)
+    host.disk.write_atomically(f"/data/{file}", b"nonsense")
+    assert host.live(clean=True) == SINCE_THIS_REGISTRATION
+    assert host.live() == 2
+
+
+def test_a_log_that_ends_before_what_was_committed_is_distrusted() -> None:
+    host = Host()
+    host.live(records=3, action=lambda logs: logs.write_high_watermarks(logs.stage_high_watermarks({PARTITION: 3})))
+    file = host.disk.open(f"/data/{PARTITION}/00000000000000000000.log")
+    file.truncate(len(batch()))
     assert host.live() == SINCE_THIS_REGISTRATION
 
 
