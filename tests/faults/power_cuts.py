@@ -33,7 +33,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -42,7 +42,7 @@ from minibroker.client.admin import Admin
 from minibroker.deploy import secret_file, zookeeper
 from minibroker.deploy.cluster_view import ask_cluster
 from minibroker.deploy.ports import LOOPBACK, free_ports
-from minibroker.deploy.processes import Process, send_signal, wait_until, wait_until_gone
+from minibroker.deploy.processes import send_signal, wait_until, wait_until_gone
 from minibroker.deploy.trial import Trial, TrialVerdict
 
 BROKERS = (1, 2, 3)
@@ -335,25 +335,21 @@ async def play(brokers: Sequence[MachineBroker], one: int, all_: int, seed: int)
 
 def cut_power(directory: Path, one: int, all_: int, seed: int) -> int:
     """In a directory that is there, and is nobody else's."""
-    brokers: list[MachineBroker] = []
-    server: Process | None = None
-    try:
-        _run("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", str(directory))
-        zookeeper_port, *ports = free_ports(1 + len(BROKERS))
-        secret = directory / secret_file.FILE_NAME
-        secret_file.make(secret)
+    _run("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", str(directory))
+    zookeeper_port, *ports = free_ports(1 + len(BROKERS))
+    secret = directory / secret_file.FILE_NAME
+    secret_file.make(secret)
+    with ExitStack() as ending:
         log = directory / "zookeeper.log"
         server = zookeeper.start(zookeeper.find_program(), directory / "zookeeper", log, zookeeper_port)
+        ending.callback(wait_until_gone, [server], 20)
+        ending.callback(send_signal, server, signal.SIGKILL)
         zookeeper.wait_until_serving(server, zookeeper_port, log)
+        brokers = []
         for broker_id, port in zip(BROKERS, ports, strict=True):
             brokers.append(MachineBroker(directory, broker_id, port, zookeeper_port, secret))
+            ending.callback(brokers[-1].end)
         return asyncio.run(play(brokers, one, all_, seed))
-    finally:
-        for broker in brokers:
-            broker.end()
-        if server is not None:
-            send_signal(server, signal.SIGKILL)
-            wait_until_gone([server], 20)
 
 
 def main() -> None:
