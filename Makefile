@@ -9,8 +9,8 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all check up bench faults full-disk spark-faults hostile simulate simulate-nightly mutants image spark-image \
-	compose-test spark-compose-test settings clean
+.PHONY: setup demo test test-all check up bench faults full-disk power-cuts spark-faults hostile simulate \
+	simulate-nightly mutants image spark-image compose-test spark-compose-test settings clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,13 @@ faults: setup
 # Fills the 8 MB disk of a cluster. Needs root, to mount the disk.
 full-disk: setup
 	$(BIN)/pytest tests/faults/test_full_disk.py
+
+# Cuts the power under the brokers of a cluster of its own, of one at a time and of all at once, and judges what was
+# acknowledged. Needs root, to mount the disks.
+CUTS_OF_ONE := 1
+CUTS_OF_ALL := 1
+power-cuts: setup
+	$(BIN)/python -m tests.faults.power_cuts --one $(CUTS_OF_ONE) --all $(CUTS_OF_ALL)
 
 # Kills drivers, executors, leaders and controllers while topics are ingested, on local[2] and on a small Spark cluster;
 # then the Parquet files must equal the topics. SPARK_OPTIONS='--modes local --kinds driver,leader' runs a part of it.

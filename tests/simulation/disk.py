@@ -15,10 +15,9 @@ synced file may lack its name, a name may be that of an empty file, and of a fil
 left, the new one, both or neither. A directory is renamed as a whole or not at all, and at once where it gets another
 parent.
 
-`faults` makes calls fail, one or all in a directory, fills the disk up, makes it slow, and lets it die after so many
-changes; `rot` flips a bit of
-what is read. `write_atomically`, `read_file` and `lock` are made of the same steps as the real ones, which is where
-they fail.
+`faults` makes calls fail, one or all in a directory, counts them, fills the disk up, makes it slow, and lets it die
+after so many changes; `rot` flips a bit of what is read. `write_atomically`, `read_file` and `lock` are made of the
+same steps as the real ones, which is where they fail.
 
 Rejected: a copy of each file at each sync (a log is synced often, and long); a journal common to all directories (it
 would hide that the wrong directory was synced).
@@ -29,6 +28,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -201,6 +201,15 @@ class _Failure:
     after: int
 
 
+@dataclass
+class _Fuse:
+    path: str
+    operation: str
+    number: int
+    after: int
+    blown: Callable[[], None]
+
+
 class DiskFaults:
     """What is wrong with a disk."""
 
@@ -211,6 +220,8 @@ class DiskFaults:
         self._changes_left: int | None = None
         self._broken: dict[str, int] = {}
         """Directories, and the errno of every call for what is in them."""
+        self._fuses: list[_Fuse] = []
+        self._counts: dict[str, Counter[str]] = {}
         self.sync_delay_s = 0.0
         """How long each fdatasync takes, where it is called in the executor."""
         self.active = False
@@ -260,6 +271,19 @@ class DiskFaults:
         self._broken[path] = number
         self._look_whether_active()
 
+    def break_directory_at(self, path: str, operation: str, number: int, after: int, blown: Callable[[], None]) -> None:
+        """`break_directory` with the call of this operation in the directory that comes after so many others; it fails
+        as the first one. `blown` is called then, in the name of the process that made the call."""
+        self._record(f"disk: everything in {path} is to fail with {number} after {after} of {operation}")
+        self._fuses.append(_Fuse(path, operation, number, after, blown))
+        self._look_whether_active()
+
+    def count_calls(self, path: str) -> Counter[str]:
+        """How often each operation is called within the directory from now on."""
+        counts = self._counts[path] = Counter()
+        self._look_whether_active()
+        return counts
+
     def mend_directory(self, path: str) -> None:
         """What it has lost stays lost."""
         self._record(f"disk: {path} is mended")
@@ -270,6 +294,7 @@ class DiskFaults:
         """Mend the disk. What it has lost stays lost."""
         self._failures.clear()
         self._broken.clear()
+        self._fuses.clear()
         self._changes_left = None
         self.sync_delay_s = 0.0
         self.free_bytes = None
@@ -289,8 +314,16 @@ class DiskFaults:
         """Raises OSError where it is this operation's turn to fail, or the disk is dead."""
         if self.is_dead:
             raise _error(errno.EIO, path)
+        for directory, counts in self._counts.items():
+            counts[operation] += _is_within(path, directory)
+        for fuse in [fuse for fuse in self._fuses if fuse.operation == operation and _is_within(path, fuse.path)]:
+            fuse.after -= 1
+            if fuse.after < 0:
+                self._fuses.remove(fuse)
+                self.break_directory(fuse.path, fuse.number)
+                fuse.blown()
         for directory, number in self._broken.items():
-            if path == directory or path.startswith(directory + "/"):
+            if _is_within(path, directory):
                 raise _error(number, path)
         for failure in [failure for failure in self._failures if failure.operation == operation]:
             failure.after -= 1
@@ -312,8 +345,17 @@ class DiskFaults:
 
     def _look_whether_active(self) -> None:
         self.active = bool(
-            self._failures or self._broken or self._free_bytes is not None or self._changes_left is not None
+            self._failures
+            or self._broken
+            or self._fuses
+            or self._counts
+            or self._free_bytes is not None
+            or self._changes_left is not None
         )
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory + "/")
 
 
 class VirtualDisk:
