@@ -21,6 +21,7 @@ from minibroker.broker.metrics_listener import MetricsListener
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.replication.healing import tell_of_lost_replicas
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
@@ -392,15 +393,7 @@ class Broker:
     async def _tell_of_failure(self) -> None:
         """The controller, once this is noted on the other disks (Kafka's propagateLogDirEvent)."""
         await self._logs.note_failed()
-        event = znodes.encode_log_dir_event(self.config.broker_id)
-        while True:
-            try:
-                session = await self._session()
-                await session.create(znodes.LOG_DIR_EVENT_PREFIX, event, sequence=True)
-                return
-            except (ConnectionLoss, SessionExpired):
-                # Told twice at worst: the controller asks which replicas are concerned.
-                await asyncio.sleep(SESSION_RETRY_S)
+        await tell_of_lost_replicas(self._session, self.config.broker_id)
 
 
 def _network_settings(config: BrokerConfig) -> NetworkSettings:

@@ -328,7 +328,7 @@ class BrokerMetrics(Collector):
             ),
             (
                 "offlinereplicacount",
-                "Replicas that could not be opened, or whose log directory is offline",
+                "Replicas that are damaged, or whose log directory is offline",
                 self._logs.offline_replica_count,
             ),
         ):
@@ -340,6 +340,11 @@ class BrokerMetrics(Collector):
         )
         yield CounterMetricFamily(
             "minibroker_log_compactions", "Passes of the compaction over a log", replicas.cleaner.passes
+        )
+        yield CounterMetricFamily(
+            "minibroker_replicas_healed",
+            "Damaged replicas that were deleted, to be copied from their leader again",
+            replicas.healer.healed,
         )
         for name, documentation, count in (
             ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_writer.shrinks),

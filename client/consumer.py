@@ -236,12 +236,14 @@ class Consumer(Client):
                 await self._fetcher.pulse.wait()
                 continue
             batch = self._decoded(fetched)
+            if batch is None:
+                continue
             if len(batch):
                 return fetched.state, batch
             fetched.state.position = batch.next_offset
 
-    def _decoded(self, fetched: FetchedBatch) -> ConsumerBatch:
-        """The records of a batch that are at or after the position."""
+    def _decoded(self, fetched: FetchedBatch) -> ConsumerBatch | None:
+        """The records of a batch that are at or after the position. None: it is corrupt, and fetched once more."""
         state, header = fetched.state, fetched.header
         topic, partition = state.partition
         if header.is_control:
@@ -251,10 +253,14 @@ class Consumer(Client):
         except CorruptRecord as error:
             assert state.position is not None
             self._fetcher.go_back(state, state.position)
-            raise CorruptBatch(
+            told = CorruptBatch(
                 f"{state.partition} at offsets {header.base_offset} to {header.last_offset}: {error}. "
                 f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
-            ) from error
+            )
+            if self._fetcher.is_first_suspicion(state, told):
+                return None
+            raise told from error
+        state.suspicion = None
         batch = ConsumerBatch(
             topic,
             partition,

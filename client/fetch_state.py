@@ -61,6 +61,8 @@ class PartitionState:
         """The leader that was asked last."""
         self.trouble: ErrorCode | str | None = None
         """Why the last attempt brought nothing, where it failed."""
+        self.suspicion: MinibrokerError | None = None
+        """What was fetched last was corrupt: raised if it comes again, after the leader has looked at its disk."""
         self.error: MinibrokerError | None = None
         """Raised to the user once what was fetched before is consumed; until then nothing is fetched."""
 

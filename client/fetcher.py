@@ -403,6 +403,7 @@ class Fetcher:
                     state.last_epoch,
                     -1,
                     self._max_partition_bytes,
+                    suspect=state.suspicion is not None,
                 )
             )
             parts.append(_Asked(state, state.generation, state.fetch_offset, leader))
@@ -462,9 +463,9 @@ class Fetcher:
         try:
             batches = list(iterate_batches(records))
         except CorruptRecord as error:
-            self._stop(
-                state, CorruptBatch(f"{state.partition} at or after offset {offset}: {error}. Use seek() to skip it")
-            )
+            told = CorruptBatch(f"{state.partition} at or after offset {offset}: {error}. Use seek() to skip it")
+            if not self.is_first_suspicion(state, told):
+                self._stop(state, told)
             return
         if not batches:
             error_text = (
@@ -480,6 +481,14 @@ class Fetcher:
             state.arrived(FetchedBatch(state, header, records, start, end))
         if state.fetched:
             self._with_data.setdefault(state, None)
+
+    def is_first_suspicion(self, state: PartitionState, error: MinibrokerError) -> bool:
+        """What was fetched is corrupt, and is fetched once more: the leader is asked to look at its disk first, and
+        where that is damaged, another broker leads (if one can). False: that was so before. It is for the user."""
+        is_first, state.suspicion = state.suspicion is None, error
+        if not is_first:
+            state.suspicion = None  # if the user tries again
+        return is_first
 
     def _failed(
         self,
@@ -497,6 +506,10 @@ class Fetcher:
             if state.position != state.fetch_offset:
                 return  # it is asked for again once what was fetched is consumed
             self._doubt(state, leader, partial(self._out_of_range, state, answer))
+            return
+        if code is ErrorCode.CORRUPT_MESSAGE and state.suspicion is not None:
+            self._stop(state, state.suspicion)  # and no other broker can lead
+            state.suspicion = None
             return
         info = ERRORS[code]
         if code in DOUBTS_OF_BROKERS:

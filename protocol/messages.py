@@ -120,6 +120,8 @@ class FetchPartition(Message):
     checked (KIP-595)."""
     log_start_offset: Int64
     partition_max_bytes: Int32
+    suspect: bool = False
+    """What was sent for this offset before was corrupt when it arrived: the leader is to look at its disk."""
 
 
 class FetchTopic(Message):

@@ -52,6 +52,8 @@ class _Follow(msgspec.Struct, eq=False):
     """The last answer brought something, or there was none yet."""
     not_before_s: float = 0.0
     backoff_s: float = 0.0
+    is_suspect: bool = False
+    """The last answer was corrupt: the leader is to look at its disk (`FetchPartition.suspect`)."""
 
 
 class _Request(NamedTuple):
@@ -64,9 +66,9 @@ class _Request(NamedTuple):
 class Fetcher:
     """Copies the partitions given to it from one leader broker until they are taken away or it is closed.
 
-    A partition whose log directory has failed (KAFKA_STORAGE_ERROR) is no longer followed; the directory has told
-    everybody. One whose log cannot go on with what its leader has is no longer followed either, and `set_aside` is
-    called with it and the reason. The others go on. Everything else is retried for ever.
+    A partition whose log directory has failed, or whose log is damaged (KAFKA_STORAGE_ERROR), is no longer followed;
+    everybody has been told. One whose log cannot go on with what its leader has is no longer followed either, and
+    `set_aside` is called with it and the reason. The others go on. Everything else is retried for ever.
     """
 
     def __init__(
@@ -239,7 +241,9 @@ class Fetcher:
             if topic is None:
                 topic_id = follow.partition.log.topic_id
                 topic = topics[topic_partition.topic] = FetchTopic(topic_partition.topic, topic_id, [])
-            topic.partitions.append(follow.partition.next_fetch(settings.partition_max_bytes))
+            topic.partitions.append(
+                follow.partition.next_fetch(settings.partition_max_bytes, suspect=follow.is_suspect)
+            )
         request = FetchRequest(
             replica_id=settings.broker_id,
             max_wait_ms=wait_ms,
@@ -277,9 +281,11 @@ class Fetcher:
                         self.remove(topic_partition)
                         continue
                     logger.error("%s from broker %d: %s", topic_partition, self.leader_id, error)
+                    follow.is_suspect = error.code is ErrorCode.CORRUPT_MESSAGE
                     settled = False
                 if settled:
                     follow.backoff_s = 0.0
+                    follow.is_suspect = False
                 else:
                     follow.backoff_s = min(max(2 * follow.backoff_s, FIRST_BACKOFF_S), self._settings.backoff_s)
                     follow.not_before_s = now_s + follow.backoff_s

@@ -22,6 +22,7 @@ from minibroker.broker.replication.delayed import (
     ProduceStatus,
 )
 from minibroker.broker.replication.fetcher_manager import FetcherManager
+from minibroker.broker.replication.healing import Healer, tell_of_lost_replicas
 from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.log_cleaner import CleanerSettings, LogCleaner
@@ -171,6 +172,7 @@ class ReplicaManager:
             config.log_retention_check_interval_ms,
             self._deletions.check_soon,
         )
+        self.healer = Healer(logs, sessions, config.broker_id)
         self.cleaner = LogCleaner(
             world,
             logs,
@@ -187,6 +189,7 @@ class ReplicaManager:
     def start(self) -> None:
         """After the logs were opened, before the first control request."""
         self.isr_writer.start()
+        self._supervisor.start(self.healer.run(), "healing of damaged replicas")
         self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
         self._supervisor.start(self._retention.run(), "log retention")
         self._supervisor.start(self._retention.store_starts(), "log start checkpoint")
@@ -231,7 +234,7 @@ class ReplicaManager:
         partition = self._partitions.get(topic_partition)
         if partition is None:
             if self._logs.is_offline(topic_partition):
-                text = f"the log directory of {topic_partition} is offline on broker {self._config.broker_id}"
+                text = f"the replica of {topic_partition} on broker {self._config.broker_id} is offline"
                 raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, text)
             known = self._metadata.partition(topic_partition) is not None
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -493,6 +496,7 @@ class ReplicaManager:
                             ErrorCode.STALE_CONTROLLER_EPOCH,
                             f"{topic_partition} of the topic with id {topic.topic_id} was deleted here",
                         )
+                    self.healer.check(topic_partition, topic.topic_id, state.leader_epoch)
                     partition = await self._ensure_partition(
                         topic_partition, topic.topic_id, config, is_new=state.is_new
                     )
@@ -595,6 +599,7 @@ class ReplicaManager:
             follower_quota=self._quota_of(
                 topic_partition, self._follower_quota, config.follower_replication_throttled_replicas
             ),
+            give_up=self._give_up_soon,
         )
         log.on_flushed = lambda: self._flushed(partition)
         return partition
@@ -734,14 +739,34 @@ class ReplicaManager:
             self._check_waits(topic_partition)
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
-        """A follower's log cannot go on: that costs this replica alone, as if its files were damaged. Its leader takes
-        it out of the ISR for its lag; the controller hears of it with the next order about it."""
+        """A follower's log cannot go on: that costs this replica alone. Its leader takes it out of the ISR for its lag;
+        the controller hears of it with the next order about it."""
+        if self._partitions.get(partition.topic_partition) is partition:
+            self._end(partition, reason, is_damaged=False)
+
+    def _give_up_soon(self, partition: Partition, reason: str) -> None:
+        """Its log is damaged. Not now: whoever met that is still at work with it."""
+        self._supervisor.start(self._give_up(partition, reason), f"end of {partition.topic_partition}, damaged")
+
+    async def _give_up(self, partition: Partition, reason: str) -> None:
+        """As if the log directory had failed, but for this replica alone."""
+        if self._partitions.get(partition.topic_partition) is not partition:
+            return
+        self.healer.replica_lost(partition.topic_partition, partition.leader_epoch)
+        self._end(partition, reason, is_damaged=True)
+        await tell_of_lost_replicas(self._sessions, self._config.broker_id)
+
+    def _end(self, partition: Partition, reason: str, *, is_damaged: bool) -> None:
+        """Of its part here: nothing is read, written or followed from here on."""
         topic_partition = partition.topic_partition
-        if self._partitions.get(topic_partition) is partition:
-            del self._partitions[topic_partition]
-            self._supervisor.start(
-                self._logs.set_aside(topic_partition, reason), f"end of the log of {topic_partition}"
-            )
+        del self._partitions[topic_partition]
+        self._fetchers.stop_following(topic_partition)
+        if partition.is_leader:
+            for listener in self._listeners:
+                listener.on_follower(topic_partition, partition.leader_epoch)
+        end = self._logs.set_aside(topic_partition, reason, is_damaged=is_damaged)
+        self._supervisor.start(end, f"end of the log of {topic_partition}")
+        self._check_waits(topic_partition)
 
 
 def _quota(bytes_per_s: int | None, clock: Clock) -> ReplicationQuota | None:

@@ -107,8 +107,10 @@ class Partition:
         store_start_soon: Callable[[TopicPartition], None] = lambda topic_partition: None,
         leader_quota: ReplicationQuota | None = None,
         follower_quota: ReplicationQuota | None = None,
+        give_up: Callable[["Partition", str], None] = lambda partition, reason: None,
     ) -> None:
         """`store_start_soon`: called where the log begins later than it would after a crash, and others wait for it.
+        `give_up`: called where the log is damaged, and this broker's part in the partition is to end, soon.
         The quotas are for replicas that are out of sync, as they are sent to, or as this is one; None: no limit."""
         self.topic_partition = topic_partition
         self.log = log
@@ -142,6 +144,7 @@ class Partition:
         self._alive_epoch = alive_epoch
         self._may_be_deposed = may_be_deposed
         self._store_start_soon = store_start_soon
+        self._give_up = give_up
         self._topic_min_insync_replicas = min_insync_replicas
 
     # -- what the controller says --
@@ -439,9 +442,25 @@ class Partition:
             return self._response(b"")
         limit = min(max_bytes, fetch.partition_max_bytes)
         try:
-            return self._response(self.log.read(fetch.fetch_offset, limit, end, min_one=at_least_one))
+            records = self.log.read(fetch.fetch_offset, limit, end, min_one=at_least_one)
+            if fetch.suspect:
+                self.log.check(records)
         except BrokerError as error:
-            return self.refusal(error.code)
+            return self.refusal(self._considered(error, replica_id).code)
+        return self._response(records)
+
+    def _considered(self, error: BrokerError, reader: int) -> BrokerError:
+        """What to tell a reader that met it. A leader whose log is damaged gives up its leadership where the others
+        can commit without it, or will with the follower that reads: one that cannot get past the damage may be the one
+        that is missing. Else it stays, since all but what is damaged can be read and written, as nowhere else."""
+        if error.code is not ErrorCode.CORRUPT_MESSAGE:
+            return error
+        others = {*self.isr} - {self._settings.broker_id}
+        in_sync_then = others if reader == CONSUMER else others | {reader}
+        if not others or len(in_sync_then) < self._replicas_to_commit:
+            return error
+        self._give_up(self, error.detail)
+        return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, error.detail)
 
     def _response(self, records: bytes, diverging: EpochEndOffset | None = None) -> FetchPartitionResponse:
         return FetchPartitionResponse(
@@ -478,10 +497,13 @@ class Partition:
             raise self._high_watermark_not_known()
         if timestamp_ms == LATEST_TIMESTAMP:
             return -1, end
-        if timestamp_ms == MAX_TIMESTAMP:
-            found = self.log.newest_record(end)
-        else:
-            found = self.log.offset_for_timestamp(timestamp_ms, end)
+        try:
+            if timestamp_ms == MAX_TIMESTAMP:
+                found = self.log.newest_record(end)
+            else:
+                found = self.log.offset_for_timestamp(timestamp_ms, end)
+        except BrokerError as error:
+            raise self._considered(error, replica_id) from error
         return found if found is not None else (-1, -1)
 
     def _high_watermark_not_known(self) -> BrokerError:
@@ -593,8 +615,8 @@ class Partition:
         where it was not."""
         return self.log.is_safe
 
-    def next_fetch(self, partition_max_bytes: int) -> FetchPartition:
-        """Tells the leader where this log begins and ends."""
+    def next_fetch(self, partition_max_bytes: int, *, suspect: bool = False) -> FetchPartition:
+        """Tells the leader where this log begins and ends, and whether its last answer was corrupt."""
         log = self.log
         stored_start = log.stored_start_offset
         if stored_start != log.log_start_offset:
@@ -606,6 +628,7 @@ class Partition:
             last_fetched_epoch=log.latest_epoch,
             log_start_offset=stored_start,
             partition_max_bytes=partition_max_bytes,
+            suspect=suspect,
         )
 
     def apply_fetched(self, response: FetchPartitionResponse) -> Fetched:
@@ -647,7 +670,13 @@ class Partition:
             offset = min(self.log.log_start_offset, self.log.log_end_offset)
         else:
             offset = min(leader.end_offset, own_end, self.log.log_end_offset)
-        self.log.truncate_to(offset)
+        try:
+            self.log.truncate_to(offset)
+        except BrokerError as error:
+            if error.code is not ErrorCode.CORRUPT_MESSAGE:
+                raise
+            self._give_up(self, error.detail)  # it is cut halfway
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, error.detail) from error
         # A batch that reaches over the offset goes as a whole, so the log may end before it.
         self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
         return self.log.log_end_offset

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from minibroker.broker.storage.continuity import combined, least_of
 from minibroker.broker.storage.directory import LogDirectoryFailed
@@ -203,13 +204,20 @@ class LogDirs:
         return {partition: why for manager in self.online for partition, why in manager.damaged.items()}
 
     @property
+    def healable(self) -> set[TopicPartition]:
+        """Those among them that a copy from the leader would replace: with damaged files, in one directory alone. While
+        a directory could not be opened there is none, since nothing is made anew then."""
+        found = {partition for manager in self.online for partition in manager.healable}
+        return set() if self._unopened else {p for p in found if len(self._homes(p)) == 1}
+
+    @property
     def offline_replica_count(self) -> int:
         """Of those that are known of: what is in a directory that could not be opened, nobody knows."""
         return sum(len(m.damaged) if m.failure is None else m.replica_count for m in self._managers)
 
     def is_offline(self, partition: TopicPartition) -> bool:
-        """It has a replica in a directory that has failed."""
-        return any(manager.failure is not None for manager in self._homes(partition))
+        """It has a replica that is damaged, or in a directory that has failed."""
+        return any(m.failure is not None or partition in m.damaged for m in self._homes(partition))
 
     def _homes(self, partition: TopicPartition) -> list[LogManager]:
         return [manager for manager in self._managers if manager.has(partition)]
@@ -232,10 +240,12 @@ class LogDirs:
                 return topic_id
         return ""
 
-    async def set_aside(self, partition: TopicPartition, reason: str) -> None:
+    def set_aside(
+        self, partition: TopicPartition, reason: str, *, is_damaged: bool = False
+    ) -> Coroutine[Any, Any, None]:
         """As `LogManager.set_aside`."""
-        for manager in self._homes(partition):
-            await manager.set_aside(partition, reason)
+        homes = self._homes(partition)
+        return _all_of([manager.set_aside(partition, reason, is_damaged=is_damaged) for manager in homes])
 
     async def get_or_create(
         self, partition: TopicPartition, topic_id: str, config: LogConfig, *, is_new: bool = False
@@ -311,3 +321,8 @@ class LogDirs:
         except BrokerError as error:
             if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                 raise
+
+
+async def _all_of(works: Sequence[Awaitable[None]]) -> None:
+    for work in works:
+        await work

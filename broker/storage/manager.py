@@ -1,11 +1,12 @@
 """The logs of one log directory (the larger part of Kafka's LogManager): opening, creating, deleting, closing.
 
 Every log is opened in a worker thread. One whose files are damaged costs this broker that replica and nothing else: it
-is in `damaged`, and asking for it raises until its directory is out of the way. The same goes for one whose contract
-was broken while it was in use (`set_aside`). Where it is the disk that fails (DISK_ERRORS), the log directory is not
-opened: an error that the next start may not meet must not cost a replica for as long as the broker runs. What blocks
-for more than a moment (creating, deleting, recovering) runs off the event loop, one operation at a time for each
-partition.
+is in `damaged`, and asking for it raises until it is deleted, as it is once the cluster does not count on it any more
+(`replication/healing.py`). The same goes for one that turns out to be damaged while it is in use, or whose contract was
+broken (`set_aside`); only of the latter nothing is deleted. Where it is the disk that fails (DISK_ERRORS), the log
+directory is not opened: an error that the next start may not meet must not cost a replica for as long as the broker
+runs. What blocks for more than a moment (creating, deleting, recovering) runs off the event loop, one operation at a
+time for each partition.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -72,6 +73,8 @@ class LogManager:
         """What opening each log took."""
         self.damaged: dict[TopicPartition, str] = {}
         """Replicas that could not be opened, or were set aside, and why."""
+        self.healable: set[TopicPartition] = set()
+        """Those among them whose files are damaged, so that a copy from the leader would be better."""
         self._world = world
         self._disk = world.disk
         self._broker_id = broker_id
@@ -165,9 +168,10 @@ class LogManager:
                     disk_failures.append(error)
                     return
                 self.damaged[partition] = (
-                    f"the replica in {self._path(str(partition))} cannot be opened: {error}. Move that directory away "
-                    f"to have it copied from the leader again"
+                    f"the replica in {self._path(str(partition))} cannot be opened: {error}. It is copied again once "
+                    f"another broker leads that has all of it; until then, nothing of it is deleted"
                 )
+                self.healable.add(partition)
                 logger.error("%s", self.damaged[partition])
                 return
             self._adopt(partition, opened, self._default_config)
@@ -304,16 +308,26 @@ class LogManager:
         except (MalformedFile, OSError):
             return ""
 
-    async def set_aside(self, partition: TopicPartition, reason: str) -> None:
-        """Take a log out of service: it is `damaged` from now on, until the next start opens it again."""
+    def set_aside(self, partition: TopicPartition, reason: str, *, is_damaged: bool = False) -> Awaitable[None]:
+        """Take a log out of service: it is `damaged` from now on, until the next start opens it again; or where its
+        files are, until it is deleted. What is to be awaited closes it."""
         log = self._logs.pop(partition, None)
+        if log is not None:
+            help_ = "It is copied again once another broker leads that has all of it; or restart"
+            if is_damaged:
+                self.healable.add(partition)
+            else:
+                help_ = "Restart"
+            self.damaged[partition] = (
+                f"the replica in {log.path} was set aside: {reason}. {help_} the broker to have it opened again, or "
+                f"move that directory away to have it copied from the leader again"
+            )
+            logger.error("%s", self.damaged[partition])
+        return self._end(partition, log)
+
+    async def _end(self, partition: TopicPartition, log: Log | None) -> None:
         if log is None:
             return
-        self.damaged[partition] = (
-            f"the replica in {log.path} was set aside: {reason}. Restart the broker to have it opened again, or move "
-            f"that directory away to have it copied from the leader again"
-        )
-        logger.error("%s", self.damaged[partition])
         async with self._exclusively(partition):
             with suppress(BrokerError):  # the directory is offline, and everybody has been told
                 await log.checkpoint()  # a clean stop vouches for this log, too
@@ -333,7 +347,7 @@ class LogManager:
             if partition in self.damaged:
                 if self._disk.exists(self._path(str(partition))):
                     raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, self.damaged[partition])
-                del self.damaged[partition]
+                self._forget_damage(partition)
             log = self._logs.get(partition)
             if log is not None and topic_id and log.topic_id and log.topic_id != topic_id:
                 raise BrokerError(
@@ -389,7 +403,7 @@ class LogManager:
                 self._directory.check()
                 if log is not None:
                     await log.close()
-                self.damaged.pop(partition, None)
+                self._forget_damage(partition)
                 self.reports.pop(partition, None)
                 doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
                 try:
@@ -402,6 +416,10 @@ class LogManager:
                 except OSError as error:
                     self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
                 self._remove_in_background(doomed)
+
+    def _forget_damage(self, partition: TopicPartition) -> None:
+        self.damaged.pop(partition, None)
+        self.healable.discard(partition)
 
     @contextmanager
     def _under_way(self, partition: TopicPartition) -> Iterator[None]:

@@ -337,10 +337,12 @@ def _settle_known(
         builder.move_partition(partition, PartitionState.ONLINE)
     _take_online(builder, state, partition, live)
 
+    asked = [b for b in assignment if b in tell and b in state.live_brokers]
+    """Also of replicas that have failed: one may have been made anew."""
     if target is not current or is_new:
-        builder.tell(live, partition, is_new=is_new)
+        builder.tell(dict.fromkeys((*live, *asked)), partition, is_new=is_new)
         return True
-    builder.tell((broker_id for broker_id in live if broker_id in tell), partition)
+    builder.tell(asked, partition)
     return False
 
 

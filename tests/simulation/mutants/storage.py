@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from minibroker.broker.replication import healing
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage import continuity, recovery, swap
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
@@ -216,3 +217,10 @@ def joins_isr_unflushed(patches: Patches) -> None:
     @patches.instead_of(Partition, "may_fetch")
     def may_fetch(original: Any, self: Partition) -> bool:
         return self._settings.broker_id not in self.isr or bool(original(self))
+
+
+@mutant("(damaged replicas)", "a damaged replica is deleted, to be made anew, while it counts as having everything")
+def remade_while_in_the_isr(patches: Patches) -> None:
+    @patches.instead_of(healing, "may_be_deleted")
+    def may_be_deleted(original: Any, *rest: Any) -> bool:
+        return True

@@ -287,7 +287,7 @@ def test_a_damaged_replica_costs_nothing_but_itself_and_is_never_overwritten(dat
     async def look(broker: Broker) -> None:
         assert list(broker.logs.damaged) == [PARTITION]
         assert "partition.metadata is damaged" in broker.logs.damaged[PARTITION]
-        assert "Move that directory away to have it copied" in broker.logs.damaged[PARTITION]
+        assert "nothing of it is deleted" in broker.logs.damaged[PARTITION]
         assert [log.partition for log in broker.logs.logs()] == [OTHER]
         assert await refusal(broker.log()) is ErrorCode.KAFKA_STORAGE_ERROR
 

@@ -1,0 +1,139 @@
+"""Damaged replicas: their files are deleted, and they are copied from their leaders again.
+
+How damage is found, and when a leader gives up its leadership over it: see "A damaged replica" in ARCHITECTURE.md.
+
+The danger: a replica is on record as having all that was acknowledged (in the ISR, or eligible). If that stays so, or
+becomes so again, while it has nothing, it may lead with an empty log, and the others cut off what was acknowledged. So
+nothing is deleted before ZooKeeper says, in a leader epoch after the last one in which this replica took part, that
+another broker leads and that this one is neither in the ISR nor eligible (`may_be_deleted`). From then on it stays out
+until it has fetched everything anew:
+- A leader takes in only who has fetched everything in its own epoch. Fetches of earlier epochs that come late are
+  refused, and this replica sends none of a later one before it is made anew.
+- What an earlier leader still has under way expects another version of the state.
+- An order from an earlier epoch that comes late, perhaps to lead, is refused (`Healer.check`).
+A replica that was damaged when it was opened has not taken part under this registration of its broker, so the epoch
+does not matter: what that broker fetched before counts for nobody (KIP-903), and it does not vouch for what it had.
+
+Where it is the last one that has everything, or where nothing can be committed without it, nothing is deleted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from minibroker.broker.replication.isr_writer import catch_up
+from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.world import ConnectionLoss, NoNode, SessionExpired, ZooKeeperSession
+from minibroker.protocol.znodes import MalformedZnode
+
+logger = logging.getLogger("minibroker.replication")
+
+CHECK_S = 1.0
+ZOOKEEPER_RETRY_S = 0.1
+
+
+def may_be_deleted(state: LeaderAndIsr, broker_id: int, last_epoch: int) -> bool:
+    """Whether nobody counts on what this broker's replica has. `last_epoch` is the last leader epoch in which it took
+    part under this registration. Pure."""
+    return (
+        state.leader not in (NO_LEADER, broker_id)
+        and state.leader_epoch > last_epoch
+        and broker_id not in (*state.isr, *state.eligible)
+    )
+
+
+class Healer:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        logs: LogDirs,
+        sessions: Callable[[], Awaitable[ZooKeeperSession]],
+        broker_id: int,
+    ) -> None:
+        self._logs = logs
+        self._sessions = sessions
+        self._broker_id = broker_id
+        self._last_epochs: dict[TopicPartition, int] = {}
+        """Of replicas that were found to be damaged while they took part."""
+        self._begun_in: dict[TopicPartition, tuple[str, int]] = {}
+        """Of replicas that were deleted here to be made anew: the id of their topic, and the leader epoch."""
+        self.healed = 0
+        """How many replicas were deleted to be copied again."""
+
+    def replica_lost(self, topic_partition: TopicPartition, leader_epoch: int) -> None:
+        """It is damaged, and took part until `leader_epoch`. It must not fetch in a later one."""
+        self._last_epochs[topic_partition] = leader_epoch
+
+    def check(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
+        """An order in this epoch may be obeyed. Raises BrokerError STALE_CONTROLLER_EPOCH where it is from before the
+        replica was made anew."""
+        healed_id, begun_in = self._begun_in.get(topic_partition, ("", NO_EPOCH))
+        if healed_id == topic_id and leader_epoch < begun_in:
+            raise BrokerError(
+                ErrorCode.STALE_CONTROLLER_EPOCH,
+                f"{topic_partition} was made anew here in epoch {begun_in}, not {leader_epoch}",
+            )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            healed = [partition for partition in sorted(self._logs.healable) if await self._heal(partition)]
+            if healed:
+                # As if a directory had failed: it asks what became of the replicas here, and they are made anew.
+                await tell_of_lost_replicas(self._sessions, self._broker_id)
+
+    async def _heal(self, topic_partition: TopicPartition) -> bool:
+        path = znodes.state_path(topic_partition)
+        try:
+            session = await self._sessions()
+            await catch_up(session)
+            # In this order: the epoch must not be of an earlier topic than the id.
+            topic, _ = await session.get(znodes.topic_path(topic_partition.topic))
+            data, stat = await session.get(path)
+            topic_id = znodes.decode_topic(topic_partition.topic, topic).topic_id
+            state = znodes.decode_state(topic_partition, data, stat.version)
+        except (ConnectionLoss, SessionExpired, NoNode):
+            return False
+        except MalformedZnode as error:
+            logger.warning("%s stays as it is, damaged: %s", topic_partition, error)
+            return False
+        if topic_partition not in self._logs.healable:
+            return False
+        if not may_be_deleted(state, self._broker_id, self._last_epochs.get(topic_partition, NO_EPOCH)):
+            return False
+        self._begun_in[topic_partition] = topic_id, state.leader_epoch
+        why = self._logs.damaged.get(topic_partition, "")
+        try:
+            await self._logs.delete(topic_partition)
+        except BrokerError as error:
+            logger.error("%s is damaged, and cannot be deleted: %s", topic_partition, error)
+            return False
+        self._last_epochs.pop(topic_partition, None)
+        self.healed += 1
+        logger.warning(
+            "%s: deleted, and copied from broker %d again, which leads in epoch %d with ISR %s: %s",
+            topic_partition,
+            state.leader,
+            state.leader_epoch,
+            list(state.isr),
+            why,
+        )
+        return True
+
+
+async def tell_of_lost_replicas(sessions: Callable[[], Awaitable[ZooKeeperSession]], broker_id: int) -> None:
+    """The controller (Kafka's propagateLogDirEvent): it asks the broker which replicas are concerned."""
+    event = znodes.encode_log_dir_event(broker_id)
+    while True:
+        try:
+            session = await sessions()
+            await session.create(znodes.LOG_DIR_EVENT_PREFIX, event, sequence=True)
+            return
+        except (ConnectionLoss, SessionExpired):
+            # Told twice at worst.
+            await asyncio.sleep(ZOOKEEPER_RETRY_S)
