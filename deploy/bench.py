@@ -1,11 +1,15 @@
-"""`minibroker bench failover`: how long writes stall when a member of the local cluster is killed."""
+"""`minibroker bench failover`: how long writes stall when a member of the local cluster is killed; and `bench storage`:
+what the upkeep of logs costs."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from minibroker.client.cli.bench.produce import SizeOption
 from minibroker.client.cli.bench.report import print_figures
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
@@ -13,14 +17,18 @@ from minibroker.client.cli.output import (
     Format,
     FormatOption,
     bootstrap_servers,
+    data_given,
     note,
     print_json,
+    print_table,
     run,
 )
 from minibroker.client.cli.topics import open_admin
+from minibroker.deploy.demo import running_cluster, temporary_directory
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.failover import FailoverOutcome, Victims, play_rounds
 from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.storage import SETTINGS, Figure, StorageBench
 
 _TABLE = ("acknowledged", "lost", "duplicated", "out_of_order", "gap_median_ms", "gap_p95_ms", "gap_max_ms")
 
@@ -79,3 +87,53 @@ def _gap(number: int, outcome: FailoverOutcome) -> dict[str, object]:
         "gap_ms": round(gap.seconds * 1_000),
         "whole_after_ms": round(whole_after_s * 1_000),
     }
+
+
+def storage(
+    megabytes: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Of what is compacted, recovered, and caught up with.")
+    ] = 256,
+    size: SizeOption = 1_000,
+    segments: Annotated[int, typer.Option(min=2, max=100_000, help="How many are deleted at once.")] = 1_000,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of compaction.")] = 3,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="For how long to measure what compaction and deletion slow down.")
+    ] = 3,
+    data: Annotated[
+        # Not from MINIBROKER_DATA: the cluster is one of its own.
+        Path | None,
+        typer.Option("--data", metavar="DIR", callback=data_given, help="Use this directory, and keep it afterwards."),
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Measure compaction, recovery, a follower's catching up, and the deletion of segments, on a new cluster.
+
+    What they slow down is measured without them, too, in the same run.
+    """
+    with (
+        temporary_directory(note, "bench") if data is None else nullcontext(data) as directory,
+        running_cluster(directory, note, SETTINGS) as cluster,
+    ):
+        figures = run(_measure(StorageBench(cluster, megabytes, size, note), segments, rounds, seconds))
+    rows = [
+        {
+            "what": figure.what,
+            "figure": round(figure.figure, 2),
+            "unit": figure.unit,
+            "without": None if figure.baseline is None else round(figure.baseline, 2),
+            "ratio": None if figure.ratio is None else round(figure.ratio, 2),
+        }
+        for figure in figures
+    ]
+    if format is Format.JSON:
+        print_json(rows)
+    else:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+async def _measure(bench: StorageBench, segments: int, rounds: int, seconds: float) -> list[Figure]:
+    return [
+        *await bench.recovery_and_catch_up(),
+        *await bench.compaction(rounds, seconds),
+        *await bench.deletion(segments, seconds),
+    ]

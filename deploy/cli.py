@@ -34,7 +34,7 @@ from minibroker.client.cli.output import (
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy import demo as demo_story
 from minibroker.deploy import log_files, status_screen
-from minibroker.deploy.bench import failover
+from minibroker.deploy.bench import failover, storage
 from minibroker.deploy.broker_process import OWN_SETTINGS
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets, ask_offline_log_dirs
@@ -55,11 +55,12 @@ WhoArgument = Annotated[
 
 
 def mount(app: typer.Typer, bench: typer.Typer) -> None:
-    """Add the commands to the application, and the one that measures to its group `bench`."""
+    """Add the commands to the application, and those that measure to its group `bench`."""
     for command in (up, down, status, logs, kill, pause, resume, start, stop, demo):
         app.command()(command)
     app.add_typer(log_files.app, name="log")
     bench.command()(failover)
+    bench.command()(storage)
 
 
 def up(

@@ -14,7 +14,7 @@ import shutil
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -80,9 +80,9 @@ def standard_library_lines() -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def temporary_directory(tell: Tell) -> Iterator[Path]:
+def temporary_directory(tell: Tell, purpose: str = "demo") -> Iterator[Path]:
     """A new directory, removed at the end, even after an interruption. After an error it stays: its logs say why."""
-    directory = Path(tempfile.mkdtemp(prefix="minibroker-demo-"))
+    directory = Path(tempfile.mkdtemp(prefix=f"minibroker-{purpose}-"))
     try:
         yield directory
     except Exception:
@@ -95,11 +95,11 @@ def temporary_directory(tell: Tell) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def running_cluster(directory: Path, tell: Tell) -> Iterator[LocalCluster]:
-    """A cluster on free ports, which is killed at the end. Raises LaunchError."""
+def running_cluster(directory: Path, tell: Tell, settings: Mapping[str, str] | None = None) -> Iterator[LocalCluster]:
+    """A cluster on free ports, with these settings of its brokers, which is killed at the end. Raises LaunchError."""
     cluster = LocalCluster(directory)
     tell(f"starting ZooKeeper and {BROKERS} brokers in {cluster.directory}")
-    cluster.up(BROKERS, free_ports(BROKERS)[0])
+    cluster.up(BROKERS, free_ports(BROKERS)[0], settings=settings)
     try:
         tell(f"brokers 1 to {BROKERS} are up: {cluster.bootstrap()}")
         yield cluster

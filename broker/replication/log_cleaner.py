@@ -47,6 +47,8 @@ class LogCleaner:
         """Logs that are left alone, since they could not be read."""
         self._paid_until_s = 0.0
         """When what was read and written so far should be over."""
+        self._done_bytes = 0
+        """Read and written by the pass that is under way."""
         self.passes = 0
 
     @property
@@ -86,7 +88,7 @@ class LogCleaner:
     async def _compact(self, log: Log, what: Cleanable) -> bool:
         """False: it was given up."""
         key_map = KeyMap(self._settings.dedupe_buffer_size, self._world.random.randbytes(16))
-        before_bytes = log.size
+        before_bytes, began_s, self._done_bytes = log.size, self._world.clock.monotonic(), 0
         try:
             if not await log.compact(what, key_map, self._pace):
                 return False
@@ -95,13 +97,15 @@ class LogCleaner:
             return True
         self.passes += 1
         logger.info(
-            "%s: compacted from offset %d to %d, %d keys, %d to %d bytes",
+            "%s: compacted from offset %d to %d, %d keys, %d to %d bytes; %d bytes read and written in %.3f s",
             log.partition,
             what.first_dirty,
             log.first_dirty_offset,
             len(key_map),
             before_bytes,
             log.size,
+            self._done_bytes,
+            self._world.clock.monotonic() - began_s,
         )
         await self._logs.checkpoint_first_dirty_offsets()
         return True
@@ -116,6 +120,7 @@ class LogCleaner:
         logger.error("%s is not compacted any more until this broker starts anew: %s", log.partition, error)
 
     async def _pace(self, done: int, stopped: asyncio.Event) -> None:
+        self._done_bytes += done
         now_s = self._world.clock.monotonic()
         self._paid_until_s = max(self._paid_until_s, now_s) + done / self._settings.io_max_bytes_per_second
         try:

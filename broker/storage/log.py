@@ -612,13 +612,15 @@ class Log:
     def _count_old(self, start: int) -> int:
         """How many segments can be removed: they end at or below `start`, no flush has anything to do with them, and
         the producers of their batches are in a snapshot that no truncation will take away."""
+        start = min(start, self._log_start_offset, self._recovery_point)
         count = 0
-        for number in range(1, len(self._segments)):
-            end = self._segments[number].base_offset
-            if end > min(start, self._log_start_offset, self._recovery_point) or not self._segments[number - 1].stored:
+        while count + 1 < len(self._segments) and self._segments[count + 1].base_offset <= start:
+            if not self._segments[count].stored:
                 break
-            if end in self._snapshots:
-                count = number
+            count += 1
+        # From the newest on, which nearly always has one: to look for each would hold the loop where there are many.
+        while count and self._segments[count].base_offset not in self._snapshots:
+            count -= 1
         return count
 
     async def remove_old_segments(self, start: int) -> None:

@@ -96,6 +96,28 @@ def test_synced_topics_are_measured_next_to_replicated_ones_and_leave_nothing(mi
     assert not [topic["name"] for topic in topics if topic["name"].startswith(("bench-synced", "bench-replicated"))]
 
 
+def test_the_upkeep_of_logs_is_measured_on_a_cluster_that_is_gone_afterwards(minibroker: Shell) -> None:
+    data = minibroker.directory / "upkeep"
+    asked = ("--megabytes", "2", "--segments", "20", "--rounds", "1", "--seconds", "0.2", "--data", str(data))
+    rows = {row["what"]: row for row in minibroker("bench", "storage", *asked, "--format", "json").json()}
+    assert list(rows) == [
+        "start after a kill",
+        "recovery",
+        "follower's catch-up",
+        "compaction: read and written",
+        "compaction: produce p99 meanwhile",
+        "deleting 20 segments: longest ping",
+    ]
+    # The two starts differ by less than their chance.
+    assert all(row["figure"] > 0 for what, row in rows.items() if what != "recovery")
+    assert [what for what, row in rows.items() if row["ratio"] is not None] == [
+        "start after a kill",
+        "compaction: produce p99 meanwhile",
+        "deleting 20 segments: longest ping",
+    ]
+    assert not any(is_alive(each) for each in LocalCluster(data).file().processes())
+
+
 @pytest.mark.parametrize("who", ["leader", "controller", "zookeeper"])
 def test_failover_kills_mends_and_finds_nothing_lost(who: str, minibroker: Shell) -> None:
     measured = minibroker("bench", "failover", "--who", who, "--rounds", "1", "--format", "json").json()

@@ -5,6 +5,7 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
+from time import thread_time
 
 import pytest
 from crc32c import crc32c
@@ -711,6 +712,29 @@ def test_index_entries_of_truncated_batches_are_gone_before_a_flush_passes_them(
     reopened = open_log(path, config, recovery_point=log.recovery_point).log
     assert reopened.log_end_offset == 30
     check_indexes(reopened)
+
+
+def test_what_can_be_removed_of_many_segments_is_found_in_one_walk_over_them(path: str) -> None:
+    log = open_log(path, LogConfig(segment_bytes=100)).log
+
+    async def append() -> None:
+        for number in range(600):
+            log.append_as_leader(batch(1, timestamp=NOW + number), 0, NOW)
+        await log.checkpoint()
+
+    def shortest(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(10):
+            began_s = thread_time()
+            call()
+            times.append(thread_time() - began_s)
+        return min(times)
+
+    asyncio.run(append())
+    log.move_log_start_offset(599)
+    assert len(log.extents()) == 600
+    assert log.has_old_segments
+    assert shortest(lambda: log.has_old_segments) < 2 * shortest(log.extents)
 
 
 def test_old_snapshots_go_away_but_for_those_where_segments_begin(path: str) -> None:
