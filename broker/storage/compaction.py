@@ -11,13 +11,15 @@ What stays, and why:
   (KIP-534; KAFKA-4529 took the age of a file for that). Batches behind the end of the pass are not told, since what
   their tombstones delete is still there.
 - Control batches: who reads transactions needs them.
+- The first batch of each leader epoch, emptied if need be: a log that is copied, or recovered, learns from it where the
+  epoch begins, and tells deposed leaders by that where to cut off what was never acknowledged (KIP-101).
 - Of each producer that the log knows its last five batches, emptied if need be: a repetition must be recognised also by
   a broker that has read nothing but this log.
 - The last batch of each segment, emptied if need be: where a segment ends before the next one begins, recovery takes
   that for damage.
 
 It all happens in worker threads, in slices, on files that it opens for itself: whatever becomes of the log meanwhile is
-no danger to the reading, only to its use. So when the log is cut or loses segments, or is closed, the pass is given up
+no danger to the reading, only to its use. So when the log is cut, or is closed, the pass is given up
 (`stop`), and the segment under way with it. Those that were swapped in before stay.
 
 A batch that cannot be read, or has a wrong CRC, ends it: written anew, it would pass for good.
@@ -38,6 +40,7 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
     CRC_END,
     HEADER_SIZE,
+    NO_LEADER_EPOCH,
     BatchHeader,
     CorruptRecord,
     check_header,
@@ -99,8 +102,8 @@ class Compaction:
         self._wanted_end = end
         self._key_map = key_map
         self._producer_ids = producer_ids
-        self._needed_by_producers: frozenset[int] = frozenset()
-        """The last offsets of their last batches."""
+        self._needed: frozenset[int] = frozenset()
+        """The last offsets of producers' last batches, and of the first ones of leader epochs."""
         self._index_interval_bytes = index_interval_bytes
         self._delete_retention_ms = delete_retention_ms
 
@@ -132,22 +135,25 @@ class Compaction:
         self.end = self._wanted_end
         yield done
 
-    # -- 2: the producers --
+    # -- 2: the producers, and the leader epochs --
 
-    def read_producers(self) -> Iterator[int]:
+    def read_headers(self) -> Iterator[int]:
         """After the keys."""
         last_batches = ProducerState()
-        for source in self._sources if self._producer_ids else ():
+        epoch, first_of_epochs = NO_LEADER_EPOCH, set[int]()
+        for source in self._sources:
             for header, read in _headers(self._disk, source):
                 if header.base_offset >= self.end:
                     break
+                if header.partition_leader_epoch > epoch:
+                    epoch = header.partition_leader_epoch
+                    first_of_epochs.add(header.last_offset)
                 if header.producer_id in self._producer_ids:
                     last_batches.update(header, header.base_offset, 0)
                 if read:
                     yield read
-        self._needed_by_producers = frozenset(
-            batch.last_offset for _, producer in last_batches.capture() for batch in producer.batches
-        )
+        of_producers = {batch.last_offset for _, producer in last_batches.capture() for batch in producer.batches}
+        self._needed = frozenset(first_of_epochs | of_producers)
 
     # -- 3: each group of segments --
 
@@ -196,11 +202,12 @@ class Compaction:
         """What stays of a batch: `data` itself where that is all of it. None: nothing."""
         if header.base_offset >= self.end or header.is_control:
             return data
-        is_needed = is_last or header.last_offset in self._needed_by_producers
+        is_needed = is_last or header.last_offset in self._needed
         if not header.records_count:
             return data if is_needed else None
         batch = decode_batch(data, header, check_crc=False)
-        horizon_ms = header.delete_horizon_ms
+        # What is copied from a replica that has compacted it brings that one's word, given when its own log was clean.
+        horizon_ms = header.delete_horizon_ms if header.base_offset < self._first_dirty else None
         tombstones_go = horizon_ms is not None and horizon_ms <= now_ms
         keys, values = batch.keys, batch.values
         if keys is None:

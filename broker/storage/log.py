@@ -156,6 +156,8 @@ class Log:
         self._removing: asyncio.Task[None] | None = None
         self._first_dirty_offset = first_dirty_offset
         self._compaction: Compaction | None = None
+        self._removal_waits = False
+        """Old segments are to be removed before the next compaction."""
         self._compacting: asyncio.Task[bool] | None = None
         self._swap: Swap | None = None
         self._closed = False
@@ -464,7 +466,7 @@ class Log:
                     if header.base_offset < start or header.last_offset >= up_to_offset:
                         # Its largest timestamp may be that of a record that does not count.
                         newest = max(newest, self._newest_of(segment, position, header, up_to_offset))
-                    elif best is None or header.max_timestamp > best[1].max_timestamp:
+                    elif header.records_count and (best is None or header.max_timestamp > best[1].max_timestamp):
                         best = position, header
                 if best is not None and best[1].max_timestamp >= newest[0]:
                     newest = max(newest, self._newest_of(segment, *best, up_to_offset))
@@ -631,6 +633,9 @@ class Log:
         count = 0 if self._closed or self._removing is not None else self._count_old(start)
         if not count:
             return
+        if self._compaction is not None:
+            self._removal_waits = True  # a pass that is stopped for each removal may never come to its end
+            return
         kept = self._segments[count].base_offset
         try:
             is_whole = await self._directory.world.executor.run(sync_snapshot, self._disk, self.path, kept)
@@ -638,10 +643,10 @@ class Log:
             self._directory.fail_and_raise(error, f"reading snapshots of {self.path}")
         if not is_whole:
             self._snapshots = [offset for offset in self._snapshots if offset != kept]
-        if self._closed or self._removing is not None or count != self._count_old(start):
+        is_same = count == self._count_old(start) and kept == self._segments[count].base_offset
+        if self._closed or self._removing is not None or self._compaction is not None or not is_same:
             return  # things have changed; the next time
-        if self._compaction is not None:
-            self._compaction.stop()
+        self._removal_waits = False
         removed, self._segments = self._segments[:count], self._segments[count:]
         snapshots = [offset for offset in self._snapshots if offset < kept]
         self._snapshots = self._snapshots[len(snapshots) :]
@@ -723,8 +728,9 @@ class Log:
         return Candidate(found, self.config.min_cleanable_dirty_ratio, is_overdue)
 
     async def compact(self, what: Cleanable, key_map: KeyMap, pace: Pace) -> bool:
-        """One pass over the log, see `compaction`. `key_map` is empty. False: it was given up, since the log was cut,
-        lost segments or is closed. On return, what is below `first_dirty_offset` is compacted, on disk too.
+        """One pass over the log, see `compaction`. `key_map` is empty. False: it was given up, since the log was cut
+        or is closed, or segments are to be removed first. On return, what is below `first_dirty_offset` is compacted,
+        on disk too.
 
         Raises CannotBeCleaned and BrokerError KAFKA_STORAGE_ERROR."""
         self._require_usable()
@@ -732,6 +738,8 @@ class Log:
         sources = self._sources(what.end)
         if not sources or not all(source.segment.stored for source in sources):
             return False  # a flush is about to write their indexes
+        if self._removal_waits and self.has_old_segments:
+            return False  # it is their turn
         self._compaction = Compaction(
             self._disk,
             self.path,
@@ -758,7 +766,7 @@ class Log:
 
     async def _compact(self, work: Compaction, sources: list[Source], pace: Pace) -> bool:
         try:
-            for phase in (work.read_keys(), work.read_producers()):
+            for phase in (work.read_keys(), work.read_headers()):
                 if not await self._in_slices(phase, work, pace):
                     return False
             of = {source.segment.base_offset: source for source in sources}

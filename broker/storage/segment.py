@@ -430,7 +430,7 @@ class Segment:
                 self._distrust_index(TIME_INDEX)
             elif not self._is_at(indexed[1], self.base_offset + indexed[0]):
                 self._distrust_index(OFFSET_INDEX)
-            elif header.base_offset >= start:
+            elif header.base_offset >= start and header.records_count:  # compaction may have left nothing of it
                 yield found, header
                 position = indexed[1]
         for found, header in self.walk(position, self.size):

@@ -25,6 +25,7 @@ from tests.storage_support import NOW, Opened, StorageWorld, everything, flip, o
 T = TypeVar("T")
 
 CONFIG = LogConfig(compact=True, delete_retention_ms=1_000, index_interval_bytes=1)
+SMALL = LogConfig(compact=True, index_interval_bytes=1, segment_bytes=200)
 Pair = tuple[bytes, bytes | None]
 
 
@@ -150,6 +151,7 @@ def test_a_producer_is_remembered_by_batches_that_have_no_records_any_more(tmp_p
     assert compact(log)
     data = everything(log)
     assert [(h.base_offset, h.records_count, h.base_sequence) for h, _, _ in iterate_batches(data)] == [
+        (0, 0, 0),  # since the leader epoch begins with it
         *((offset, 0, offset) for offset in range(3, 8)),
         (8, 1, -1),
     ]
@@ -267,7 +269,7 @@ def test_a_truncation_in_a_gap_ends_the_log_with_the_batch_before(tmp_path: Path
 def test_a_read_in_a_gap_goes_on_with_the_next_batch(tmp_path: Path) -> None:
     log = segments_of(tmp_path, [keyed([(b"k", b"%d" % number)]) for number in range(9)]).log
     assert compact(log)
-    for offset in range(9):
+    for offset in range(1, 9):
         [batch] = iterate_batches(log.read(offset, 1_000, 9))
         assert batch.header.base_offset == 8
     assert log.offset_for_timestamp(NOW, 9) == (NOW, 8)
@@ -301,3 +303,68 @@ def test_a_marker_that_is_damaged_costs_the_replica_and_no_file(tmp_path: Path) 
     assert sorted(file.name for file in tmp_path.iterdir()) == before
     finding = verify_partition(tmp_path, Checkpointed(2)).findings[0]
     assert "the next start goes on with that" in finding.problem
+
+
+def test_where_leader_epochs_begin_can_be_told_from_what_is_left(tmp_path: Path) -> None:
+    """By whoever copies the log: deposed leaders are told by that where to cut off what was never acknowledged."""
+    opened = open_log(str(tmp_path / "log"), CONFIG)
+    log = opened.log
+
+    async def write() -> None:
+        for epoch in range(4):
+            for number in range(3):
+                log.append_as_leader(keyed([(b"k", b"%d.%d" % (epoch, number))]), epoch, NOW)
+        log.roll()
+        await log.checkpoint()
+
+    asyncio.run(write())
+    epochs = [log.end_offset_for(epoch) for epoch in range(4)]
+    assert compact(log)
+    assert [offset for offset, _, _ in found(log)] == [11]
+    copy = open_log(str(tmp_path / "copy"), CONFIG).log
+    copy.append_as_follower(everything(log))
+    assert [copy.end_offset_for(epoch) for epoch in range(4)] == epochs
+
+
+def test_a_tombstone_that_came_with_another_replicas_word_stays_for_as_long_as_this_ones(tmp_path: Path) -> None:
+    first = segments_of(tmp_path / "first", [keyed([(b"a", None), (b"b", b"1")])])
+    assert compact(first.log)
+    copy = open_log(str(tmp_path / "copy"), CONFIG, world=first.world)
+    copy.log.append_as_follower(everything(first.log))
+    append_segment(copy.log, [])
+    first.world.clock.now_ms += 2_000
+    assert compact(copy.log)
+    assert (0, b"a", None) in found(copy.log)
+
+
+def test_the_newest_record_is_one_that_is_left(tmp_path: Path) -> None:
+    late = bytes(encode_batch([b"1"], keys=[b"a"], base_timestamp=NOW + 5_000))
+    log = segments_of(tmp_path, [late, keyed([(b"b", b"2")]), keyed([(b"a", b"3"), (b"c", b"4")])]).log
+    assert log.newest_record(log.log_end_offset) == (NOW + 5_000, 0)
+    assert compact(log)
+    assert [offset for offset, _, _ in found(log)] == [1, 2, 3]
+    assert next(iterate_batches(everything(log))).header.max_timestamp == NOW + 5_000, "it has no records"
+    assert log.newest_record(log.log_end_offset) == (NOW + 1, 3)
+
+
+def test_old_segments_wait_for_a_compaction_that_is_under_way_and_the_next_one_for_them(tmp_path: Path) -> None:
+    contents = [[keyed([(b"k%d" % number, b"1")])] for number in range(6)]
+    log = segments_of(
+        tmp_path, *contents, config=LogConfig(compact=True, index_interval_bytes=1, segment_bytes=200)
+    ).log
+
+    async def run() -> None:
+        async def pace(done: int, stopped: asyncio.Event) -> None:
+            log.move_log_start_offset(3)
+            await log.remove_old_segments(3)
+
+        what = Cleanable(0, log.log_end_offset, 0, 1)
+        assert await log.compact(what, KeyMap(1_000 * ENTRY_BYTES, b""), pace)
+        assert log.extents()[0].base_offset == 0
+        assert not await log.compact(what, KeyMap(1_000 * ENTRY_BYTES, b""), unpaced)
+        await log.remove_old_segments(3)
+        assert not log.has_old_segments
+        assert await log.compact(what, KeyMap(1_000 * ENTRY_BYTES, b""), unpaced)
+
+    asyncio.run(run())
+    assert [offset for offset, _, _ in found(log)] == [3, 4, 5]
