@@ -93,7 +93,6 @@ class Run:
         self._cluster = VirtualCluster(Simulation(), settings=SETTINGS, log_dirs=2)
         self._disk = self._cluster.simulation.host(host_name(VICTIM)).disk
         self._phase = "first start"
-        self._process: object = None
         self._broken = asyncio.Event()
         self._sent: dict[TopicPartition, int] = Counter()
         self._offsets: dict[TopicPartition, dict[int, int]] = defaultdict(dict)
@@ -145,7 +144,10 @@ class Run:
 
     def _led_in(self, number: int) -> list[TopicPartition]:
         """What the victim leads, and has in this directory."""
-        there = self._disk.directory(log_dir(number)).entries
+        try:
+            there = self._disk.directory(log_dir(number)).entries
+        except FileNotFoundError:  # it failed before it was made
+            return []
         return [p for p in PARTITIONS if str(p) in there and self._leader(p) == VICTIM]
 
     def _leader(self, partition: TopicPartition) -> int:

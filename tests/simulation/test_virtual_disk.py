@@ -725,3 +725,27 @@ def test_a_look_from_outside_is_not_struck_by_faults_and_uses_none_up() -> None:
         _fails(OSError, errno.EIO, file.pread, 1, 0)
 
     run(main())
+
+
+def test_a_directory_fails_from_the_chosen_call_on_and_its_calls_are_counted() -> None:
+    async def main() -> None:
+        host = Simulation().host("server")
+        disk = host.start_process().disk
+        disk.make_directories("/data")
+        disk.make_directories("/database")
+        counts = host.disk.faults.count_calls("/data")
+        broken: list[int] = []
+        host.disk.faults.break_directory_at("/data", "pwrite", errno.ENOSPC, 2, lambda: broken.append(counts["pwrite"]))
+        file, elsewhere = disk.open("/data/file", create=True), disk.open("/database/file", create=True)
+        for number in range(2):
+            assert file.pwrite([b"a"], number) == elsewhere.pwrite([b"a"], number) == 1
+        assert broken == []
+        _fails(OSError, errno.ENOSPC, file.pwrite, [b"a"], 2)
+        _fails(OSError, errno.ENOSPC, file.pread, 1, 0)
+        assert broken == [3]
+        assert elsewhere.pread(3, 0) == b"aa"
+        assert counts == {"open": 1, "create": 1, "pwrite": 3, "pread": 1}
+        host.disk.faults.mend_directory("/data")
+        assert file.pread(2, 0) == b"aa"
+
+    run(main())
