@@ -26,7 +26,7 @@ from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
-from minibroker.protocol.world import ConnectionLoss, NoNode, SessionExpired, ZooKeeperSession
+from minibroker.protocol.world import ConnectionLoss, SessionExpired, ZooKeeperError, ZooKeeperSession
 from minibroker.protocol.znodes import MalformedZnode
 
 logger = logging.getLogger("minibroker.replication")
@@ -97,7 +97,7 @@ class Healer:
             data, stat = await session.get(path)
             topic_id = znodes.decode_topic(topic_partition.topic, topic).topic_id
             state = znodes.decode_state(topic_partition, data, stat.version)
-        except (ConnectionLoss, SessionExpired, NoNode):
+        except ZooKeeperError:
             return False
         except MalformedZnode as error:
             logger.warning("%s stays as it is, damaged: %s", topic_partition, error)

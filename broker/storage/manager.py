@@ -42,6 +42,10 @@ logger = logging.getLogger("minibroker.storage")
 DISK_ERRORS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """They are about the disk, not about the file on which they occurred."""
 
+_COPIED_AGAIN = (
+    "It is copied again once another broker leads and nothing depends on this one; until then, nothing of it is deleted"
+)
+
 
 class _Opened(NamedTuple):
     topic_id: str
@@ -168,8 +172,7 @@ class LogManager:
                     disk_failures.append(error)
                     return
                 self.damaged[partition] = (
-                    f"the replica in {self._path(str(partition))} cannot be opened: {error}. It is copied again once "
-                    f"another broker leads that has all of it; until then, nothing of it is deleted"
+                    f"the replica in {self._path(str(partition))} cannot be opened: {error}. {_COPIED_AGAIN}"
                 )
                 self.healable.add(partition)
                 logger.error("%s", self.damaged[partition])
@@ -313,15 +316,15 @@ class LogManager:
         files are, until it is deleted. What is to be awaited closes it."""
         log = self._logs.pop(partition, None)
         if log is not None:
-            help_ = "It is copied again once another broker leads that has all of it; or restart"
             if is_damaged:
                 self.healable.add(partition)
+                remedy = _COPIED_AGAIN
             else:
-                help_ = "Restart"
-            self.damaged[partition] = (
-                f"the replica in {log.path} was set aside: {reason}. {help_} the broker to have it opened again, or "
-                f"move that directory away to have it copied from the leader again"
-            )
+                remedy = (
+                    "Restart the broker to have it opened again, or move that directory away to have it copied from "
+                    "the leader again"
+                )
+            self.damaged[partition] = f"the replica in {log.path} was set aside: {reason}. {remedy}"
             logger.error("%s", self.damaged[partition])
         return self._end(partition, log)
 

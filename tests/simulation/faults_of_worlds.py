@@ -156,7 +156,7 @@ async def rotten_page(storm: Storm) -> None:
     storm.damaged.add(broker_id)
     storm.rotten.add(broker_id)
     storm.workload.pages_have_rotten = True
-    reads = storm.workload.corrupt_reads
+    reads, given_up = storm.workload.corrupt_reads, _given_up(storm, broker_id)
     disk.rot(path, position, dice.randrange(8))
     try:
         if dice.random() < 0.7:  # a client is to read it
@@ -167,6 +167,15 @@ async def rotten_page(storm: Storm) -> None:
         storm.rotten.discard(broker_id)
         if storm.workload.corrupt_reads > reads:
             storm.event("rotten page: read by a consumer")
+        if _given_up(storm, broker_id) > given_up:
+            storm.event("rotten page: replica given up")
+
+
+def _given_up(storm: Storm, broker_id: int) -> int:
+    """How many replicas the broker has found to be damaged since it was started, healed ones included."""
+    broker = storm.cluster.living_broker(broker_id)
+    replicas = broker._replicas if broker is not None else None
+    return replicas.healer.healed + len(replicas.log_dirs.healable) if replicas is not None else 0
 
 
 def _committed_record(storm: Storm, broker_id: int) -> tuple[str, int] | None:

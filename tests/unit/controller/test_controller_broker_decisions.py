@@ -200,6 +200,13 @@ def test_a_failed_log_directory_takes_the_replica_down_and_not_the_broker() -> N
     assert lines(well) == ["replica a-0 on 1 has its log directory again", "replica a-0 on 1 -> OnlineReplica"]
 
 
+def test_a_broker_whose_log_directory_has_failed_is_asked_again_when_it_says_that_something_has_changed() -> None:
+    state = picture([1, 2], {"a-0": (1, 2)}, {"a-0": leads(1, 0, [1])})
+    state.apply(ReplicaFailed(PartitionReplica(partition("a-0"), 2)))
+    plan = brokers.settle(state, brokers.affected_by(state, [2]), tell=[2])
+    assert lines(plan) == ["LeaderAndIsr to 2: a-0"]
+
+
 def test_a_restart_gives_a_broker_its_log_directories_back() -> None:
     state = picture([1, 2], {"a-0": (1, 2)}, {"a-0": leads(1, 0, [1, 2])})
     state.apply(ReplicaFailed(PartitionReplica(partition("a-0"), 2)))
