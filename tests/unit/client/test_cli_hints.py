@@ -88,7 +88,7 @@ def test_the_way_to_a_cluster_leads_to_the_directory_that_was_asked_for(
 def test_the_demo_repeats_its_directory_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(LocalCluster, "up", lambda *_: LocalCluster(tmp_path).file())
+    monkeypatch.setattr(LocalCluster, "up", lambda *_, **__: LocalCluster(tmp_path).file())
     assert run_app(application(), ["demo", "--data", str(tmp_path)]) == 1
     assert f"`minibroker up --data {tmp_path}`" in capsys.readouterr().err
 
