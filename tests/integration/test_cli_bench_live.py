@@ -96,6 +96,7 @@ def test_synced_topics_are_measured_next_to_replicated_ones_and_leave_nothing(mi
     assert not [topic["name"] for topic in topics if topic["name"].startswith(("bench-synced", "bench-replicated"))]
 
 
+@pytest.mark.slow
 def test_the_upkeep_of_logs_is_measured_on_a_cluster_that_is_gone_afterwards(minibroker: Shell) -> None:
     data = minibroker.directory / "upkeep"
     asked = ("--megabytes", "2", "--segments", "20", "--rounds", "1", "--seconds", "0.2", "--data", str(data))

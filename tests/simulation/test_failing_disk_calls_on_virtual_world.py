@@ -50,7 +50,7 @@ VICTIM = 1
 WITHIN_S = 10
 SEEDS = 4
 POINTS = 200
-SAMPLE = 12
+SAMPLE = 5
 ERRORS = (errno.EIO, errno.ENOSPC)
 
 
