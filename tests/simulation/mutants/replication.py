@@ -25,8 +25,8 @@ from tests.simulation.mutants.planting import Patches, mutant
 
 def _never_ask_where_epochs_part(patches: Patches) -> None:
     @patches.instead_of(Partition, "next_fetch")
-    def next_fetch(original: Any, self: Partition, *rest: Any) -> Any:
-        fetch = original(self, *rest)
+    def next_fetch(original: Any, self: Partition, *rest: Any, **named: Any) -> Any:
+        fetch = original(self, *rest, **named)
         fetch.last_fetched_epoch = NO_EPOCH
         return fetch
 
