@@ -59,7 +59,10 @@ class LogRetention:
 
     async def run_once(self) -> None:
         """What is in a directory that is offline, or fails meanwhile, is left alone."""
-        for partition in list(self._partitions.values()):
+        for topic_partition in list(self._partitions):
+            partition = self._partitions.get(topic_partition)
+            if partition is None:
+                continue  # it was deleted, or has failed, while others had their turn: its log is closed
             try:
                 partition.expire(self._clock.wall_ms())
             except BrokerError as error:

@@ -2,7 +2,7 @@
 
 Handlers append, read and delete, and what cannot be answered yet waits in one of three purgatories; orders say which
 broker leads. What goes on by itself has modules of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`,
-`LogRetention`.
+`LogRetention`, `LogCleaner`, `Healer`.
 """
 
 import asyncio
@@ -729,14 +729,8 @@ class ReplicaManager:
         """A log directory is offline, just now. Its replicas neither lead nor follow from here on, and what waits for
         them is answered; the controller makes others lead."""
         for topic_partition, partition in list(self._partitions.items()):
-            if not self._logs.is_offline(topic_partition):
-                continue
-            del self._partitions[topic_partition]
-            self._fetchers.stop_following(topic_partition)
-            if partition.is_leader:
-                for listener in self._listeners:
-                    listener.on_follower(topic_partition, partition.leader_epoch)
-            self._check_waits(topic_partition)
+            if self._logs.is_offline(topic_partition):
+                self._end_part(partition)
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
         """A follower's log cannot go on: that costs this replica alone. Its leader takes it out of the ISR for its lag;
@@ -757,15 +751,20 @@ class ReplicaManager:
         await tell_of_lost_replicas(self._sessions, self._config.broker_id)
 
     def _end(self, partition: Partition, reason: str, *, is_damaged: bool) -> None:
-        """Of its part here: nothing is read, written or followed from here on."""
+        """Its part here ends, and its log is taken out of service."""
+        topic_partition = partition.topic_partition
+        closing = self._logs.set_aside(topic_partition, reason, is_damaged=is_damaged)
+        self._supervisor.start(closing, f"end of the log of {topic_partition}")
+        self._end_part(partition)
+
+    def _end_part(self, partition: Partition) -> None:
+        """Nothing is read, written or followed here from now on."""
         topic_partition = partition.topic_partition
         del self._partitions[topic_partition]
         self._fetchers.stop_following(topic_partition)
         if partition.is_leader:
             for listener in self._listeners:
                 listener.on_follower(topic_partition, partition.leader_epoch)
-        end = self._logs.set_aside(topic_partition, reason, is_damaged=is_damaged)
-        self._supervisor.start(end, f"end of the log of {topic_partition}")
         self._check_waits(topic_partition)
 
 

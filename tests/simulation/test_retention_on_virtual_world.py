@@ -180,3 +180,26 @@ def test_a_log_begins_a_segment_when_its_records_are_far_apart_in_time() -> None
         assert [extent.base_offset for extent in log.extents()] == [0, 2, 4]
 
     with_topic(program, {"segment.ms": "5000", "retention.ms": "-1"}, {})
+
+
+def test_a_partition_that_is_deleted_while_retention_looks_at_others_is_left_alone() -> None:
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), brokers=1)
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def client() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("first", partitions=1, replication_factor=1)
+                await admin.create_topic("second", partitions=1, replication_factor=1)
+
+        await world.process.run(client())
+        replicas = cluster.broker(0)._replicas
+        assert replicas is not None
+        looking = asyncio.create_task(replicas._retention.run_once())
+        await asyncio.sleep(0)  # the first partition has had its turn
+        second = replicas._partitions.pop(TopicPartition("second", 0))
+        await second.log.close()
+        await looking
+
+    run(scenario())
