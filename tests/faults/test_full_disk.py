@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from minibroker.deploy.ports import free_ports
 from minibroker.deploy.processes import is_alive
 from minibroker.deploy.status import status_of_view
 from minibroker.deploy.who import BrokerId, ZooKeeperServer
+from tests.waiting import until_true
 
 
 @pytest.fixture
@@ -127,10 +127,7 @@ def test_a_broker_with_two_disks_of_which_one_is_full_serves_on_from_the_other(
     with (large_disk / "log").open("wb") as log:
         broker = subprocess.Popen([sys.executable, "-P", "-m", "minibroker.broker", *overrides], stderr=log, stdout=log)
     try:
-        deadline = time.monotonic() + 30
-        while 4 not in cluster.view().brokers:
-            assert time.monotonic() < deadline, (large_disk / "log").read_text()
-            time.sleep(0.1)
+        until_true(lambda: 4 in cluster.view().brokers, 30)
         asyncio.run(spread_over(bootstrap, 4))
         assert asyncio.run(leaders_after(bootstrap, range(10))) == [4, 4]
         fill(small_disk)

@@ -27,6 +27,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
+from tests.simulation.ambush import Ambushes
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.history import Anomaly
 from tests.simulation.mutants.planting import Patches
@@ -96,7 +97,8 @@ class Compacting:
         self._producing: asyncio.Task[None] | None = None
         self._table: Table | None = None
         self._is_forgiven = False
-        self._ambushes: list[asyncio.Future[int]] = []
+        self.swaps: Ambushes[int] = Ambushes()
+        """Of brokers at which one begins."""
 
     # -- their lives --
 
@@ -143,9 +145,7 @@ class Compacting:
         def carry_out(original: Any, swap: Swap) -> None:
             if not swap._is_done:
                 self._event("compacted segments swapped in")
-                for waiting in self._ambushes:
-                    if not waiting.done():
-                        waiting.set_result(self._broker_of(swap))
+                self.swaps.strike(self._broker_of(swap))
             original(swap)
 
         try:
@@ -160,18 +160,6 @@ class Compacting:
             if broker is not None and any(log._swap is swap for log in broker._logs.logs()):
                 return broker_id
         return -1
-
-    async def next_swap(self, within_s: float) -> int | None:
-        """The broker at which the next one begins. None: there was none."""
-        waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._ambushes.append(waiting)
-        try:
-            async with asyncio.timeout(within_s):
-                return await waiting
-        except TimeoutError:
-            return None
-        finally:
-            self._ambushes.remove(waiting)
 
     # -- writing --
 

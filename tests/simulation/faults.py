@@ -526,7 +526,7 @@ async def _ambush_of_a_deletion(storm: Storm) -> None:
     if not storm.shrinking.partitions:
         return
     storm.event("ambush of a deletion: laid")
-    move = await storm.shrinking.next_move(20)
+    move = await storm.shrinking.moves.next(20)
     if move is None:
         return
     await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01, 0.1, 1.0]) * storm.dice.random())
@@ -549,7 +549,7 @@ async def _ambush_of_a_compaction(storm: Storm) -> None:
     if not storm.compacting.partitions:
         return
     storm.event("ambush of a compaction: laid")
-    broker_id = await storm.compacting.next_swap(20)
+    broker_id = await storm.compacting.swaps.next(20)
     if broker_id is None:
         return
     await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01, 0.1]) * storm.dice.random())

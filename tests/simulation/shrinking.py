@@ -27,6 +27,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, iterate_batches
+from tests.simulation.ambush import Ambushes
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.history import Anomaly, TopicIdPartition
 from tests.simulation.mutants.planting import Patches
@@ -89,7 +90,7 @@ class Shrinking:
         self.promised: Counter[TopicIdPartition] = Counter()
         """Below it nothing is left in any replica that may become leader: so an administrator was told."""
         self._deleted = deleted
-        self._ambushes: list[asyncio.Future[Move]] = []
+        self.moves: Ambushes[Move] = Ambushes()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -155,19 +156,6 @@ class Shrinking:
         if low_watermark < offset:
             self._accuse(Anomaly("not deleted", f"{partition} up to {offset}: it begins at {low_watermark}"))
 
-    async def next_move(self, within_s: float) -> Move | None:
-        """The next decision that a log begins later; returns at once, before anything else has been made of it. None:
-        there was none."""
-        waiting: asyncio.Future[Move] = asyncio.get_running_loop().create_future()
-        self._ambushes.append(waiting)
-        try:
-            async with asyncio.timeout(within_s):
-                return await waiting
-        except TimeoutError:
-            return None
-        finally:
-            self._ambushes.remove(waiting)
-
     def _batches(self, partition: Partition) -> list[Batch] | None:
         """None where the disk has gone bad."""
         log = partition.log
@@ -198,9 +186,7 @@ class Shrinking:
                     f"{partition.topic_partition} begins at {start}, its high watermark is {partition.high_watermark}",
                 )
             )
-        for waiting in self._ambushes:
-            if not waiting.done():
-                waiting.set_result(Move(partition.topic_partition, partition.leader_id, start))
+        self.moves.strike(Move(partition.topic_partition, partition.leader_id, start))
 
     def _moved(self, partition: Partition, batches: list[Batch] | None, now_ms: int) -> None:
         self._begins_later(partition)

@@ -42,6 +42,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
 from minibroker.protocol.world import Operation, SetData, World
+from tests.simulation.ambush import Ambushes
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.compacting import TOPIC as COMPACTED
 from tests.simulation.compacting import Compacting
@@ -234,7 +235,7 @@ class Storm:
         """What the state znodes of the partitions hold, by their paths."""
         self._changed_at_s: dict[str, deque[float]] = {}
         """When the latest MAX_CHANGES_A_SECOND changes of the state at a path were."""
-        self._ambushes: list[tuple[Callable[[LeaderAndIsr, LeaderAndIsr], bool], asyncio.Future[Change]]] = []
+        self._changes: Ambushes[Change] = Ambushes()
 
     # -- the course of it --
 
@@ -619,16 +620,7 @@ class Storm:
     async def next_change(self, is_wanted: Callable[[LeaderAndIsr, LeaderAndIsr], bool]) -> Change | None:
         """The next change of a partition's state (before, after) that is wanted; returns at the very moment at which
         ZooKeeper has carried it out. None: there was none for AMBUSH_S."""
-        waiting: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
-        ambush = (is_wanted, waiting)
-        self._ambushes.append(ambush)
-        try:
-            async with asyncio.timeout(AMBUSH_S):
-                return await waiting
-        except TimeoutError:
-            return None
-        finally:
-            self._ambushes.remove(ambush)
+        return await self._changes.next(AMBUSH_S, lambda change: is_wanted(*change))
 
     def strikable(self, broker_id: int) -> bool:
         """Its process lives, even if it is only just starting, and no fault has it in hand."""
@@ -758,9 +750,7 @@ class Storm:
         if len(changed_at_s) == MAX_CHANGES_A_SECOND and self._now_s - changed_at_s[0] < 1:
             self.accuse(Anomaly("a state flaps", f"{partition} changed {MAX_CHANGES_A_SECOND} times within a second"))
         changed_at_s.append(self._now_s)
-        for is_wanted, waiting in self._ambushes:
-            if not waiting.done() and is_wanted(before, state):
-                waiting.set_result(Change(before, state))
+        self._changes.strike(Change(before, state))
         if state.leader not in (before.leader, NO_LEADER):
             self.report.leader_changes += self.workload.has_in_flight(partition)
         self.note(
