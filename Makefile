@@ -9,8 +9,8 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all check up bench faults full-disk power-cuts spark-faults hostile simulate \
-	simulate-nightly mutants image spark-image compose-test spark-compose-test settings clean
+.PHONY: setup demo test test-all check up bench faults controller-faults full-disk power-cuts spark-faults hostile \
+	simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
 
@@ -54,6 +54,10 @@ bench: setup
 ROUNDS := 3
 faults: setup
 	$(BIN)/python -m tests.faults.kill_rounds --rounds $(ROUNDS)
+
+# Kills the controller in the middle of what an administrator asked for, ROUNDS times for each kind of operation.
+controller-faults: setup
+	$(BIN)/python -m tests.faults.controller_rounds --rounds $(ROUNDS)
 
 # Fills the 8 MB disk of a cluster. Needs root, to mount the disk.
 full-disk: setup
@@ -117,6 +121,10 @@ spark-compose-test: setup image spark-image
 # The settings reference, from broker/config.py.
 settings: setup
 	$(BIN)/python -m tests.settings_reference > docs/settings.md
+
+# The diagrams of the controller's state machines in ARCHITECTURE.md, from the tables in controller/states.
+diagrams: setup
+	$(BIN)/python -m tests.state_diagrams
 
 clean:
 	rm -rf $(VENV) $(BENCH_DATA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -3,7 +3,8 @@
     python -m minibroker.broker [--properties FILE] [--override NAME=VALUE]...
 
 Prints one line `ready broker.id=N port=P` to stdout once it serves; logs to stderr. SIGTERM and SIGINT stop it cleanly
-(exit code 0). What keeps it from starting or serving is one line `error: ...` on stderr (exit code 1).
+(exit code 0): it lets others lead first, and prints one line `handed over: ...`. A second signal ends that wait. What
+keeps it from starting or serving is one line `error: ...` on stderr (exit code 1).
 """
 
 import argparse
@@ -11,6 +12,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -19,7 +21,7 @@ from collections.abc import Sequence
 import uvloop
 
 from minibroker.broker.broker import Broker
-from minibroker.broker.config import BrokerConfig, InvalidConfig, broker_config, read_properties
+from minibroker.broker.config import BrokerConfig, InvalidConfig, broker_config, read_properties, zookeeper_digest
 from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world.real import RealWorld
@@ -45,35 +47,51 @@ def _parse(arguments: Sequence[str]) -> BrokerConfig:
     return broker_config(values)
 
 
-async def _run(config: BrokerConfig) -> None:
-    world = RealWorld(KazooZooKeeper())
+async def _run(config: BrokerConfig, world: RealWorld) -> None:
+    broker = Broker(world, config)
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    started = asyncio.create_task(broker.start(), name="start")
+    stop_asked = asyncio.create_task(stopping.wait(), name="signal")
     try:
-        broker = Broker(world, config)
-        stopping = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
-        started = asyncio.create_task(broker.start(), name="start")
-        stop_asked = asyncio.create_task(stopping.wait(), name="signal")
+        await asyncio.wait([started, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            started.cancel()
+            await asyncio.gather(started, return_exceptions=True)
+            return
+        started.result()
+        print(f"ready broker.id={config.broker_id} port={broker.port}", flush=True)
+        served = asyncio.create_task(broker.serve(), name="serve")
+        await asyncio.wait([served, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         try:
-            await asyncio.wait([started, stop_asked], return_when=asyncio.FIRST_COMPLETED)
-            if not started.done():
-                started.cancel()
-                await asyncio.gather(started, return_exceptions=True)
-                return
-            started.result()
-            print(f"ready broker.id={config.broker_id} port={broker.port}", flush=True)
-            served = asyncio.create_task(broker.serve(), name="serve")
-            await asyncio.wait([served, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+            if not served.done():
+                await _hand_over(broker, served, hurry)
+        finally:
             failed = served.done()
             served.cancel()
             await broker.stop(clean=not failed)
-            if failed:
-                served.result()
-        finally:
-            stop_asked.cancel()
+        if failed:
+            served.result()
     finally:
-        world.close()
+        stop_asked.cancel()
+
+
+async def _hand_over(broker: Broker, served: "asyncio.Task[None]", hurry: asyncio.Event) -> None:
+    """Until it is done, or the broker fails, or somebody is in a hurry."""
+    handing_over = asyncio.create_task(broker.hand_over(), name="controlled shutdown")
+    hurried = asyncio.create_task(hurry.wait(), name="second signal")
+    await asyncio.wait([served, handing_over, hurried], return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    handing_over.cancel()
+    await asyncio.wait([handing_over])
+    if not handing_over.cancelled() and (handed_over := handing_over.result()) is not None:
+        print(f"handed over: {handed_over.as_json()}", flush=True)
 
 
 def _keep_freed_memory() -> None:
@@ -105,8 +123,16 @@ def _bound_pauses_of_the_collector() -> None:
     gc.collect()
 
 
+def _allow_many_files() -> None:
+    """As many as the hard limit allows, as a JVM does. Shells and systemd set a soft limit of 1,024 for the sake of
+    programs that use `select`; a broker has a file open for each segment, and a connection for each client."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     _keep_freed_memory()
+    _allow_many_files()
     _bound_pauses_of_the_collector()
     logging.basicConfig(
         level=os.environ.get("MINIBROKER_LOG_LEVEL", "INFO"),
@@ -114,12 +140,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
+    zookeeper = KazooZooKeeper()
+    world, status = RealWorld(zookeeper), 0
     try:
-        uvloop.run(_run(_parse(sys.argv[1:] if arguments is None else arguments)))
+        config = _parse(sys.argv[1:] if arguments is None else arguments)
+        digest = zookeeper_digest(config, world.disk)
+        if digest is not None:
+            zookeeper.authenticate(digest, sets_acl=config.zookeeper_set_acl)
+        uvloop.run(_run(config, world))
     except MinibrokerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
-    return 0
+        status = 1
+    if not world.close():
+        print("error: a disk hangs; not waiting for it", file=sys.stderr, flush=True)
+        os._exit(status)  # the interpreter would wait for the threads
+    return status
 
 
 if __name__ == "__main__":

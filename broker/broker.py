@@ -1,39 +1,44 @@
 """A broker on a World: the composition root, which makes all its parts and starts and stops them in order.
 
-The order of the start: bind (so that a taken port is known first, and a free one before it is registered), ZooKeeper
-session and cluster id, data directories and recovery, then serve and register. Controllers see the broker only when it
-can take their orders; orders wait until the broker knows the epoch that its registration gave it.
+The order of the start: bind (so that a taken port is known first, and a free one before it is registered) and serve
+metrics, since the rest may take long; ZooKeeper session and cluster id, data directories and recovery, then serve and
+register. Controllers see the broker only when it can take their orders; orders wait until the broker knows the epoch
+that its registration gave it.
 """
 
 import asyncio
 import logging
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from minibroker.broker.config import BrokerConfig, broker_secret, topic_config_problem
+from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.metadata_cache import MetadataCache
-from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition
+from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
 from minibroker.broker.metrics_listener import MetricsListener
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.replication.healing import tell_of_lost_replicas
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.shutdown import ControlledShutdown, HandedOver
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.supervisor import Supervisor
-from minibroker.broker.timeline_file import TimelineFile
+from minibroker.broker.timeline_file import TimelineFile, read_last
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.controller.controller import Controller, ControllerSettings
 from minibroker.controller.crash_detection import CrashDetector
 from minibroker.controller.crash_watch import CrashWatch
 from minibroker.controller.leadership import Leadership
 from minibroker.controller.registration import Registration
+from minibroker.controller.timeline import CAPACITY
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.broker_connections import BrokerConnections
@@ -86,9 +91,11 @@ class Broker:
         self._registration: Registration | None = None
         self._leadership: Leadership | None = None
         self._controller: Controller | None = None
+        self._shutdown: ControlledShutdown | None = None
         self._timeline: TimelineFile | None = None
         self._timeline_home: LogManager | None = None
         self._registered_again = asyncio.Event()
+        self._configs = DynamicConfigManager(config, world.clock, self._session)
 
     @property
     def port(self) -> int:
@@ -140,6 +147,8 @@ class Broker:
         metrics_address = config.metrics_address()
         if metrics_address is not None:
             await self._metrics_listener.bind(*metrics_address)
+            self._metrics_listener.start()
+            logger.info("broker %d serves /metrics on port %d", config.broker_id, self.metrics_port)
         registration = self._registration = Registration(
             world,
             zookeeper_connect=config.zookeeper_connect,
@@ -148,18 +157,21 @@ class Broker:
             broker_id=config.broker_id,
             trusted_since=lambda: self._logs.trusted_since,
             synced_since=lambda: self._logs.synced_since,
+            secret=secret,
             rack=config.broker_rack,
         )
         await self._connect_to_zookeeper(registration)
         self._metadata.cluster_id = registration.cluster_id
+        await self._configs.load()
 
         self._logs.on_offline(self._log_directory_failed)
         await self._logs.open(registration.cluster_id)
         self._open_timeline()
+        recorded = self._read_timeline()
 
         self._replicas = ReplicaManager(
             world,
-            config,
+            self._configs.config,
             self._logs,
             self._metadata,
             self._supervisor,
@@ -171,6 +183,11 @@ class Broker:
         self._replicas.start()
         self._start_controller(registration, connections)
         assert self._controller is not None
+        self._controller.timeline.restore(recorded)
+        self._configs.connect(
+            self._broker_config_changed, self._topic_config_changed, self._replicas.topics_with_settings
+        )
+        self._supervisor.start(self._configs.run(), "dynamic configuration")
         self._services = Services(
             metadata=self._metadata,
             replicas=self._replicas,
@@ -180,8 +197,21 @@ class Broker:
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),
+            configs=self._configs,
+            sessions=self._session,
             registered_epoch=self._registered_epoch,
             background=self._supervisor.start,
+        )
+        leadership = self._leadership
+        assert leadership is not None
+        self._shutdown = ControlledShutdown(
+            config,
+            self._metadata,
+            self._replicas,
+            connections,
+            self._controller,
+            lambda: leadership.controller_id,
+            lambda: self.broker_epoch,
         )
         self._handle = dispatcher(self._services)
         self._server.start()
@@ -200,7 +230,7 @@ class Broker:
             ) from error
 
     def _start_controller(self, registration: Registration, connections: BrokerConnections) -> None:
-        config, world = self.config, self._world
+        config, world = self._configs.config, self._world
         detector = self._detector = CrashDetector(
             world.network, world.clock, config.broker_crash_detection_ms, self._in_touch
         )
@@ -209,7 +239,7 @@ class Broker:
             detector,
             self._session,
             self._supervisor.start,
-            remove_controller=lambda controller_id, epoch: leadership.remove_crashed(controller_id, epoch),
+            remove_controller=lambda controller_id, epoch, reason: remove_controller(controller_id, epoch, reason),
         )
         controller = self._controller = Controller(
             world,
@@ -219,11 +249,15 @@ class Broker:
                 unclean_leader_election=config.unclean_leader_election_enable,
                 min_insync_replicas=config.min_insync_replicas,
                 durability=config.log_durability,
+                deletes_topics=config.delete_topic_enable,
+                auto_leader_rebalance=config.auto_leader_rebalance_enable,
+                leader_imbalance_per_broker_percentage=config.leader_imbalance_per_broker_percentage,
+                leader_imbalance_check_interval_s=config.leader_imbalance_check_interval_seconds,
             ),
             config.broker_id,
             connections=connections,
             probe=detector.probe,
-            validate_config=topic_config_problem,
+            validate_config=lambda values: topic_config_problem(values, self._configs.config),
             on_brokers_changed=watch.brokers_changed,
             request_resign=lambda reason: leadership.resign(reason),
             timeline_sink=self._record,
@@ -234,8 +268,18 @@ class Broker:
             on_elected=controller.take_office,
             on_resign=controller.resign,
             on_controller=watch.controller_changed,
+            on_removed=controller.record_removed_controller,
         )
-        detector.on_suspicion(controller.suspect)
+
+        def remove_controller(controller_id: int, epoch: int, reason: str) -> None:
+            controller.record_suspected_controller(controller_id, epoch, reason, detector.trouble_ms(controller_id))
+            leadership.remove_crashed(controller_id, epoch)
+
+        detector.on_suspicion(
+            lambda broker_id, epoch, reason: controller.suspect(
+                broker_id, epoch, reason, detector.trouble_ms(broker_id)
+            )
+        )
         detector.on_suspicion(watch.suspected)
         leadership.start()
         registration.on_session(self._registered)
@@ -245,17 +289,24 @@ class Broker:
         purgatories = [*replicas.purgatories(), self._topic_purgatory]
         self._metrics = BrokerMetrics(self._server, replicas, self._logs, purgatories, controller, loop_lag)
         self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
-        self._metrics_listener.start()
-        logger.info("broker %d serves /metrics on port %d", self.config.broker_id, self.metrics_port)
 
     async def _render_metrics(self) -> bytes:
-        assert self._metrics is not None
-        return await exposition(self._metrics.collect(), self._world.clock.monotonic)
+        parts = recovery_metrics(self._logs) if self._metrics is None else self._metrics.collect()
+        return await exposition(parts, self._world.clock.monotonic)
 
     async def serve(self) -> None:
         """Until something breaks: raises its error."""
         # Shielded: a caller that stops waiting must not cancel the future in which failures are noted.
         await asyncio.shield(self._supervisor.failure)
+
+    async def hand_over(self) -> HandedOver | None:
+        """Before `stop`, while it serves: let others lead what this broker leads, as far as they can, in bounded time.
+        It may be cancelled. None where `controlled.shutdown.enable` is off, or it has not started."""
+        if self._shutdown is None or not self.config.controlled_shutdown_enable:
+            return None
+        handed_over = await self._shutdown.run()
+        logger.info("broker %d has handed over, and stops: %s", self.config.broker_id, handed_over.as_json())
+        return handed_over
 
     async def stop(self, *, clean: bool = True) -> None:
         """Give up office, serve no more, end the session, and leave the data directory marked as clean. In that order:
@@ -294,6 +345,20 @@ class Broker:
         self._timer.close()
 
     # -- between the parts --
+
+    async def _broker_config_changed(self, config: BrokerConfig) -> None:
+        assert self._replicas is not None
+        assert self._controller is not None
+        self._controller.defaults_changed(config.unclean_leader_election_enable, config.min_insync_replicas)
+        await self._replicas.broker_config_changed(config)
+
+    async def _topic_config_changed(self, topic: str, session: ZooKeeperSession) -> None:
+        """Raises as `ReplicaManager.topic_config_changed`."""
+        assert self._replicas is not None
+        assert self._controller is not None
+        self._controller.topic_config_changed(topic)
+        if self._replicas.has_settings_of(topic):
+            await self._replicas.topic_config_changed(topic, session)
 
     async def _dispatch(self, request: Request) -> None:
         await self._handle(request)
@@ -352,12 +417,17 @@ class Broker:
         while (home := self._timeline_home) is not None:
             if home.failure is not None or self._timeline is None:
                 self._open_timeline()
+                if self._timeline is None:
+                    return  # a broker does without, for now
                 continue
             try:
                 self._timeline.write(entry)
                 return
             except OSError as error:
-                home.fail(error, f"writing {TIMELINE_FILE}")
+                home.fail_unless_short(error, f"writing {TIMELINE_FILE}")
+                if home.failure is None:
+                    self._close_timeline()
+                    return
 
     def _open_timeline(self) -> None:
         """In the first directory that is online, if any is."""
@@ -367,8 +437,21 @@ class Broker:
                 self._timeline = TimelineFile(self._world.disk, os.path.join(home.log_dir, TIMELINE_FILE))
                 break
             except OSError as error:
-                home.fail(error, f"opening {TIMELINE_FILE}")
+                home.fail_unless_short(error, f"opening {TIMELINE_FILE}")
+                if home.failure is None:
+                    break
         self._timeline_home = home
+
+    def _read_timeline(self) -> list[dict[str, Any]]:
+        """What earlier runs of this broker have recorded last."""
+        home = self._timeline_home
+        if home is None or self._timeline is None:
+            return []
+        try:
+            return read_last(self._world.disk, os.path.join(home.log_dir, TIMELINE_FILE), CAPACITY)
+        except OSError as error:
+            home.fail_unless_short(error, f"reading {TIMELINE_FILE}")
+            return []
 
     def _close_timeline(self) -> None:
         if self._timeline is not None:

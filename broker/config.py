@@ -4,10 +4,15 @@ A field `log_dirs` is the setting `log.dirs`. Values arrive as text (a propertie
 znode) and leave typed; whatever is unknown, malformed or out of bounds is one `InvalidConfig` that names it.
 """
 
+import ast
 import difflib
+import functools
+import inspect
 import os
+import re
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +21,7 @@ from msgspec import Meta
 
 from minibroker.protocol.broker_proof import LEAST_SECRET_BYTES
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, REPLICATED, Endpoint
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, REPLICATED, ConfigType, Endpoint
 from minibroker.protocol.world import Disk
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -59,13 +64,19 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     broker_id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     """The broker's number, unique in the cluster, kept for ever with its data directories."""
 
-    log_dirs: str
+    log_dirs: Annotated[str, Meta(description="DIRECTORY,...")]
     """The data directories, separated by commas, best each on a disk of its own: a new replica goes to the one with the
-    fewest. One whose disk fails goes offline with its replicas; the broker stops when none is left."""
+    fewest. One whose disk fails or hangs goes offline with its replicas; the broker stops when none is left."""
 
-    zookeeper_connect: str
+    zookeeper_connect: Annotated[str, Meta(description="HOST:PORT,..., and /CHROOT after the last, if any")]
     """`host:port,host:port/chroot`."""
 
+    zookeeper_digest_file: str | None = None
+    """A file with `NAME:PASSWORD`, the same for all brokers of the cluster, which they show to ZooKeeper (its digest
+    scheme; not in Kafka, which has SASL). What to do with it: [ZooKeeper](zookeeper.md)."""
+    zookeeper_set_acl: bool = False
+    """Whether what this broker creates in ZooKeeper can be read by everybody and changed only by those who show the
+    same `zookeeper.digest.file`."""
     zookeeper_session_timeout_ms: Annotated[int, Meta(ge=500, le=300_000)] = 6_000
     """How long ZooKeeper waits for a silent broker before it takes it for gone."""
     zookeeper_connection_timeout_ms: Milliseconds = 18_000
@@ -80,7 +91,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     control_plane_listener_name: str = CONTROL_LISTENER
     """Which of the listeners takes the controller's requests, and nothing else."""
     broker_rack: str | None = None
-    """The broker's rack: clients are told it with the metadata."""
+    """The broker's rack: clients are told it with the metadata, and where all brokers have one, the replicas of a new
+    partition go into as many racks as there are."""
 
     broker_secret_file: str | None = None
     """A file with a secret of at least 16 characters, the same for all brokers of the cluster: with it they prove to
@@ -100,7 +112,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     connections_max_idle_ms: Milliseconds = 600_000
     """A data connection on which nothing happens for this long is closed."""
     max_connections: Count = 4_000
-    """The most connections to the broker, for each plane."""
+    """The most connections to the broker, for each plane. Fewer where the process may not have so many files and
+    connections open (`ulimit -Hn`): of those, one in eight is kept for log files."""
     max_connections_per_ip: Count = 2_000
     """The most of them from one address."""
     max_connection_creation_rate: Count = 1_000
@@ -114,8 +127,18 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """How many replicas must be in sync for anything to be committed. Unset: 2 for topics of three or more replicas,
     else 1."""
 
+    delete_topic_enable: bool = True
+    """Whether topics can be deleted. Set it alike on all brokers: that of the controller's counts."""
+
     unclean_leader_election_enable: bool = False
     """Whether a replica that may lack acknowledged records may lead where no other can: what it lacks is lost."""
+
+    auto_leader_rebalance_enable: bool = True
+    """Whether leaders move back to their preferred brokers, the first of each partition's replicas, by themselves."""
+    leader_imbalance_per_broker_percentage: Annotated[int, Meta(ge=0, le=100)] = 10
+    """They do for a broker that does not lead more than this part of the partitions that it is preferred for."""
+    leader_imbalance_check_interval_seconds: Count = 300
+    """How often the controller looks for such brokers."""
 
     log_durability: Durability = REPLICATED
     """The `durability` of a topic whose creator does not say (not in Kafka). It is written down with the topic, for
@@ -172,11 +195,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     replica_fetch_response_max_bytes: Bytes = 10 * 1024 * 1024
     """The most bytes in a whole answer to a follower (but always at least one batch)."""
     replica_fetch_wait_max_ms: Milliseconds = 500
-    """How long a leader may keep a follower waiting for `replica.fetch.min.bytes`."""
+    """How long a leader may keep a follower waiting for `replica.fetch.min.bytes`. A follower of more than 500
+    partitions of one leader waits longer in proportion, up to a tenth of `replica.lag.time.max.ms`."""
     replica_fetch_min_bytes: Count = 1
     """A leader keeps a follower waiting until it has this much to send."""
     replica_fetch_backoff_ms: Milliseconds = 100
-    """How long a follower waits after an error, at most."""
+    """How long a follower waits after an error, at most; of more than 500 partitions of one leader in proportion."""
     replica_socket_timeout_ms: Milliseconds = 30_000
     """How long a follower waits for an answer."""
     leader_replication_throttled_rate: Rate | None = None
@@ -195,6 +219,14 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """How long a broker whose connection closed may be unreachable before it is taken for dead; one whose host refuses
     connections is taken for dead at once (not in Kafka)."""
 
+    controlled_shutdown_enable: bool = True
+    """Whether a broker that is told to stop lets others lead what it leads first."""
+    controlled_shutdown_max_retries: Count = 3
+    """How often it asks the controller for that, before it stops all the same."""
+    controlled_shutdown_retry_backoff_ms: Milliseconds = 1_000
+    """How long it waits before it asks again. In Kafka 5000: there a stop that cannot succeed takes 10 s; here another
+    controller is in office after some tenths of a second, and a broker that was restarted is back after one or two."""
+
     metrics_listener: Annotated[
         str, Meta(pattern=r"^(|(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5})$", description="HOST:PORT, or nothing")
     ] = ""
@@ -203,7 +235,19 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     def __post_init__(self) -> None:
         if self.broker_secret_file is not None and self.broker_secret is not None:
             raise ValueError("both broker.secret.file and broker.secret are set: keep one of them")
+        if self.zookeeper_set_acl and self.zookeeper_digest_file is None:
+            raise ValueError(
+                "zookeeper.set.acl is true without zookeeper.digest.file: nobody could change what is made"
+            )
         self.log_directories()
+        problem = _lags_problem(
+            "log.cleaner.min.compaction.lag.ms",
+            self.log_cleaner_min_compaction_lag_ms,
+            "log.cleaner.max.compaction.lag.ms",
+            self.log_cleaner_max_compaction_lag_ms,
+        )
+        if problem is not None:
+            raise ValueError(problem)
         if self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
             raise ValueError(
                 f"replica.fetch.wait.max.ms {self.replica_fetch_wait_max_ms} exceeds replica.lag.time.max.ms "
@@ -271,7 +315,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     durability: Durability | None = None
     """What acks=all and consumers wait for: `replicated`, until a record is in the memory of every replica in sync (as
     in Kafka); `synced`, until it is on the disks of all of them, so that not even a power cut of all loses it. It is
-    set when the topic is created, and not to be changed later. Not in Kafka: see durability.md."""
+    set when the topic is created, and stays: what was acknowledged before a change need not be on any disk. Not in
+    Kafka: see durability.md."""
     max_message_bytes: Bytes | None = None
     """The broker's `message.max.bytes`, for this topic."""
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
@@ -303,6 +348,46 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """For which replicas `follower.replication.throttled.rate` holds: `*` for all, or `PARTITION:BROKER,...`."""
 
 
+SYNONYMS = {
+    "min.insync.replicas": "min.insync.replicas",
+    "unclean.leader.election.enable": "unclean.leader.election.enable",
+    "durability": "log.durability",
+    "max.message.bytes": "message.max.bytes",
+    "segment.bytes": "log.segment.bytes",
+    "segment.ms": "log.roll.ms",
+    "segment.jitter.ms": "log.roll.jitter.ms",
+    "retention.ms": "log.retention.ms",
+    "retention.bytes": "log.retention.bytes",
+    "cleanup.policy": "log.cleanup.policy",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "index.interval.bytes": "log.index.interval.bytes",
+}
+"""A topic's settings, and the broker's that hold where the topic has none."""
+
+DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability"} | {
+    "log.cleaner.backoff.ms",
+    "log.cleaner.dedupe.buffer.size",
+    "log.cleaner.io.max.bytes.per.second",
+    "leader.replication.throttled.rate",
+    "follower.replication.throttled.rate",
+}
+"""The settings of a broker that take effect while it runs (KIP-226), for one broker or for all (what Kafka calls
+cluster-wide). All others are read when it starts."""
+
+SENSITIVE = frozenset({"broker.secret"})
+LISTS = frozenset(
+    {
+        "cleanup.policy",
+        "log.cleanup.policy",
+        "leader.replication.throttled.replicas",
+        "follower.replication.throttled.replicas",
+    }
+)
+
+
 def parse_listeners(setting: str, text: str) -> list[Endpoint]:
     """`NAME://HOST:PORT,...`, in order. Raises InvalidConfig."""
     endpoints: list[Endpoint] = []
@@ -318,6 +403,12 @@ def parse_listeners(setting: str, text: str) -> list[Endpoint]:
 
 
 def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Config:
+    for field in msgspec.structs.fields(schema):
+        # msgspec would take 1e6 and 1.0 as well.
+        value = values.get(field.encode_name)
+        if value is not None and _is_integer(field.type) and not _INTEGER.fullmatch(value):
+            name = field.encode_name
+            raise InvalidConfig(f"{what} setting {name}={value!r}: give {rule_of(schema, name)}")
     try:
         return msgspec.convert(dict(values), schema, strict=False)
     except msgspec.ValidationError as error:
@@ -332,10 +423,23 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         if "unknown field" in text:
             unknown = text.rpartition("unknown field `")[2].rstrip("`")
             known = [f.encode_name for f in msgspec.structs.fields(schema)]
-            near = difflib.get_close_matches(unknown, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the known ones are {', '.join(known)}"
-            raise InvalidConfig(f"{what} setting {unknown!r} is not known; {hint}") from error
+            raise InvalidConfig(_unknown(what, unknown, known)) from error
         raise InvalidConfig(f"{what} settings: {text}") from error
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the known ones are {', '.join(known)}"
+    return f"{what} setting {name[:200]!r} is not known; {hint}"
+
+
+_INTEGER = re.compile("-?[0-9]+")
+
+
+def _is_integer(kind: Any) -> bool:
+    info = msgspec.inspect.type_info(kind)
+    kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    return any(isinstance(one, msgspec.inspect.IntType) for one in kinds)
 
 
 def rule_of(schema: type[Any], name: str) -> str:
@@ -358,6 +462,82 @@ def rule_of(schema: type[Any], name: str) -> str:
             case msgspec.inspect.Metadata(extra_json_schema={"description": str(rule)}):
                 return rule
     return "any text"
+
+
+@functools.cache
+def config_type(schema: type[Any], name: str) -> ConfigType:
+    """The type of a setting, as the protocol has it."""
+    if name in LISTS:
+        return ConfigType.LIST
+    kind = msgspec.inspect.type_info(next(f.type for f in msgspec.structs.fields(schema) if f.encode_name == name))
+    for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        match choice:
+            case msgspec.inspect.IntType(le=most):
+                return ConfigType.INT if most is not None and most < 2**31 else ConfigType.LONG
+            case msgspec.inspect.FloatType():
+                return ConfigType.DOUBLE
+            case msgspec.inspect.BoolType():
+                return ConfigType.BOOLEAN
+    return ConfigType.STRING
+
+
+@functools.cache
+def documentation(schema: type[msgspec.Struct]) -> dict[str, str]:
+    """What stands under each setting here, by its name."""
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(schema))).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            match text:
+                case ast.Expr(value=ast.Constant(value=str(said))):
+                    found[_kafka_name(field.target.id)] = " ".join(said.split())
+    return found
+
+
+def as_texts(config: msgspec.Struct) -> dict[str, str]:
+    """The settings as they are given, without those that are not set."""
+    values = ((field.encode_name, getattr(config, field.name)) for field in msgspec.structs.fields(type(config)))
+    return {name: _as_text(value) for name, value in values if value is not None}
+
+
+def default_texts(schema: type[msgspec.Struct]) -> dict[str, str]:
+    """What holds where nothing is given."""
+    return {
+        field.encode_name: _as_text(field.default)
+        for field in msgspec.structs.fields(schema)
+        if field.default is not msgspec.NODEFAULT and field.default is not None
+    }
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def dynamic_problem(values: Mapping[str, str]) -> str | None:
+    """Why these cannot be settings of a running broker; None where each of them can. Their values are not checked."""
+    known = [field.encode_name for field in msgspec.structs.fields(BrokerConfig)]
+    for name in values:
+        if name not in known:
+            return _unknown("broker", name, sorted(DYNAMIC))
+        if name not in DYNAMIC:
+            return (
+                f"broker setting {name} is read-only: change it on the command line or in the properties of the "
+                f"broker, and start it again"
+            )
+    return None
+
+
+def with_dynamic(static: BrokerConfig, *layers: Mapping[str, str]) -> BrokerConfig:
+    """The settings with which a broker started, and over them what was set since, of which the later layers win.
+    Raises InvalidConfig."""
+    values = as_texts(static)
+    for layer in layers:
+        problem = dynamic_problem(layer)
+        if problem is not None:
+            raise InvalidConfig(problem)
+        values |= layer
+    return broker_config(values)
 
 
 def broker_config(values: Mapping[str, str]) -> BrokerConfig:
@@ -390,18 +570,59 @@ def broker_secret(config: BrokerConfig, disk: Disk) -> bytes | None:
     return found
 
 
+def zookeeper_digest(config: BrokerConfig, disk: Disk) -> str | None:
+    """NAME:PASSWORD to be shown to ZooKeeper; None: none. White space around it does not count. Raises InvalidConfig,
+    which does not show it."""
+    path = config.zookeeper_digest_file
+    if path is None:
+        return None
+    try:
+        name, separator, password = disk.read_file(os.path.abspath(path)).decode().strip().partition(":")
+    except OSError as error:
+        raise InvalidConfig(
+            f"zookeeper.digest.file={path} cannot be read: {error.strerror}; make it a file that this user can read, "
+            f"with the same NAME:PASSWORD for every broker"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"zookeeper.digest.file={path} is not text: one line NAME:PASSWORD is expected") from error
+    if not (name and separator and password) or any(character.isspace() for character in name + password):
+        raise InvalidConfig(
+            f"zookeeper.digest.file={path} does not hold NAME:PASSWORD, without white space in it: "
+            f"`echo minibroker:$(openssl rand -hex 16) > {path}` makes one"
+        )
+    return f"{name}:{password}"
+
+
 def topic_config(values: Mapping[str, str]) -> TopicConfig:
     """Raises InvalidConfig."""
     return _convert(values, TopicConfig, "topic")
 
 
-def topic_config_problem(name: str, value: str) -> str | None:
-    """Why a topic cannot have this setting; None where it can."""
+def topic_config_problem(values: Mapping[str, str], broker: BrokerConfig) -> str | None:
+    """Why a topic cannot be created with these settings, where brokers have those; None where it can."""
     try:
-        topic_config({name: value})
+        topic = topic_config(values)
     except InvalidConfig as error:
         return str(error)
-    return None
+    least, most = topic.min_compaction_lag_ms, topic.max_compaction_lag_ms
+    if least is None and most is None:
+        return None
+    return _lags_problem(
+        "min.compaction.lag.ms" if least is not None else "the brokers' log.cleaner.min.compaction.lag.ms",
+        broker.log_cleaner_min_compaction_lag_ms if least is None else least,
+        "max.compaction.lag.ms" if most is not None else "the brokers' log.cleaner.max.compaction.lag.ms",
+        broker.log_cleaner_max_compaction_lag_ms if most is None else most,
+    )
+
+
+def _lags_problem(min_name: str, min_ms: int, max_name: str, max_ms: int) -> str | None:
+    """As Kafka's LogConfig.validateValues."""
+    if min_ms <= max_ms:
+        return None
+    return (
+        f"{min_name}={min_ms} exceeds {max_name}={max_ms}: a record cannot be kept from compaction for longer than it "
+        f"may wait for it; give the first at most the second"
+    )
 
 
 def read_properties(path: str) -> dict[str, str]:

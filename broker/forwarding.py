@@ -69,6 +69,9 @@ class ForwardingManager:
                 request_timeout_s=setup_s,
             )
             try:
+                if not is_wanted():
+                    # It may have lain in the socket while this broker was stopped: newer ones may have been granted.
+                    raise self._no_controller(api, "whoever asked is gone")
                 envelope = EnvelopeRequest(self._broker_id, is_from_client, memoryview(request_data))
                 answer = await self._ask(connection, envelope, controller_id, timeout_s, is_wanted)
             finally:

@@ -36,6 +36,9 @@ class CachedTopic(msgspec.Struct):
     num_partitions: int = 0
     """How many there are. Until all of them are here the topic is not shown to clients: its partitions come in
     several requests, and a client that took the first ones for all would put keys into the wrong partitions."""
+    shown: int = 0
+    """How many there were when last all of them were here. Where some are added to a topic, those are shown until all
+    the new ones are here."""
 
 
 class MetadataCache:
@@ -74,18 +77,34 @@ class MetadataCache:
             topic.num_partitions = state.num_partitions
             for partition in state.partition_states:
                 topic.partitions[partition.partition_index] = partition
+            if len(topic.partitions) >= topic.num_partitions:
+                topic.shown = len(topic.partitions)
         return [state.topic_name for state in request.topic_states]
 
+    def alive_epochs(self) -> dict[int, int]:
+        """The live brokers that are not about to stop, and the epochs of their present runs."""
+        return {b.id: b.broker_epoch for b in self._brokers.values() if not b.is_shutting_down}
+
     def alive_epoch(self, broker_id: int) -> int | None:
-        """The broker epoch of a live broker's present run; None where it is not alive."""
+        """The broker epoch of a live broker's present run; None where it is not alive, or is about to stop."""
         broker = self._brokers.get(broker_id)
-        return None if broker is None else broker.broker_epoch
+        return None if broker is None or broker.is_shutting_down else broker.broker_epoch
+
+    def has_others_that_stay(self, broker_id: int) -> bool:
+        """Live brokers besides this one that are not about to stop."""
+        return any(b.id != broker_id and not b.is_shutting_down for b in self._brokers.values())
 
     def endpoint(self, broker_id: int) -> UpdateMetadataEndpoint | None:
         """Where other brokers send it what is no order; None where it is not alive."""
         broker = self._brokers.get(broker_id)
         data = [] if broker is None else [e for e in broker.endpoints if e.listener != CONTROL_LISTENER]
         return next((e for e in data if e.listener == DEFAULT_LISTENER), data[0] if data else None)
+
+    def control_endpoint(self, broker_id: int) -> UpdateMetadataEndpoint | None:
+        """Where a broker takes orders, and a controller what only brokers may ask; None where it is not alive."""
+        broker = self._brokers.get(broker_id)
+        endpoints = {} if broker is None else {endpoint.listener: endpoint for endpoint in broker.endpoints}
+        return endpoints.get(CONTROL_LISTENER) or endpoints.get(DEFAULT_LISTENER)
 
     def topic_id(self, topic: str) -> str | None:
         cached = self._topics.get(topic)
@@ -131,10 +150,10 @@ class MetadataCache:
         cached = self._topics.get(name)
         if cached is None:
             return MetadataTopic(self._why_unknown(name), name, "", name in INTERNAL_TOPICS, [])
-        if len(cached.partitions) < cached.num_partitions:
+        if not cached.shown:
             return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, cached.topic_id, name in INTERNAL_TOPICS, [])
         partitions = []
-        for index, state in sorted(cached.partitions.items()):
+        for index, state in sorted(cached.partitions.items())[: cached.shown]:
             alive = state.leader in self._brokers
             partitions.append(
                 MetadataPartition(

@@ -43,6 +43,7 @@ from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.apis import Plane
+from minibroker.protocol.recovery_progress import METRICS as RECOVERY_METRICS
 
 PART_SAMPLES = 100
 """Formatted in one go: half a millisecond."""
@@ -68,6 +69,7 @@ class ClusterPicture(Protocol):
     @property
     def ineligible_topics(self) -> Sized: ...
     def offline_partition_count(self) -> int: ...
+    def preferred_replica_imbalance_count(self) -> int: ...
 
 
 class EventTimes(Protocol):
@@ -102,7 +104,9 @@ CONTROLLER_STATES = {
     "Resignation": "controllerchange",
     "BrokerChange": "leaderelection",
     "TopicChange": "topicchange",
+    "PartitionModifications": "topicchange",
     "CreateTopicsRequest": "topicchange",
+    "CreatePartitionsRequest": "topicchange",
     "DeleteTopics": "topicdeletion",
     "DeleteTopicsRequest": "topicdeletion",
     "ResumeDeletions": "topicdeletion",
@@ -110,11 +114,22 @@ CONTROLLER_STATES = {
     "TopicDeletionsHeard": "topicdeletion",
     "IsrChange": "isrchange",
     "LogDirFailure": "logdirchange",
+    "UncleanLeaderElectionEnable": "uncleanleaderelectionenable",
     "LeaderAndIsrAnswered": "leaderandisrresponsereceived",
+    "UpdateMetadataAnswered": "updatemetadataresponsereceived",
     "BrokerSuspected": "brokersuspected",
     "SessionReconnected": "sessionreconnected",
     "Deposed": "controllershutdown",
     "SenderBroke": "controllershutdown",
+    "AutoLeaderRebalance": "autoleaderbalance",
+    "PreferredReplicaElection": "manualleaderbalance",
+    "ElectLeadersRequest": "manualleaderbalance",
+    "PartitionReassignment": "partitionreassignment",
+    "ReassignedPartitionsIsrChange": "partitionreassignment",
+    "ResumeReassignments": "partitionreassignment",
+    "AlterPartitionReassignments": "partitionreassignment",
+    "ListPartitionReassignments": "listpartitionreassignment",
+    "ControlledShutdownRequest": "controlledshutdown",
 }
 """Event -> Kafka's ControllerState in which it is handled, or a name in Kafka's manner where there is none. The time
 in BrokerChange is Kafka's LeaderElectionRateAndTimeMs."""
@@ -217,6 +232,15 @@ LOG_GAUGES = (
     _Field("logendoffset", "The offset that the next record gets", lambda log: log.log_end_offset),
 )
 
+RECOVERY_DOCUMENTATION = {
+    "logs": "Logs that were found when the broker started",
+    "remaining_logs": "Those of them that are not open yet",
+    "remaining_segments": "Segments that are to be read before their logs are open, and have not been",
+    "bytes": "Bytes of all segments that were to be read when the broker started",
+    "remaining_bytes": "Those of them that have not been read yet",
+}
+"""By field of RecoveryProgress."""
+
 LED_PARTITION_GAUGES = (
     _Field("replicascount", "Replicas assigned, of partitions led here", lambda partition: len(partition.assignment)),
     _Field("insyncreplicascount", "Replicas in sync, of partitions led here", lambda partition: len(partition.isr)),
@@ -249,6 +273,7 @@ class BrokerMetrics(Collector):
         yield from self._of_the_controller()
         yield from self._of_the_loop()
         yield from self._of_the_logs()
+        yield from recovery_metrics(self._logs)
 
     def _of_the_network(self) -> Iterator[Metric]:
         server = self._server
@@ -314,7 +339,7 @@ class BrokerMetrics(Collector):
             (
                 "underreplicatedpartitions",
                 "Partitions led here with fewer replicas in sync than assigned",
-                sum(len(partition.isr) < len(partition.assignment) for partition in led),
+                sum(len(partition.isr) < partition.replication_factor for partition in led),
             ),
             (
                 "underminisrpartitioncount",
@@ -389,6 +414,11 @@ class BrokerMetrics(Collector):
                 "Partitions without a live leader (0 where this broker is not the controller, like those that follow)",
                 0 if state is None else state.offline_partition_count(),
             ),
+            (
+                "preferredreplicaimbalancecount",
+                "Partitions that their preferred leader, the first of their replicas, does not lead",
+                0 if state is None else state.preferred_replica_imbalance_count(),
+            ),
             ("activebrokercount", "Live brokers", 0 if state is None else len(state.live_brokers)),
             ("globaltopiccount", "Topics", 0 if state is None else len(state.topic_ids)),
             ("globalpartitioncount", "Partitions", 0 if state is None else len(state.assignments)),
@@ -454,6 +484,16 @@ class BrokerMetrics(Collector):
         logs = [(_labels(log), log) for log in self._logs.logs()]
         for field in LOG_GAUGES:
             yield from _gauges("kafka_log_log_", field, ["topic", "partition"], logs)
+
+
+def recovery_metrics(logs: LogDirs) -> Iterator[Metric]:
+    """All that there is to tell while the logs are being opened."""
+    progress = logs.recovery
+    for field, name in RECOVERY_METRICS.items():
+        family = GaugeMetricFamily(name, RECOVERY_DOCUMENTATION[field], labels=["dir"])
+        for path, of_directory in progress.items():
+            family.add_metric([path], getattr(of_directory, field))
+        yield family
 
 
 Rows = Sequence[tuple[list[str], Any]]

@@ -1,12 +1,15 @@
 """The controller's timeline on disk: a line of JSON per event, in two files of bounded size."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from minibroker.protocol.world import Disk, File
 
 MAX_BYTES = 8 * 1024 * 1024
+MAX_READ_BYTES = 1024 * 1024
+"""At the start of a broker, which must not take long."""
 
 
 class TimelineFile:
@@ -32,3 +35,49 @@ class TimelineFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def read_last(disk: Disk, path: str, count: int) -> list[dict[str, Any]]:
+    """The last entries of both files, `count` of them or as many as are in their last MAX_READ_BYTES, oldest first.
+
+    Lines that are damaged, or from before entries were numbered, are left out. Raises OSError.
+    """
+    data = b""
+    for part in (path, path + ".1"):
+        if len(data) < MAX_READ_BYTES and disk.exists(part):
+            data = _tail(disk, part, MAX_READ_BYTES - len(data)) + data
+    entries: list[dict[str, Any]] = []
+    for line in reversed(data.splitlines()):
+        entry = _entry(line)
+        if entry is not None and (not entries or entry["number"] < entries[-1]["number"]):
+            entries.append(entry)
+            if len(entries) == count:
+                break
+    return entries[::-1]
+
+
+def _tail(disk: Disk, path: str, size: int) -> bytes:
+    file = disk.open(path)
+    try:
+        return file.pread(size, max(0, file.size() - size))
+    finally:
+        file.close()
+
+
+class _Numbered(msgspec.Struct):
+    """What every entry has."""
+
+    number: int
+    time_ms: int
+    epoch: int
+    controller: int
+    event: str
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        msgspec.json.decode(line, type=_Numbered)
+        entry: dict[str, Any] = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return entry

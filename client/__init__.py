@@ -17,13 +17,16 @@ from minibroker.client.admin import (
     PartitionDescription,
     TopicDescription,
 )
+from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
 from minibroker.client.consumer import Consumer
 from minibroker.client.delivery import Delivery, RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
+    BrokersFailed,
     BufferFull,
     ClientCrashed,
     Closed,
+    ConfigErrors,
     CorruptBatch,
     DeliveryFailed,
     DeliveryTimedOut,
@@ -37,19 +40,29 @@ from minibroker.client.errors import (
 from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
+from minibroker.client.reassignment import PartitionReassignment
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, ResourceType, TopicPartition
 
 __all__ = [
     "Admin",
+    "AlterOperation",
     "ApiTimedOut",
     "BrokerDescription",
     "BrokerError",
+    "BrokersFailed",
     "BufferFull",
     "ClientCrashed",
     "Closed",
     "ClusterDescription",
+    "ConfigChange",
+    "ConfigEntry",
+    "ConfigErrors",
+    "ConfigResource",
+    "ConfigSource",
+    "ConfigSynonym",
+    "ConfigType",
     "Consumer",
     "ConsumerBatch",
     "CorruptBatch",
@@ -68,10 +81,12 @@ __all__ = [
     "OffsetAndTimestamp",
     "PartitionDescription",
     "PartitionErrors",
+    "PartitionReassignment",
     "Partitioner",
     "Producer",
     "Record",
     "RecordMetadata",
+    "ResourceType",
     "TopicDescription",
     "TopicErrors",
     "TopicPartition",

@@ -1,26 +1,56 @@
-"""Creating, describing and deleting topics; deleting records, looking up offsets; describing the cluster."""
+"""Creating, enlarging, describing and deleting topics; deleting records, looking up offsets; describing the cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
+from minibroker.client.configs import (
+    ConfigChange,
+    ConfigEntry,
+    ConfigResource,
+    alter_request,
+    check_changes,
+    check_resources,
+    describe_request,
+    described,
+)
 from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
 from minibroker.client.deletion import delete_records
-from minibroker.client.errors import InvalidSetting, PartitionErrors, TopicErrors
+from minibroker.client.elections import LeaderElections
+from minibroker.client.errors import BrokersFailed, ConfigErrors, InvalidSetting, PartitionErrors, TopicErrors
 from minibroker.client.lifecycle import Client
+from minibroker.client.new_partitions import Growth
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.reassignment import Alteration, Listing, PartitionReassignment
 from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
-from minibroker.client.stalls import Stalls
+from minibroker.client.stalls import LOOK_EVERY_S, Stalls
+from minibroker.client.timeline import TimelineRead, TimelineReader
 from minibroker.protocol import messages as m
-from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_LOG_DIRS, METADATA, Api
-from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
-from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, TopicPartition, topic_name_problem
+from minibroker.protocol.apis import (
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    INCREMENTAL_ALTER_CONFIGS,
+    METADATA,
+    Api,
+)
+from minibroker.protocol.errors import (
+    BrokerError,
+    ErrorCode,
+    InvalidMessage,
+    MinibrokerError,
+    NetworkError,
+    as_sentence,
+    error_of,
+)
+from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, ElectionType, TopicPartition, topic_name_problem
 from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES
 from minibroker.protocol.world import World
@@ -176,14 +206,36 @@ class Admin(Client):
         errors = await self._change_topics(creation)
         created = [name for name in creation.names() if name not in errors]
         if created:
-            await self._until_known(created)
+            await self._until_known(dict.fromkeys(created, 0))
         if errors:
             raise TopicErrors(errors)
 
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its records: the one that has the name now, and none that is created later.
+    async def create_partitions(
+        self, topic: str, count: int, *, assignments: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Give a topic more partitions, so that there are `count`; on return they have leaders, and the brokers know
+        them. Producers and consumers find them with their next refresh of metadata (`metadata_max_age_ms`); consumers
+        of whole topics read them from their beginning. Records of one key may end up in another partition than before.
 
-        Raises BrokerError (UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError.
+        `assignments`: broker ids for each of the new partitions, the preferred leader first. A topic of that name that
+        is created during the call stays as it is. Raises BrokerError (INVALID_PARTITIONS where there are as many
+        already, UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT, REQUEST_TIMED_OUT if the leaders are not there
+        in time, ...), NetworkError. If these say so, the partitions may yet be added.
+        """
+        (name,) = check_names("topic", [topic])
+        check_integer("count", count, 1, 10_000)
+        errors = await self._change_topics(Growth(name, count, assignments))
+        if errors:
+            raise errors[name]
+        await self._until_known({name: count})
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its records: the one that has the name now, and none that is created later. On return
+        it is gone, and the name is free.
+
+        Raises BrokerError (UNKNOWN_TOPIC_OR_PARTITION; TOPIC_DELETION_DISABLED; REQUEST_TIMED_OUT, with what it waits
+        for, if it is not gone in time, as while a broker that has a replica is down: it then goes on by itself; ...),
+        NetworkError.
         """
         await _single(name, self.delete_topics([name]))
 
@@ -192,6 +244,29 @@ class Admin(Client):
         errors = await self._change_topics(_Deletion(check_names("names", names)))
         if errors:
             raise TopicErrors(errors)
+
+    async def alter_partition_reassignments(self, reassignments: Mapping[TopicPartition, Sequence[int] | None]) -> None:
+        """Let each partition have these replicas, the preferred leader first; None: go back to those that it had before
+        the reassignment that is under way. One that is under way already is replaced.
+
+        On return it is on record and has begun. It goes on by itself, whichever controller is in office, until all of
+        the new replicas are in sync: `list_partition_reassignments` shows it. Raises PartitionErrors naming those that
+        were refused (INVALID_REPLICA_ASSIGNMENT, UNKNOWN_TOPIC_OR_PARTITION, NO_REASSIGNMENT_IN_PROGRESS); the others
+        are reassigned.
+        """
+        alteration = Alteration(reassignments)
+        errors = await self._change_topics(alteration)
+        if errors:
+            raise PartitionErrors({alteration.partitions[name]: error for name, error in errors.items()})
+
+    async def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """The reassignments that are under way, of these partitions or of all."""
+        listing = Listing(partitions)
+        for error in (await self._change_topics(listing)).values():
+            raise error
+        return listing.found
 
     async def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted; with `internal`, also those of the brokers' own topics."""
@@ -229,37 +304,173 @@ class Admin(Client):
     ) -> dict[int, tuple[LogDirDescription, ...]]:
         """What is in the log directories of these brokers, or of all that are alive, in the order of their `log.dirs`.
 
-        Raises NetworkError where one of them does not answer in time, or is not alive.
+        Raises BrokersFailed where one of them does not answer in time, or is not alive: with what the others have said
+        (`results`), and an error for each that has not (`errors`). Raises NetworkError where no broker answers at all.
         """
         cluster = await self.describe_cluster()
         alive = {broker.id: Address(broker.host, broker.port) for broker in cluster.brokers}
-        wanted = sorted(alive) if broker_ids is None else list(broker_ids)
+        wanted = sorted(alive) if broker_ids is None else list(dict.fromkeys(broker_ids))
+        errors: dict[int, MinibrokerError] = {}
         for broker_id in wanted:
             if broker_id not in alive:
-                raise NetworkError(f"broker {broker_id} is not alive; those that are: {', '.join(map(str, alive))}")
-        answers = await asyncio.gather(*(self._log_dirs_of(broker_id, alive[broker_id]) for broker_id in wanted))
-        return dict(zip(wanted, answers, strict=True))
+                errors[broker_id] = NetworkError(
+                    f"it is not alive (those that are: {', '.join(map(str, alive))}): see `minibroker status`"
+                )
+        tasks = {
+            broker_id: asyncio.create_task(self._log_dirs_of(alive[broker_id]))
+            for broker_id in wanted
+            if broker_id in alive
+        }
+        results: dict[int, tuple[LogDirDescription, ...]] = {}
+        stalls: Stalls[int] = Stalls(self._runtime.connections.client_id, lambda broker_id: f"broker {broker_id}")
+        try:
+            while pending := [task for task in tasks.values() if not task.done()]:
+                await asyncio.wait(pending, timeout=LOOK_EVERY_S)
+                # One that has failed goes on to count as waiting: nothing is over there.
+                silent = [
+                    broker_id for broker_id, task in tasks.items() if not task.done() or task.exception() is not None
+                ]
+                stalls.look(self._runtime.clock.monotonic(), silent, lambda _: "no answer to DescribeLogDirs yet")
+            for broker_id, task in tasks.items():
+                try:
+                    results[broker_id] = task.result()
+                except (NetworkError, BrokerError, InvalidMessage) as error:
+                    errors[broker_id] = error
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        if errors:
+            raise BrokersFailed(errors, results)
+        return results
 
-    async def _log_dirs_of(self, broker_id: int, address: Address) -> tuple[LogDirDescription, ...]:
+    async def timeline(self, since_ms: int = 0) -> TimelineRead:
+        """What the controllers of this cluster did (from that time on, by the brokers' clocks), as far as the brokers
+        that answer remember it: each the last 2,000 entries of its own controller.
+
+        Raises NetworkError where no broker answers at all."""
+        return await self.timeline_reader(since_ms).read()
+
+    def timeline_reader(self, since_ms: int = 0) -> TimelineReader:
+        """Reads the same, and then what is new, again and again."""
+        check_integer("since_ms", since_ms, 0, 1 << 62)
+        return TimelineReader(self._runtime, self._metadata, since_ms)
+
+    async def _log_dirs_of(self, address: Address) -> tuple[LogDirDescription, ...]:
+        response = await self._ask_at(address, DESCRIBE_LOG_DIRS, m.DescribeLogDirsRequest(None))
+        return tuple(_log_dir(result) for result in response.results)
+
+    async def _ask_at(self, address: Address | None, api: Api[Request, Response], body: Request) -> Response:
+        """That very broker, or any (None), until it has answered: for what may be repeated. Raises NetworkError,
+        BrokerError."""
         deadline = self._runtime.clock.monotonic() + self._api_timeout_s
         attempts = 0
         while True:
             self._check_running()
             remaining_s = max(0.001, deadline - self._runtime.clock.monotonic())
+            timeout_s = min(self._runtime.request_timeout_s, remaining_s)
             try:
+                if address is None:
+                    return await self._runtime.metadata.request_any(api, body, timeout_s=timeout_s)
                 connection = await self._connection_soon(address)
-                response = await connection.request(
-                    DESCRIBE_LOG_DIRS,
-                    m.DescribeLogDirsRequest(None),
-                    timeout_s=min(self._runtime.request_timeout_s, remaining_s),
-                )
-                return tuple(_log_dir(result) for result in response.results)
+                return await connection.request(api, body, timeout_s=timeout_s)
             except NetworkError as error:
                 attempts += 1
                 pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
                 if self._runtime.clock.monotonic() + pause_s >= deadline:
-                    raise NetworkError(f"DescribeLogDirs of broker {broker_id}: {error}") from error
+                    raise type(error)(f"{error}: see `minibroker status`") from error
             await asyncio.sleep(pause_s)
+
+    # -- settings --
+
+    async def describe_configs(
+        self,
+        resources: Iterable[ConfigResource],
+        *,
+        names: Collection[str] | None = None,
+        synonyms: bool = False,
+        documentation: bool = False,
+    ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
+        """The settings of topics and brokers as they hold now, by name, and where each comes from (KIP-226); only those
+        of these `names`, if given. Of `ConfigResource.of_all_brokers` those that are set.
+
+        Raises ConfigErrors with an error for each resource that failed: BrokerError (UNKNOWN_TOPIC_OR_PARTITION,
+        INVALID_CONFIG where what is in ZooKeeper makes no sense, ...), NetworkError where a broker cannot be reached.
+        """
+        asked = check_resources(resources)
+        results: dict[ConfigResource, dict[str, ConfigEntry]] = {}
+
+        async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
+            body = describe_request(some, names, synonyms, documentation)
+            response = await self._ask_at(address, DESCRIBE_CONFIGS, body)
+            found, errors = described(some, response)
+            results.update(found)
+            return errors
+
+        errors = await self._of_each(asked, ask)
+        if errors:
+            raise ConfigErrors(errors, results)
+        return {resource: results[resource] for resource in asked}
+
+    async def incremental_alter_configs(
+        self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], *, validate_only: bool = False
+    ) -> None:
+        """Change settings of topics and brokers (KIP-339), or only find out whether that could be done. On return they
+        are in ZooKeeper, for good, and every broker that lives hears of them soon; one that does not, when it is back.
+
+        The changes of one resource are carried out together or not at all. What somebody else changes at the same time
+        is kept, where it is another setting. A topic that is created while this goes on gets nothing that was meant for
+        the one before it. To repeat a call does no harm.
+
+        Raises ConfigErrors with an error for each resource that failed; the others are changed: BrokerError
+        (INVALID_CONFIG, UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST, REQUEST_TIMED_OUT: then it may yet be changed),
+        NetworkError where a broker cannot be reached.
+        """
+        asked = check_changes(changes)
+
+        async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
+            body = alter_request({resource: changes[resource] for resource in some}, validate_only)
+            response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body)
+            answers = {(r.resource_type, r.resource_name): r for r in response.responses}
+            errors: dict[ConfigResource, MinibrokerError] = {}
+            for resource in some:
+                answer = answers.get((resource.type, resource.name))
+                if answer is None:
+                    errors[resource] = BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
+                elif answer.error_code != ErrorCode.NONE:
+                    errors[resource] = BrokerError(error_of(answer.error_code), answer.error_message or "")
+            return errors
+
+        errors = await self._of_each(asked, ask)
+        if errors:
+            raise ConfigErrors(errors)
+
+    async def _of_each(
+        self,
+        resources: Sequence[ConfigResource],
+        ask: Callable[[Address | None, list[ConfigResource]], Awaitable[dict[ConfigResource, MinibrokerError]]],
+    ) -> dict[ConfigResource, MinibrokerError]:
+        """Ask for the settings of each broker there, and for all others anywhere. Returns what went wrong."""
+        self._check_running()
+        places: dict[int | None, list[ConfigResource]] = {}
+        for resource in resources:
+            places.setdefault(resource.broker_id, []).append(resource)
+        brokers: dict[int, Address] = {}
+        if any(broker_id is not None for broker_id in places):
+            cluster = await self.describe_cluster()
+            brokers = {broker.id: Address(broker.host, broker.port) for broker in cluster.brokers}
+        errors: dict[ConfigResource, MinibrokerError] = {}
+        for broker_id, some in places.items():
+            try:
+                if broker_id is not None and broker_id not in brokers:
+                    raise NetworkError(
+                        f"broker {broker_id} is not alive (those that are: {', '.join(map(str, brokers))}): start it, "
+                        f"or see `minibroker status`"
+                    )
+                errors |= await ask(None if broker_id is None else brokers[broker_id], some)
+            except (NetworkError, BrokerError, InvalidMessage) as error:
+                errors |= dict.fromkeys(some, error)
+        return errors
 
     async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
         """What a broker says. If it has not been told of all topics yet, or of all partitions of one, it or another
@@ -288,8 +499,9 @@ class Admin(Client):
         and is no error, so a call may be repeated.
 
         Nothing is deleted in a topic of that name that is created later. Disk space is freed later, a segment at a
-        time. Raises PartitionErrors naming those that failed, whose errors say where records may yet be deleted:
-        BrokerError (OFFSET_OUT_OF_RANGE above the high watermark, NOT_ENOUGH_REPLICAS, REQUEST_TIMED_OUT,
+        time. Raises PartitionErrors with the low watermarks of those that succeeded (`results`) and an error for each
+        that failed (`errors`), which says so where records may yet be deleted: BrokerError (OFFSET_OUT_OF_RANGE above
+        the high watermark, POLICY_VIOLATION with cleanup.policy=compact, NOT_ENOUGH_REPLICAS, REQUEST_TIMED_OUT,
         UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError. Raises NetworkError itself where no broker answers at all.
         """
         self._check_running()
@@ -313,7 +525,7 @@ class Admin(Client):
         for partition, error in deleted.errors.items():
             errors[partition] = _or_yet(error, _MAY_YET) if partition in deleted.undecided else error
         if errors:
-            raise PartitionErrors(errors)
+            raise PartitionErrors(errors, deleted.low_watermarks)
         return deleted.low_watermarks
 
     async def list_offsets(
@@ -334,6 +546,33 @@ class Admin(Client):
         return await list_offsets(self._runtime, asked, self._api_timeout_s)
 
     # -- at the controller --
+
+    async def elect_leaders(
+        self, election_type: Literal["preferred", "unclean"], partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, bool]:
+        """Elect leaders for these partitions, or for all (KIP-460). Whether each was elected: False where that was not
+        needed, perhaps since an earlier attempt of this very call had done it. Of all partitions those are left out
+        which needed no election.
+
+        "preferred": the first of the partition's replicas leads, if it is alive and in sync; nothing is lost, and
+        writes go on with the new leader. "unclean": a partition that has no leader gets one, if any of its replicas
+        lives: one that has all acknowledged records if there is such a one, or else **what that replica lacks is lost
+        for good**.
+
+        Raises PartitionErrors with the results of those that succeeded (`results`) and an error for each that failed
+        (`errors`): BrokerError (PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION for a topic that is being deleted, REQUEST_TIMED_OUT where
+        the leader was elected and the brokers do not show it yet). Raises BrokerError and NetworkError where the
+        controller does not answer.
+        """
+        check_choice("election_type", election_type, [name.lower() for name in ElectionType.__members__])
+        asked = None if partitions is None else check_partitions("partitions", partitions)
+        if asked is not None and not asked:
+            return {}
+        elections = LeaderElections(ElectionType[election_type.upper()], asked)
+        for error in (await self._change_topics(elections)).values():
+            raise error
+        return elections.outcome()
 
     async def _change_topics(self, change: _Change[Request, Response]) -> dict[str, MinibrokerError]:
         """Ask the controller until each topic has succeeded or failed. Returns what went wrong, by topic."""
@@ -411,23 +650,25 @@ class Admin(Client):
                 await asyncio.sleep(pause_s)
                 await self._refresh(deadline)
                 self._check_running()
-        stalls.look(self._runtime.clock.monotonic(), (), str)
+        if not pending:
+            stalls.look(self._runtime.clock.monotonic(), (), str)
         return errors
 
-    async def _until_known(self, topics: list[str]) -> None:
-        """Wait until every broker that answers knows the topics: the next client may ask any of them."""
+    async def _until_known(self, topics: Mapping[str, int]) -> None:
+        """Wait until every broker that answers knows the topics, with at least so many partitions: the next client may
+        ask any of them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_WITHIN_S), asyncio.TaskGroup() as group:
                 for address in self._runtime.metadata.cluster.brokers.values():
                     group.create_task(self._until_known_at(address, topics))
 
-    async def _until_known_at(self, address: Address, topics: list[str]) -> None:
+    async def _until_known_at(self, address: Address, topics: Mapping[str, int]) -> None:
         attempts = 0
         with suppress(NetworkError, InvalidMessage, BrokerError):
             connection = await self._runtime.connections.open(address, Purpose.REQUESTS)
             while True:
-                response = await connection.request(METADATA, m.MetadataRequest(topics), timeout_s=KNOWN_WITHIN_S)
-                if all(topic.error_code == ErrorCode.NONE for topic in response.topics):
+                response = await connection.request(METADATA, m.MetadataRequest(list(topics)), timeout_s=KNOWN_WITHIN_S)
+                if all(t.error_code == ErrorCode.NONE and len(t.partitions) >= topics[t.name] for t in response.topics):
                     return
                 attempts += 1
                 await asyncio.sleep(exponential_backoff_s(attempts, _FIRST_LOOK_S, self._runtime.world.random))
@@ -596,9 +837,8 @@ def _connection_address(address: Address | None) -> str:
 def _or_yet(error: MinibrokerError, may_yet: str) -> MinibrokerError:
     """The error of the last attempt, with the warning that this or an earlier attempt may yet be carried out."""
     if isinstance(error, BrokerError):
-        said = error.detail if error.detail.endswith("?") else error.detail.rstrip(".") + "." if error.detail else ""
-        said += " " if said else ""
-        return BrokerError(error.code, said + may_yet, is_complete=True)
+        said = [as_sentence(error.detail)] if error.detail else []
+        return BrokerError(error.code, " ".join([*said, may_yet]), is_complete=True)
     return NetworkError(f"{error}. {may_yet}")
 
 

@@ -253,10 +253,9 @@ class Consumer(Client):
         except CorruptRecord as error:
             assert state.position is not None
             self._fetcher.go_back(state, state.position)
-            told = CorruptBatch(
-                f"{state.partition} at offsets {header.base_offset} to {header.last_offset}: {error}. "
-                f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
-            )
+            problem = f"at offsets {header.base_offset} to {header.last_offset}: {error}"
+            remedy = f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
+            told = CorruptBatch(state.partition, problem, remedy, header.next_offset)
             if self._fetcher.is_first_suspicion(state, told):
                 return None
             raise told from error

@@ -8,11 +8,16 @@ and the remedy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
+
+if TYPE_CHECKING:
+    from minibroker.client.admin import LogDirDescription
+    from minibroker.client.configs import ConfigEntry, ConfigResource
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
@@ -93,18 +98,80 @@ class TopicErrors(MinibrokerError):
 
 
 class PartitionErrors(MinibrokerError):
-    """Some partitions of a request failed. `errors` has one entry for each; the other partitions succeeded."""
+    """Some partitions of a request failed. `errors` has one entry for each; the other partitions succeeded, and
+    `results` has what the call would have returned for them."""
 
-    def __init__(self, errors: dict[TopicPartition, MinibrokerError]) -> None:
+    def __init__(
+        self,
+        errors: dict[TopicPartition, MinibrokerError],
+        results: Mapping[TopicPartition, int] = MappingProxyType({}),
+    ) -> None:
         self.errors = errors
-        super().__init__("; ".join(f"{partition}: {error}" for partition, error in errors.items()))
+        self.results = dict(results)
+        super().__init__(_grouped({str(partition): error for partition, error in sorted(errors.items())}))
 
-    def __reduce__(self) -> tuple[type[PartitionErrors], tuple[dict[TopicPartition, MinibrokerError]]]:
-        return type(self), (self.errors,)
+    def __reduce__(
+        self,
+    ) -> tuple[type[PartitionErrors], tuple[dict[TopicPartition, MinibrokerError], dict[TopicPartition, int]]]:
+        return type(self), (self.errors, self.results)
+
+
+class BrokersFailed(MinibrokerError):
+    """Some brokers of a request did not do what was asked. `errors` has one entry for each, by id; the others did, and
+    `results` has what the call would have returned for them."""
+
+    def __init__(
+        self,
+        errors: dict[int, MinibrokerError],
+        results: Mapping[int, tuple[LogDirDescription, ...]] = MappingProxyType({}),
+    ) -> None:
+        self.errors = errors
+        self.results = dict(results)
+        super().__init__(_grouped({f"broker {broker}": error for broker, error in sorted(errors.items())}))
+
+    def __reduce__(
+        self,
+    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, tuple[LogDirDescription, ...]]]]:
+        return type(self), (self.errors, self.results)
+
+
+class ConfigErrors(MinibrokerError):
+    """Some resources of a request failed. `errors` has one entry for each; the other resources succeeded, and `results`
+    has what the call would have returned for them."""
+
+    def __init__(
+        self,
+        errors: Mapping[ConfigResource, MinibrokerError],
+        results: Mapping[ConfigResource, Mapping[str, ConfigEntry]] = MappingProxyType({}),
+    ) -> None:
+        self.errors = dict(errors)
+        self.results = dict(results)
+        super().__init__(_grouped({str(resource): error for resource, error in errors.items()}))
+
+    def __reduce__(
+        self,
+    ) -> tuple[
+        type[ConfigErrors],
+        tuple[dict[ConfigResource, MinibrokerError], dict[ConfigResource, Mapping[str, ConfigEntry]]],
+    ]:
+        return type(self), (self.errors, self.results)
 
 
 class CorruptBatch(MinibrokerError):
-    """A batch arrived damaged. Iterating again fetches it again; `seek` past it skips it."""
+    """A batch arrived damaged. Iterating again fetches it again; `seek` past it skips it.
+
+    `partition`, `problem`, and `next_offset`, the one behind the batch, None where its end cannot be told.
+    """
+
+    def __init__(self, partition: TopicPartition, problem: str, remedy: str, next_offset: int | None = None) -> None:
+        self.partition = partition
+        self.problem = problem
+        self.next_offset = next_offset
+        self._remedy = remedy
+        super().__init__(f"{partition} {problem}. {remedy}")
+
+    def __reduce__(self) -> tuple[type[CorruptBatch], tuple[TopicPartition, str, str, int | None]]:
+        return type(self), (self.partition, self.problem, self._remedy, self.next_offset)
 
 
 class LogTruncated(MinibrokerError):
@@ -125,3 +192,11 @@ class LogTruncated(MinibrokerError):
 
     def __reduce__(self) -> tuple[type[LogTruncated], tuple[TopicPartition, int, int]]:
         return type(self), (self.partition, self.offset, self.diverging_offset)
+
+
+def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
+    """Each text once, after the names of all that it concerns."""
+    alike: dict[str, list[str]] = {}
+    for name, error in errors.items():
+        alike.setdefault(str(error), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())

@@ -463,7 +463,7 @@ class Fetcher:
         try:
             batches = list(iterate_batches(records))
         except CorruptRecord as error:
-            told = CorruptBatch(f"{state.partition} at or after offset {offset}: {error}. Use seek() to skip it")
+            told = CorruptBatch(state.partition, f"at or after offset {offset}: {error}", "Use seek() to skip it")
             if not self.is_first_suspicion(state, told):
                 self._stop(state, told)
             return

@@ -160,6 +160,7 @@ async def ask_leaders(
                     if each_by_itself and _is_final(result):
                         errors[partition] = result
                         del pending[partition]
+                        stalls.give_up([partition])
                         continue
                     if is_over and isinstance(result, RequestTimedOut):  # what went wrong before says more
                         result = errors.get(partition, result)

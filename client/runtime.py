@@ -144,8 +144,9 @@ class ClientRuntime:
                 if not is_in_charge():
                     connection.close(f"no answer to {api.name} yet, and another broker is in charge", RequestTimedOut)
                     await asyncio.wait([answer])
+        result = answer.result()
         stalls.look(self.clock.monotonic(), (), waiting.__getitem__)
-        return answer.result()
+        return result
 
     def dropped(self, client: object, then: Callable[[], Coroutine[object, object, None]], records: int = 0) -> None:
         """For `__del__` of an open client with that many unacknowledged records: warns, and runs `then` in the client's

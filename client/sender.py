@@ -187,6 +187,9 @@ class Sender:
     def _look_for_stalls(self, now: float) -> None:
         """A partition whose first batch is still the same is stuck; so is one whose first batch has failed since."""
         before, self._oldest = self._oldest, self._accumulator.oldest(now)
+        self._stalls.give_up(
+            [key for key, batch in before.items() if key not in self._oldest and batch.error is not None]
+        )
         stuck = [
             key
             for key, batch in self._oldest.items()

@@ -56,6 +56,12 @@ class Stalls(Generic[K]):
                 remedy,
             )
 
+    def give_up(self, keys: Collection[K]) -> None:
+        """These have failed: nothing is over, and whoever waits for them is told so elsewhere."""
+        for key in keys:
+            self._since.pop(key, None)
+            self._told.pop(key, None)
+
     @property
     def is_any(self) -> bool:
         """Whether anything waited when `look` was called last."""

@@ -9,15 +9,20 @@ in each `LeaderAndIsr` makes the write fail where the picture is old.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
 from typing import NamedTuple, assert_never
 
 from minibroker.controller.states.partition import PartitionState
 from minibroker.controller.states.replica import PartitionReplica, ReplicaState
-from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
+from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, ReplicaAssignment, TopicPartition
 from minibroker.protocol.znodes import TopicZnode
 
 NOT_WRITTEN = -1
 """The `partition_epoch` of a state whose znode does not exist yet."""
+
+_SHOWN = 20
+"""Partitions of a topic that its line in the timeline names."""
 
 # --- Changes: what a plan can do to the picture, besides moves and elections -----------------------------------
 
@@ -36,13 +41,36 @@ class BrokerRemoved(NamedTuple):
         return f"broker {self.broker_id} is gone"
 
 
+class BrokerShuttingDown(NamedTuple):
+    """The broker has asked for a controlled shutdown."""
+
+    broker_id: int
+
+    def __str__(self) -> str:
+        return f"broker {self.broker_id} is shutting down"
+
+
 class TopicAdded(NamedTuple):
     topic: str
     znode: TopicZnode
 
     def __str__(self) -> str:
-        partitions = ", ".join(f"{p}: {list(replicas)}" for p, replicas in self.znode.partitions.items())
-        return f"topic {self.topic} ({self.znode.topic_id}) has the replicas {partitions}"
+        shown = islice(self.znode.partitions.items(), _SHOWN)
+        partitions = ", ".join(f"{p}: {list(replicas)}" for p, replicas in shown)
+        more = len(self.znode.partitions) - _SHOWN
+        and_more = f", and {more} more" if more > 0 else ""
+        return f"topic {self.topic} ({self.znode.topic_id}) has the replicas {partitions}{and_more}"
+
+
+class PartitionsAdded(NamedTuple):
+    """To a topic that is known."""
+
+    topic: str
+    partitions: Mapping[int, tuple[int, ...]]
+
+    def __str__(self) -> str:
+        partitions = ", ".join(f"{p}: {list(replicas)}" for p, replicas in self.partitions.items())
+        return f"topic {self.topic} has more partitions, with the replicas {partitions}"
 
 
 class TopicRemoved(NamedTuple):
@@ -50,6 +78,22 @@ class TopicRemoved(NamedTuple):
 
     def __str__(self) -> str:
         return f"topic {self.topic} is forgotten"
+
+
+class AssignmentChanged(NamedTuple):
+    """The replicas of a partition are others from now on, or begin to come and go."""
+
+    partition: TopicPartition
+    assignment: ReplicaAssignment
+
+    def __str__(self) -> str:
+        return f"{self.partition} has the replicas {described_assignment(self.assignment)}"
+
+
+def described_assignment(assignment: ReplicaAssignment) -> str:
+    adding = f", adding {list(assignment.adding)}" if assignment.adding else ""
+    removing = f", removing {list(assignment.removing)}" if assignment.removing else ""
+    return f"{list(assignment.replicas)}{adding}{removing}"
 
 
 class ReplicaFailed(NamedTuple):
@@ -131,8 +175,11 @@ class DeletionResumed(NamedTuple):
 Change = (
     BrokerAdded
     | BrokerRemoved
+    | BrokerShuttingDown
     | TopicAdded
+    | PartitionsAdded
     | TopicRemoved
+    | AssignmentChanged
     | ReplicaFailed
     | ReplicaRecovered
     | LogEndReported
@@ -183,8 +230,14 @@ class ClusterState:
         self.controller_id = controller_id
         self.controller_epoch = controller_epoch
         self.live_brokers: dict[int, Broker] = {}
+        self.shutting_down_brokers: set[int] = set()
+        """Live brokers that are about to stop: they get no leadership, no place in an ISR, and no new replicas. Until
+        they are gone, or registered again."""
         self.topic_ids: dict[str, str] = {}
         self.assignments: dict[TopicPartition, tuple[int, ...]] = {}
+        """All replicas, also those that a reassignment adds or removes."""
+        self.reassigning: dict[TopicPartition, ReplicaAssignment] = {}
+        """Of those partitions alone that are being reassigned; `assignments` has the same replicas."""
         self.leadership: dict[TopicPartition, LeaderAndIsr] = {}
         """Only of partitions whose state znode exists and could be read."""
         self.partition_states: dict[TopicPartition, PartitionState] = {}
@@ -200,6 +253,9 @@ class ClusterState:
         """For topics whose deletion has begun: the brokers that have not yet confirmed that they know of it."""
         self._partitions_of: dict[str, tuple[TopicPartition, ...]] = {}
         self._partitions_on: dict[int, dict[TopicPartition, None]] = {}
+        self._shown: dict[str, int] = {}
+        """See `shown_partitions`. Counted anew after a change, and kept up to date by moves and elections: a topic is
+        settled part by part, and counting it for each of them would cost the square of its partitions."""
 
     # -- queries --
 
@@ -212,6 +268,21 @@ class ClusterState:
     def live_broker_ids(self) -> tuple[int, ...]:
         return tuple(sorted(self.live_brokers))
 
+    def racks(self) -> dict[int, str | None]:
+        """Of the live brokers that are not about to stop, ascending."""
+        return {broker_id: self.live_brokers[broker_id].rack for broker_id in self.staying_broker_ids()}
+
+    def assignment(self, partition: TopicPartition) -> ReplicaAssignment:
+        return self.reassigning.get(partition) or ReplicaAssignment(self.assignments[partition])
+
+    def is_reassigning(self, topic: str) -> bool:
+        """At least one of its partitions is being reassigned."""
+        return any(partition.topic == topic for partition in self.reassigning)
+
+    def staying_broker_ids(self) -> tuple[int, ...]:
+        """The live brokers that are not about to stop."""
+        return tuple(b for b in self.live_broker_ids() if b not in self.shutting_down_brokers)
+
     def partitions_of(self, topic: str) -> tuple[TopicPartition, ...]:
         return self._partitions_of.get(topic, ())
 
@@ -222,9 +293,26 @@ class ClusterState:
     def partitions_led_by(self, broker_id: int) -> tuple[TopicPartition, ...]:
         return tuple(p for p in self.partitions_on(broker_id) if self.leader(p) == broker_id)
 
+    def shown_partitions(self, topic: str) -> int:
+        """How many of the topic's partitions clients are told of: those that have a leader, or had one, or are about to
+        get their first. (One whose replicas are all dead, or whose state cannot be read, would keep clients from the
+        others.)"""
+        if topic not in self._shown:
+            self._shown[topic] = sum(self._is_shown(partition) for partition in self.partitions_of(topic))
+        return self._shown[topic]
+
+    def _is_shown(self, partition: TopicPartition) -> bool:
+        if partition in self.leadership:
+            return True
+        return self.partition_state(partition) is PartitionState.NEW and bool(self.live_replicas(partition))
+
     def leader(self, partition: TopicPartition) -> int:
         state = self.leadership.get(partition)
         return state.leader if state is not None else NO_LEADER
+
+    def assignment_of(self, topic: str) -> dict[int, tuple[int, ...]]:
+        """Replicas by partition number, ascending."""
+        return {partition.partition: self.assignments[partition] for partition in self.partitions_of(topic)}
 
     def replicas_of(self, topic: str) -> Iterator[PartitionReplica]:
         for partition in self.partitions_of(topic):
@@ -243,6 +331,10 @@ class ClusterState:
         """The brokers of `live_replicas`."""
         return {b: self.live_brokers[b] for b in self.live_replicas(partition)}
 
+    def staying_brokers_of(self, partition: TopicPartition) -> dict[int, Broker]:
+        """Those of them that are not about to stop."""
+        return {b: br for b, br in self.live_brokers_of(partition).items() if b not in self.shutting_down_brokers}
+
     def log_ends(self, partition: TopicPartition) -> dict[int, LogEnd]:
         """How the logs end of the replicas on live brokers that have reported it since the leader was lost."""
         state = self.leadership.get(partition)
@@ -255,7 +347,9 @@ class ClusterState:
         return tuple(b for b in self.assignments[partition] if not self.is_live(partition, b))
 
     def is_queued_for_deletion(self, topic: str) -> bool:
-        return topic in self.topics_to_delete
+        """It is about to go, or going. One that is being reassigned is not, though somebody has asked for it: its
+        leaders and ISRs are looked after until the reassignment is over."""
+        return topic in self.topics_to_delete and not self.is_reassigning(topic)
 
     def partitions_without_leader(self) -> tuple[TopicPartition, ...]:
         """New and offline partitions, except those of topics to be deleted."""
@@ -278,6 +372,15 @@ class ClusterState:
             )
         )
 
+    def preferred_replica_imbalance_count(self) -> int:
+        """Kafka's PreferredReplicaImbalanceCount: partitions that the head of their assignment does not lead, except
+        those that never had a leader, and those to be deleted."""
+        return sum(
+            1
+            for partition, current in self.leadership.items()
+            if current.leader != self.assignments[partition][0] and not self.is_queued_for_deletion(partition.topic)
+        )
+
     def replica_states_of(self, topic: str) -> frozenset[ReplicaState]:
         """The states that at least one replica of the topic is in."""
         return frozenset(self.replica_state(replica) for replica in self.replicas_of(topic))
@@ -285,10 +388,11 @@ class ClusterState:
     # -- changes: for the executor --
 
     def move_partition(self, partition: TopicPartition, target: PartitionState) -> None:
-        if target is PartitionState.NON_EXISTENT:
-            self.partition_states.pop(partition, None)
-        else:
-            self.partition_states[partition] = target
+        with self._recounting(partition):
+            if target is PartitionState.NON_EXISTENT:
+                self.partition_states.pop(partition, None)
+            else:
+                self.partition_states[partition] = target
 
     def move_replica(self, replica: PartitionReplica, target: ReplicaState) -> None:
         if target is ReplicaState.NON_EXISTENT:
@@ -300,26 +404,46 @@ class ClusterState:
         """Take over what was read from, or written to, the state znodes."""
         for partition, state in leadership.items():
             if partition in self.assignments:
-                self.leadership[partition] = state
+                with self._recounting(partition):
+                    self.leadership[partition] = state
                 if state.leader != NO_LEADER:
                     self._log_ends.pop(partition, None)
 
+    @contextmanager
+    def _recounting(self, partition: TopicPartition) -> Iterator[None]:
+        """Around what may change whether clients are told of the partition."""
+        if partition.topic not in self._shown or partition in self.leadership:
+            yield
+            return
+        before = self._is_shown(partition)
+        yield
+        self._shown[partition.topic] += self._is_shown(partition) - before
+
     def apply(self, change: Change) -> None:
+        self._shown.clear()
         match change:
             case BrokerAdded(broker):
                 self.live_brokers[broker.id] = broker
+                self.shutting_down_brokers.discard(broker.id)
             case BrokerRemoved(broker_id):
                 self.live_brokers.pop(broker_id, None)
+                self.shutting_down_brokers.discard(broker_id)
                 # A new run of the broker starts with the directories that it has then.
                 self.failed_replicas = {r for r in self.failed_replicas if r.broker_id != broker_id}
                 for reports in self._log_ends.values():
                     reports.pop(broker_id, None)
                 for topic in self.unaware_brokers:
                     self.unaware_brokers[topic] -= {broker_id}
+            case BrokerShuttingDown(broker_id):
+                self.shutting_down_brokers.add(broker_id)
             case TopicAdded(topic, znode):
                 self._add_topic(topic, znode)
+            case PartitionsAdded(topic, partitions):
+                self._add_partitions(topic, {n: ReplicaAssignment(replicas) for n, replicas in partitions.items()})
             case TopicRemoved(topic):
                 self._remove_topic(topic)
+            case AssignmentChanged(partition, assignment):
+                self._assign(partition, assignment)
             case ReplicaFailed(replica):
                 self.failed_replicas.add(replica)
             case ReplicaRecovered(replica):
@@ -342,12 +466,29 @@ class ClusterState:
     def _add_topic(self, topic: str, znode: TopicZnode) -> None:
         assert topic not in self.topic_ids, f"topic {topic} is known already"
         self.topic_ids[topic] = znode.topic_id
-        self._partitions_of[topic] = tuple(TopicPartition(topic, p) for p in sorted(znode.partitions))
-        for partition in self._partitions_of[topic]:
-            replicas = znode.partitions[partition.partition]
-            self.assignments[partition] = replicas
-            for broker_id in replicas:
-                self._partitions_on.setdefault(broker_id, {})[partition] = None
+        self._add_partitions(topic, {number: znode.assignment(number) for number in znode.partitions})
+
+    def _add_partitions(self, topic: str, added: Mapping[int, ReplicaAssignment]) -> None:
+        for number in sorted(added):
+            partition = TopicPartition(topic, number)
+            assert partition not in self.assignments, f"{partition} is known already"
+            self._assign(partition, added[number])
+        known = self._partitions_of.get(topic, ())
+        self._partitions_of[topic] = tuple(sorted((*known, *(TopicPartition(topic, number) for number in added))))
+
+    def _assign(self, partition: TopicPartition, assignment: ReplicaAssignment) -> None:
+        gone = set(self.assignments.get(partition, ())) - set(assignment.replicas)
+        self.assignments[partition] = assignment.replicas
+        if assignment.is_being_reassigned:
+            self.reassigning[partition] = assignment
+        else:
+            self.reassigning.pop(partition, None)
+        for broker_id in assignment.replicas:
+            self._partitions_on.setdefault(broker_id, {})[partition] = None
+        for broker_id in gone:
+            self._partitions_on[broker_id].pop(partition, None)
+            self.failed_replicas.discard(PartitionReplica(partition, broker_id))
+            self._log_ends.get(partition, {}).pop(broker_id, None)
 
     def _remove_topic(self, topic: str) -> None:
         for partition in self._partitions_of.pop(topic, ()):
@@ -356,6 +497,7 @@ class ClusterState:
                 replica = PartitionReplica(partition, broker_id)
                 self.replica_states.pop(replica, None)
                 self.failed_replicas.discard(replica)
+            self.reassigning.pop(partition, None)
             self.partition_states.pop(partition, None)
             self.leadership.pop(partition, None)
             self._log_ends.pop(partition, None)

@@ -8,21 +8,50 @@ calls `take_office` and `resign`, and is asked through `request_resign` where a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from minibroker.controller.cluster_state import ClusterState
+from minibroker.controller.decisions import deletion
 from minibroker.controller.decisions.topics import ConfigCheck
-from minibroker.controller.events import BrokerSuspected, CreateTopicsRequest, DeleteTopicsRequest
-from minibroker.controller.tenure import ControllerSettings, Hooks, Probe, Tenure
-from minibroker.controller.timeline import EventTimes, Sink, Timeline
+from minibroker.controller.events import (
+    AdminRequest,
+    AlterPartitionReassignments,
+    BrokerSuspected,
+    ControlledShutdownRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    ElectionOutcome,
+    ElectLeadersRequest,
+    ListPartitionReassignments,
+    UncleanLeaderElectionEnable,
+)
+from minibroker.controller.steps import ControllerSettings, Hooks, Probe
+from minibroker.controller.tenure import Tenure
+from minibroker.controller.timeline import Entry, EventTimes, Sink, Timeline
+from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, DeletableTopicResult
-from minibroker.protocol.model import NO_EPOCH, Broker
+from minibroker.protocol.messages import (
+    CreatableTopic,
+    CreatableTopicResult,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    DeletableTopicResult,
+    ListPartitionReassignmentsTopic,
+    OngoingTopicReassignment,
+    ReassignableTopic,
+    ReassignableTopicResponse,
+)
+from minibroker.protocol.model import NO_EPOCH, Broker, ElectionType, TopicPartition
 from minibroker.protocol.world import SessionState, World, ZooKeeperSession
 
 __all__ = ["Controller", "ControllerSettings", "Probe"]
+
+DELIVERY_S = 1.0
+"""How long a broker that stops waits for others to hear what they lead now: one that hangs must not hold it up."""
 
 T = TypeVar("T")
 
@@ -138,12 +167,46 @@ class Controller:
 
     # -- for crash detection --
 
-    def suspect(self, broker_id: int, broker_epoch: int, reason: str) -> None:  # C2
+    def suspect(self, broker_id: int, broker_epoch: int, reason: str, lasted_ms: float = 0.0) -> None:  # C2
         """That run of a broker seems to have crashed. Does nothing while not active, or if this broker is meant."""
         if self._tenure is not None and broker_id != self._broker_id:
-            self._tenure.post(BrokerSuspected(self._tenure.epoch, broker_id, broker_epoch, reason))
+            self._tenure.post(BrokerSuspected(self._tenure.epoch, broker_id, broker_epoch, reason, lasted_ms))
+
+    def record_suspected_controller(self, broker_id: int, epoch: int, reason: str, lasted_ms: float) -> None:
+        """For the timeline: this broker takes the controller of that epoch for crashed, and is about to remove it."""
+        cause = f"broker {broker_id}, the controller of epoch {epoch}, is suspected: {reason}"
+        details = {"broker": broker_id, "reason": reason, "lasted_ms": round(lasted_ms, 3)}
+        self.timeline.record("ControllerSuspected", cause, epoch, details)
+
+    def record_removed_controller(self, broker_id: int, epoch: int) -> None:
+        """For the timeline: this broker has removed `/controller`, which was of that broker and epoch."""
+        cause = f"/controller of broker {broker_id} is deleted, so that another is elected"
+        details = {"broker": broker_id, "writes": [f"remove {znodes.CONTROLLER} (of epoch {epoch})"]}
+        self.timeline.record("ControllerRemoved", cause, epoch, details)
+
+    # -- for settings that change --
+
+    def topic_config_changed(self, topic: str) -> None:
+        """A partition of it that has no leader may have one now. What decides elections is read for each of them."""
+        state = self.state
+        if state is not None and any(p.topic == topic for p in state.partitions_without_leader()):
+            assert self._tenure is not None
+            self._tenure.post(UncleanLeaderElectionEnable(self._tenure.epoch, topic))
+
+    def defaults_changed(self, unclean_leader_election: bool, min_insync_replicas: int | None) -> None:
+        """What holds from now on for topics that do not set it."""
+        is_enabled = unclean_leader_election and not self._settings.unclean_leader_election
+        self._settings.unclean_leader_election = unclean_leader_election
+        self._settings.min_insync_replicas = min_insync_replicas
+        if is_enabled and self._tenure is not None:
+            self._tenure.post(UncleanLeaderElectionEnable(self._tenure.epoch, None))
 
     # -- for the handlers of the admin APIs --
+
+    def recorded_after(self, number: int, since_ms: int) -> tuple[int, list[Entry]]:
+        """The number of the timeline's last entry, and the entries with a higher number than the given one that are not
+        older than that time."""
+        return self.timeline.last_number, self.timeline.after(number, since_ms)
 
     async def create_topics(
         self, topics: Sequence[CreatableTopic], validate_only: bool = False, controller_epoch: int = NO_EPOCH
@@ -153,22 +216,28 @@ class Controller:
         One result per topic, in their order. Raises BrokerError: NOT_CONTROLLER where this broker is not, or no
         longer, the controller (a topic may have been created all the same), or not in this epoch, if one is given.
         """
-        tenure = self._active_tenure()
-        if controller_epoch not in (NO_EPOCH, tenure.epoch):
-            raise BrokerError(
-                ErrorCode.NOT_CONTROLLER, f"controller epoch {controller_epoch} is meant, this one is {tenure.epoch}"
-            )
-        reply: asyncio.Future[list[CreatableTopicResult]] = asyncio.get_running_loop().create_future()
-        tenure.post(
-            CreateTopicsRequest(
-                tenure.epoch,
-                fail=_failer(reply),
-                answer=_answerer(reply),
-                topics=topics,
-                validate_only=validate_only,
-            )
+        tenure = self._tenure_of(controller_epoch)
+        return await _asked(
+            tenure,
+            lambda fail, answer: CreateTopicsRequest(
+                tenure.epoch, fail=fail, answer=answer, topics=topics, validate_only=validate_only
+            ),
         )
-        return await reply
+
+    async def create_partitions(
+        self, topics: Sequence[CreatePartitionsTopic], validate_only: bool = False
+    ) -> list[CreatePartitionsTopicResult]:
+        """Returns when the partitions are in ZooKeeper, their leaders elected, and the brokers about to be told.
+
+        One result per topic. Raises BrokerError as `create_topics`.
+        """
+        tenure = self._active_tenure()
+        return await _asked(
+            tenure,
+            lambda fail, answer: CreatePartitionsRequest(
+                tenure.epoch, fail=fail, answer=answer, topics=topics, validate_only=validate_only
+            ),
+        )
 
     async def delete_topics(self, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
         """Returns when the topics are marked for deletion; they are gone when their brokers have deleted the logs.
@@ -177,14 +246,119 @@ class Controller:
         An empty id is not checked. One result per name. Raises BrokerError as `create_topics`.
         """
         tenure = self._active_tenure()
-        reply: asyncio.Future[list[DeletableTopicResult]] = asyncio.get_running_loop().create_future()
-        tenure.post(DeleteTopicsRequest(tenure.epoch, fail=_failer(reply), answer=_answerer(reply), topics=topics))
-        return await reply
+        return await _asked(
+            tenure, lambda fail, answer: DeleteTopicsRequest(tenure.epoch, fail=fail, answer=answer, topics=topics)
+        )
+
+    async def until_deleted(self, topics: Mapping[str, str]) -> dict[str, str]:
+        """Returns when none of these topics (ids by name) is left, or what is left has to wait for something, as for a
+        broker that is down: what for, by name. Raises BrokerError(NOT_CONTROLLER) once this is not, or no longer, the
+        controller."""
+        tenure = self._active_tenure()
+        while True:
+            left = deletion.waiting(self._active_tenure().state, topics)
+            if all(left.values()):
+                return left
+            await tenure.deletion_news.wait()
+
+    def deletions_left(self, topics: Mapping[str, str]) -> dict[str, str]:
+        """Which of these topics (ids by name) are not gone, and what each of them waits for. Raises
+        BrokerError(NOT_CONTROLLER)."""
+        state = self._active_tenure().state
+        left = deletion.waiting(state, topics)
+        return {topic: why or deletion.unanswered(state, topic) for topic, why in left.items()}
+
+    async def elect_leaders(
+        self,
+        election_type: ElectionType,
+        partitions: Sequence[TopicPartition] | None,
+        controller_epoch: int = NO_EPOCH,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> dict[TopicPartition, ElectionOutcome]:
+        """Returns when the new leaders are in ZooKeeper, and the brokers about to be told. One outcome per partition;
+        where all are asked for (None), for those that needed an election. Raises BrokerError as `create_topics`, and
+        REQUEST_TIMED_OUT for an unclean election that is not wanted any more when its turn has come."""
+        tenure = self._tenure_of(controller_epoch)
+        return await _asked(
+            tenure,
+            lambda fail, answer: ElectLeadersRequest(
+                tenure.epoch,
+                fail=fail,
+                answer=answer,
+                election_type=election_type,
+                partitions=partitions,
+                is_wanted=is_wanted,
+            ),
+        )
+
+    def _tenure_of(self, controller_epoch: int) -> Tenure:
+        """The tenure of that epoch; NO_EPOCH: whichever it is."""
+        tenure = self._active_tenure()
+        if controller_epoch not in (NO_EPOCH, tenure.epoch):
+            raise BrokerError(
+                ErrorCode.NOT_CONTROLLER, f"controller epoch {controller_epoch} is meant, this one is {tenure.epoch}"
+            )
+        return tenure
+
+    async def alter_partition_reassignments(
+        self, topics: Sequence[ReassignableTopic], is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[ReassignableTopicResponse]:
+        """Returns when the reassignments are on record and have begun; they go on by themselves, under whichever
+        controller. One result per partition, in their order. Raises BrokerError as `create_topics`, and
+        REQUEST_TIMED_OUT where it is not wanted any more when its turn has come."""
+        tenure = self._active_tenure()
+        return await _asked(
+            tenure,
+            lambda fail, answer: AlterPartitionReassignments(
+                tenure.epoch, fail=fail, answer=answer, topics=topics, is_wanted=is_wanted
+            ),
+        )
+
+    async def list_partition_reassignments(
+        self, topics: Sequence[ListPartitionReassignmentsTopic] | None
+    ) -> list[OngoingTopicReassignment]:
+        """What is under way, of these partitions or of all. Raises BrokerError as `create_topics`."""
+        tenure = self._active_tenure()
+        return await _asked(
+            tenure,
+            lambda fail, answer: ListPartitionReassignments(tenure.epoch, fail=fail, answer=answer, topics=topics),
+        )
+
+    # -- for brokers that stop --
+
+    async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[TopicPartition]:
+        """Let others lead what that run of the broker leads, and take it out of the ISRs, as far as others can do
+        without it. Returns when the others know, with the partitions that remain with it, in order.
+
+        It may be repeated. A later controller knows nothing of it. Raises BrokerError: NOT_CONTROLLER as
+        `create_topics`; STALE_BROKER_EPOCH for an earlier run of the broker, BROKER_NOT_AVAILABLE for one that this
+        controller does not know (yet).
+        """
+        tenure = self._active_tenure()
+        remaining: list[TopicPartition] = await _asked(
+            tenure,
+            lambda fail, answer: ControlledShutdownRequest(
+                tenure.epoch, fail=fail, answer=answer, broker_id=broker_id, broker_epoch=broker_epoch
+            ),
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DELIVERY_S):
+                await tenure.delivered()
+        return remaining
 
     def _active_tenure(self) -> Tenure:
         if self._tenure is None or not self.is_active:
             raise BrokerError(ErrorCode.NOT_CONTROLLER, f"broker {self._broker_id} is not the controller")
         return self._tenure
+
+
+async def _asked(
+    tenure: Tenure, request: Callable[[Callable[[Exception], None], Callable[[T], None]], AdminRequest]
+) -> T:
+    """The answer to the request that is made of the two callbacks. Raises what it failed with."""
+    reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    tenure.post(request(_failer(reply), _answerer(reply)))
+    return await reply
 
 
 def _answerer(reply: asyncio.Future[T]) -> Callable[[T], None]:

@@ -114,6 +114,11 @@ class CrashDetector:
                 name = f"crash detection of broker {broker.id}"
                 self._watches[key] = start_in_background(self._watch(broker, endpoint), name)
 
+    def trouble_ms(self, broker_id: int) -> float:
+        """How long the broker could not be reached, as of the last attempt."""
+        trouble = self._troubles.get(broker_id)
+        return 0.0 if trouble is None else (trouble.seen_s - trouble.since_s) * 1_000
+
     async def probe(self, brokers: Sequence[Broker]) -> list[int]:
         """The ids of those that are not running: their control listener refuses, or they have been unreachable for
         `broker.crash.detection.ms` by now. Takes no longer than that; a broker that was not known to be in trouble and

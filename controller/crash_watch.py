@@ -24,10 +24,11 @@ class CrashWatch:
         detector: CrashDetector,
         sessions: Callable[[], Awaitable[ZooKeeperSession]],
         start: Callable[[Coroutine[object, object, None], str], object],
-        remove_controller: Callable[[int, int], None],
+        remove_controller: Callable[[int, int, str], None],
     ) -> None:
         """`sessions` waits until there is a session, `start` starts a task that has an owner; `remove_controller`
-        takes the broker id and the controller epoch of the one whose broker has crashed."""
+        takes the broker id and the controller epoch of the one whose broker has crashed, and what
+        speaks for it."""
         self._broker_id = broker_id
         self._detector = detector
         self._sessions = sessions
@@ -71,7 +72,7 @@ class CrashWatch:
         """For `CrashDetector.on_suspicion`."""
         controller = self._controller
         if controller is not None and (controller.id, controller.epoch) == (broker_id, broker_epoch):
-            self._remove_controller(broker_id, self._controller_epoch)
+            self._remove_controller(broker_id, self._controller_epoch, reason)
 
     def _follow(self) -> None:
         watched = {broker.id: broker for broker in self._brokers}

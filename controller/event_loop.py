@@ -13,24 +13,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.events import (
+    WATCHED,
     AdminRequest,
-    BrokerChange,
-    DeleteTopics,
+    AutoLeaderRebalance,
     Event,
-    IsrChange,
+    ReassignedPartitionsIsrChange,
     ResumeDeletions,
+    ResumeReassignments,
     SessionReconnected,
-    TopicChange,
 )
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Clock, SessionExpired
 
-_LOOK_AGAIN = (BrokerChange, TopicChange, DeleteTopics, IsrChange, ResumeDeletions, SessionReconnected)
+Handler = Callable[[Any], Awaitable[None]]
+Handlers = Mapping[type[Event], Handler]
+"""What handles each kind of event, which is its only argument."""
+
+_LOOK_AGAIN = (
+    *WATCHED,
+    AutoLeaderRebalance,
+    ReassignedPartitionsIsrChange,
+    ResumeDeletions,
+    ResumeReassignments,
+    SessionReconnected,
+)
 
 _log = logging.getLogger(__name__)
 

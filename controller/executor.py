@@ -22,6 +22,7 @@ ZooKeeper named and sending the rest at once (a hundred conflicts in one multi w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -40,9 +41,12 @@ from minibroker.controller.plan import (
     MetadataUpdate,
     PartitionMove,
     Plan,
+    RemoveAsRead,
     RemoveBroker,
     RemoveNode,
     ReplicaMove,
+    SetReassignments,
+    SetTopic,
     StopReplica,
     Write,
     WriteState,
@@ -51,6 +55,7 @@ from minibroker.controller.states import partition as partition_states
 from minibroker.controller.states import replica as replica_states
 from minibroker.controller.states.machine import IllegalMove, check
 from minibroker.controller.states.partition import PartitionState
+from minibroker.controller.states.replica import PartitionReplica
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
@@ -81,6 +86,10 @@ _log = logging.getLogger(__name__)
 _SHOWN = 20
 """Partitions of a request that the timeline names."""
 
+_MOVES_AT_ONCE = 500
+"""A plan about all partitions, as when office is taken, has many more, and the broker has clients to serve meanwhile.
+Events are taken one at a time, so nobody decides on a picture that is half done."""
+
 _Look = Callable[[], Awaitable[Write | None]]
 
 
@@ -91,9 +100,24 @@ class PlanOutcome(NamedTuple):
     """Partitions that were not written, since another state was found, which has been adopted."""
     existing_topics: frozenset[str] = frozenset()
     """Topics that were not created, since they exist."""
+    unwritten_topics: frozenset[str] = frozenset()
+    """Topics whose assignment was not written, since their znode has another version, or is another topic's: read
+    again and decide again."""
     obstacle: str | None = None
     """A node that could not be removed, since it has children. Some nodes may have been removed; memory was not
     changed and nothing was sent: read again and decide again."""
+
+
+class _Moved(NamedTuple):
+    """Put into words only if the timeline has room for them."""
+
+    what: str
+    which: TopicPartition | replica_states.PartitionReplica
+    before: PartitionState | replica_states.ReplicaState
+    after: PartitionState | replica_states.ReplicaState
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.which}: {self.before.value} -> {self.after.value}"
 
 
 @dataclass
@@ -102,6 +126,7 @@ class _Written:
     adopted: dict[TopicPartition, LeaderAndIsr] = field(default_factory=dict)
     conflicts: list[TopicPartition] = field(default_factory=list)
     existing_topics: set[str] = field(default_factory=set)
+    unwritten_topics: set[str] = field(default_factory=set)
     obstacle: str | None = None
 
 
@@ -135,7 +160,7 @@ class Executor:
         alarms = {w.partition: w.alarm for w in plan.writes if isinstance(w, WriteState) and w.alarm}
         for note in plan.notes:
             _log.log(logging.ERROR if note in alarms.values() else logging.WARNING, "%s", note)
-        partition_moves, replica_moves, refused = self._check_moves(plan)
+        partition_moves, replica_moves, refused = await self._check_moves(plan)
         writes = [w for w in plan.writes if not (isinstance(w, WriteState) and w.partition in refused)]
         written = await self._write(writes)  # C5: znodes first, then memory, then the outbox
         if written.obstacle is not None:
@@ -144,20 +169,25 @@ class Executor:
             w.partition for w in plan.writes if isinstance(w, WriteState) and w.partition not in written.states
         )
         self._timeline.unclean_elections += sum(1 for partition in alarms if partition in written.states)
-        self._remember(plan, partition_moves, replica_moves, written, unwritten)
-        self._send(plan, unwritten | refused)
-        return PlanOutcome(tuple(written.conflicts), frozenset(written.existing_topics))
+        await self._remember(plan, partition_moves, replica_moves, written, unwritten)
+        await self._send(plan, unwritten | refused)
+        return PlanOutcome(
+            tuple(written.conflicts), frozenset(written.existing_topics), frozenset(written.unwritten_topics)
+        )
 
     # -- moves --
 
-    def _check_moves(self, plan: Plan) -> tuple[list[PartitionMove], list[ReplicaMove], frozenset[TopicPartition]]:
+    async def _check_moves(
+        self, plan: Plan
+    ) -> tuple[list[PartitionMove], list[ReplicaMove], frozenset[TopicPartition]]:
         """The legal moves, and the partitions that had an illegal one."""
         partition_moves: list[PartitionMove] = []
         replica_moves: list[ReplicaMove] = []
         illegal: list[IllegalMove] = []
         refused: set[TopicPartition] = set()
         partition_positions: dict[TopicPartition, PartitionState] = {}
-        for partition_move in plan.partition_moves:
+        for number, partition_move in enumerate(plan.partition_moves, 1):
+            await _breathe(number)
             partition, target = partition_move
             current = partition_positions.get(partition) or self._state.partition_state(partition)
             if check(partition_states.VALID_PREVIOUS_STATES, current, target):
@@ -166,8 +196,9 @@ class Executor:
             else:
                 illegal.append(IllegalMove(f"partition {partition}", current, target))
                 refused.add(partition)
-        replica_positions: dict[replica_states.PartitionReplica, replica_states.ReplicaState] = {}
-        for replica_move in plan.replica_moves:
+        replica_positions: dict[PartitionReplica, replica_states.ReplicaState] = {}
+        for number, replica_move in enumerate(plan.replica_moves, 1):
+            await _breathe(number)
             replica, goal = replica_move
             position = replica_positions.get(replica) or self._state.replica_state(replica)
             if check(replica_states.VALID_PREVIOUS_STATES, position, goal):
@@ -243,15 +274,29 @@ class Executor:
                     written.existing_topics.add(topic)
                     self._timeline.add("conflicts", [f"topic {topic} exists"])
                 return None
+            case SetTopic():
+                return await self._look_up_topic(write, written)
+            case SetReassignments(_, version):
+                found = await self._found(znodes.REASSIGN_PARTITIONS)
+                return write if found is not None and found[1].version == version else None
             case EnsureNode(path):
                 missing = await session.exists(path) is None
                 parent = path.rpartition("/")[0]
                 return write if missing and await session.exists(parent) is not None else None
             case RemoveNode(path):
                 return write if await session.exists(path) is not None else None
+            case RemoveAsRead(path, czxid, version):
+                stat = await session.exists(path)
+                return write if stat is not None and (stat.czxid, stat.version) == (czxid, version) else None
             case RemoveBroker(broker_id, broker_epoch):
                 stat = await session.exists(znodes.broker_path(broker_id))
                 return write if stat is not None and stat.czxid == broker_epoch else None
+
+    async def _found(self, path: str) -> tuple[bytes, Stat] | None:
+        try:
+            return await self._access.session.get(path)
+        except NoNode:
+            return None
 
     async def _look_up_state(self, write: WriteState, written: _Written) -> WriteState | None:
         session = self._access.session
@@ -280,9 +325,28 @@ class Executor:
         written.conflicts.append(partition)
         return None
 
+    async def _look_up_topic(self, write: SetTopic, written: _Written) -> SetTopic | None:
+        session = self._access.session
+        topic, znode, version = write
+        found = "it is gone"
+        try:
+            data, stat = await session.get(znodes.topic_path(topic))
+            if stat.version > version and data == znodes.encode_topic(znode):
+                return None
+            found = f"it is at version {stat.version}"
+            if stat.version == version:
+                if not znode.topic_id or await session.exists(znodes.topic_id_path(topic, znode.topic_id)) is not None:
+                    return write
+                found = f"it is not, or no longer, the topic with the id {znode.topic_id}"
+        except NoNode:
+            pass
+        self._timeline.add("conflicts", [f"topic {topic} is not written over version {version}: {found}"])
+        written.unwritten_topics.add(topic)
+        return None
+
     # -- memory --
 
-    def _remember(
+    async def _remember(
         self,
         plan: Plan,
         partition_moves: Sequence[PartitionMove],
@@ -298,24 +362,30 @@ class Executor:
                 self._outbox.add_broker(change.broker)
             elif isinstance(change, BrokerRemoved):
                 self._outbox.remove_broker(change.broker_id)
+        news = {p: found for p, found in plan.adopted.items() if state.leadership.get(p, found) != found}
+        self._timeline.add_states("adopted", state.leadership, news)
         state.adopt(plan.adopted)
         state.adopt(written.adopted)
+        self._timeline.add_states("states", state.leadership, written.states)
         state.adopt(written.states)
-        moves: list[str] = []
-        for partition, target in partition_moves:
+        moves: list[_Moved] = []
+        for number, (partition, target) in enumerate(partition_moves, 1):
+            await _breathe(number)
             if target is PartitionState.ONLINE and partition in unwritten:
                 continue
-            moves.append(f"partition {partition}: {state.partition_state(partition).value} -> {target.value}")
+            moves.append(_Moved("partition", partition, state.partition_state(partition), target))
             state.move_partition(partition, target)
-        for replica, goal in replica_moves:
-            moves.append(f"replica {replica}: {state.replica_state(replica).value} -> {goal.value}")
+        for number, (replica, goal) in enumerate(replica_moves, 1):
+            await _breathe(number)
+            moves.append(_Moved("replica", replica, state.replica_state(replica), goal))
             state.move_replica(replica, goal)
         self._timeline.add("moves", moves)
 
     # -- requests --
 
-    def _send(self, plan: Plan, unsettled: frozenset[TopicPartition]) -> None:
-        """Queue the requests, per broker LeaderAndIsr first, then UpdateMetadata, then StopReplica."""
+    async def _send(self, plan: Plan, unsettled: frozenset[TopicPartition]) -> None:
+        """Queue the requests, per broker LeaderAndIsr first, then UpdateMetadata, then StopReplica: first those that
+        do not delete."""
         state = self._state
         for broker_id, partitions in plan.leader_and_isr.items():
             told = [p for p in partitions if p not in unsettled]
@@ -323,6 +393,8 @@ class Executor:
             for isr_request, part in requests.leader_and_isr(state, broker, told, plan.new_partitions):
                 self._outbox.put(broker_id, Outgoing(LEADER_AND_ISR, isr_request, part))
                 self._timeline.add("requests", [f"LeaderAndIsr to {broker_id}: {_shown(part)}"])
+                self._timeline.add_request(LEADER_AND_ISR.name, [broker_id], len(part))
+                await asyncio.sleep(0)
         for update in plan.metadata_updates:
             settled = update._replace(partitions=tuple(p for p in update.partitions if p not in unsettled))
             for made_out in requests.update_metadata(state, settled):
@@ -331,14 +403,28 @@ class Executor:
                     body = made_out(broker)
                     gone = tuple(topic.topic_name for topic in body.topic_states if topic.deleted)
                     self._outbox.put(broker_id, Outgoing(UPDATE_METADATA, body, deleted_topics=gone))
+                await asyncio.sleep(0)
             self._timeline.add("requests", [_shown_update(settled)])
-        stops_of: dict[int, list[StopReplica]] = {}
+            self._timeline.add_request(UPDATE_METADATA.name, update.broker_ids, len(settled.partitions))
+        stops_of: dict[tuple[bool, int], list[StopReplica]] = {}
         for stop in plan.stop_replicas:
-            stops_of.setdefault(stop.replica.broker_id, []).append(stop)
-        for broker_id, stops in stops_of.items():
+            stops_of.setdefault((stop.delete, stop.replica.broker_id), []).append(stop)
+        for (delete, broker_id), stops in stops_of.items():
             for stop_request, part in requests.stop_replica(state, state.live_brokers[broker_id], stops):
-                self._outbox.put(broker_id, Outgoing(STOP_REPLICA, stop_request, part))
-                self._timeline.add("requests", [f"StopReplica to {broker_id}: {_shown(part)}"])
+                self._outbox.put(broker_id, Outgoing(STOP_REPLICA, stop_request, _answerable(part, delete=delete)))
+                what = " (delete)" if delete else ""
+                self._timeline.add("requests", [f"StopReplica to {broker_id}: {_shown(part)}{what}"])
+                self._timeline.add_request(STOP_REPLICA.name, [broker_id], len(part))
+
+
+def _answerable(part: tuple[TopicPartition, ...], *, delete: bool) -> tuple[TopicPartition, ...]:
+    """Of a StopReplica: what its answer counts for. That a replica was stopped says nothing of its log."""
+    return part if delete else ()
+
+
+async def _breathe(number: int) -> None:
+    if number % _MOVES_AT_ONCE == 0:
+        await asyncio.sleep(0)
 
 
 def _with_version(state: LeaderAndIsr, version: int) -> LeaderAndIsr:
@@ -371,10 +457,19 @@ def _operations(write: Write) -> list[Operation]:
                 Create(znodes.topic_path(topic), znodes.encode_topic(znode)),
                 Create(znodes.topic_id_path(topic, znode.topic_id), b""),
             ]
+        case SetTopic(topic, znode, version):
+            itself: list[Operation] = [Check(znodes.topic_id_path(topic, znode.topic_id), -1)] if znode.topic_id else []
+            return [*itself, SetData(znodes.topic_path(topic), znodes.encode_topic(znode), version)]
+        case SetReassignments(entries, version):
+            if not entries:
+                return [Delete(znodes.REASSIGN_PARTITIONS, version)]
+            return [SetData(znodes.REASSIGN_PARTITIONS, znodes.encode_reassignments(entries), version)]
         case EnsureNode(path):
             return [Create(path, b"")]
         case RemoveNode(path):
             return [Delete(path)]
+        case RemoveAsRead(path, _, version):
+            return [Delete(path, version)]
         case RemoveBroker(broker_id):
             return [Delete(znodes.broker_path(broker_id))]
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from minibroker.controller import events
 from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.cluster_state import TopicSettings
 from minibroker.protocol import znodes
 from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher
-from minibroker.protocol.znodes import MalformedZnode, TopicZnode
+from minibroker.protocol.znodes import MalformedZnode, Reassignment, TopicZnode
 
 _Get = Callable[[], Awaitable[tuple[bytes, Stat]]]
 _List = Callable[[], Awaitable[list[str]]]
@@ -24,14 +25,9 @@ UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 
-class Watchers(NamedTuple):
-    """What is called when something has changed; each is set anew by the read that it belongs to."""
-
-    brokers: Watcher
-    topics: Watcher
-    delete_topics: Watcher
-    isr_changes: Watcher
-    log_dir_failures: Watcher
+Watchers = Mapping[type[events.Event], Watcher]
+"""By the event that each of them raises, one for every kind in `events.WATCHED`: what is called when something has
+changed; each is set anew by the read that it belongs to."""
 
 
 class Overview(NamedTuple):
@@ -47,6 +43,8 @@ class Overview(NamedTuple):
 class Topics(NamedTuple):
     read: Mapping[str, TopicZnode]
     malformed: frozenset[str]
+    versions: Mapping[str, int]
+    """Of the znodes of `read`."""
 
 
 class States(NamedTuple):
@@ -54,25 +52,46 @@ class States(NamedTuple):
     malformed: frozenset[TopicPartition]
 
 
+class PreferredElection(NamedTuple):
+    """What `/admin/preferred_replica_election` asks for."""
+
+    partitions: Sequence[TopicPartition]
+    """As they stand there; none where it is malformed."""
+    problem: str
+    """What is wrong with the node; empty: nothing."""
+    czxid: int
+    version: int
+
+
+class ReassignmentsRead(NamedTuple):
+    entries: Sequence[Reassignment]
+    version: int
+    problem: str = ""
+    """Why the znode could not be decoded; empty: it could."""
+
+
 class Gather:
-    """`note` is told, in a sentence, of every znode that makes no sense."""
+    """`note` is told, in a sentence, of every znode that makes no sense: once, however often it is read, until it is
+    repaired or makes no sense in another way."""
 
     def __init__(self, access: ZooKeeperAccess, epoch: int, watchers: Watchers, note: Callable[[str], None]) -> None:
         self._access = access
         self._session = access.session
         self._epoch = epoch
         self._watchers = watchers
-        self._note = note
+        self._tell = note
+        self._problems: dict[str, str] = {}
+        """What was told, by path."""
 
     async def overview(self) -> Overview:
         """All that taking office begins with, and every watch."""
         ids, topics, deletions, isr_changes, log_dir_failures = await self._access.read(
             [
-                lambda: self._children(znodes.BROKER_IDS, self._watchers.brokers),
-                lambda: self._children(znodes.TOPICS, self._watchers.topics),
-                lambda: self._children(znodes.DELETE_TOPICS, self._watchers.delete_topics),
-                lambda: self._children(znodes.ISR_CHANGES, self._watchers.isr_changes),
-                lambda: self._children(znodes.LOG_DIR_EVENTS, self._watchers.log_dir_failures),
+                lambda: self._children(znodes.BROKER_IDS, self._watchers[events.BrokerChange]),
+                lambda: self._children(znodes.TOPICS, self._watchers[events.TopicChange]),
+                lambda: self._children(znodes.DELETE_TOPICS, self._watchers[events.DeleteTopics]),
+                lambda: self._children(znodes.ISR_CHANGES, self._watchers[events.IsrChange]),
+                lambda: self._children(znodes.LOG_DIR_EVENTS, self._watchers[events.LogDirFailure]),
             ]
         )
         return Overview(
@@ -86,7 +105,7 @@ class Gather:
     async def brokers(self, known: Iterable[int]) -> dict[int, Broker]:
         """The brokers that are registered now. The data of `known` ones is asked for in the same go as the list."""
         guess = sorted(known)
-        calls: list[_List | _Get] = [lambda: self._children(znodes.BROKER_IDS, self._watchers.brokers)]
+        calls: list[_List | _Get] = [lambda: self._children(znodes.BROKER_IDS, self._watchers[events.BrokerChange])]
         calls += [self._getter(znodes.broker_path(broker_id)) for broker_id in guess]
         children, *nodes = await self._access.read(calls)
         ids = _broker_ids(children if isinstance(children, list) else [])
@@ -112,36 +131,50 @@ class Gather:
 
     def _decode_broker(self, broker_id: int, node: tuple[bytes, Stat], brokers: dict[int, Broker]) -> None:
         data, stat = node
+        path = znodes.broker_path(broker_id)
         try:
             brokers[broker_id] = znodes.decode_broker(broker_id, data, stat.czxid)
+            self._problems.pop(path, None)
         except MalformedZnode as error:
-            self._note(f"broker {broker_id} is ignored: {error}")
+            self._note(path, f"broker {broker_id} is ignored: {error}")
 
     async def topic_names(self) -> Sequence[str]:
-        [names] = await self._access.read([lambda: self._children(znodes.TOPICS, self._watchers.topics)])
+        [names] = await self._access.read([lambda: self._children(znodes.TOPICS, self._watchers[events.TopicChange])])
         return names or []
 
     async def topics_to_delete(self) -> Sequence[str]:
-        [names] = await self._access.read([lambda: self._children(znodes.DELETE_TOPICS, self._watchers.delete_topics)])
+        [names] = await self._access.read(
+            [lambda: self._children(znodes.DELETE_TOPICS, self._watchers[events.DeleteTopics])]
+        )
         return names or []
 
-    async def topics(self, names: Sequence[str]) -> Topics:
-        nodes = await self._access.read([self._getter(znodes.topic_path(name)) for name in names])
+    async def topics(self, names: Sequence[str], *, watch: bool = True) -> Topics:
+        """Those that are there, each watched from now on, unless it is a second look at one that is."""
+        watcher = self._watchers[events.PartitionModifications] if watch else None
+        nodes = await self._access.read([self._getter(znodes.topic_path(name), watcher) for name in names])
         read: dict[str, TopicZnode] = {}
+        versions: dict[str, int] = {}
         malformed: set[str] = set()
         for name, node in zip(names, nodes, strict=True):
             if node is None:
                 continue
             try:
                 read[name] = znodes.decode_topic(name, node[0])
+                versions[name] = node[1].version
+                self._problems.pop(znodes.topic_path(name), None)
             except MalformedZnode as error:
                 malformed.add(name)
-                self._note(f"topic {name} is ignored: {error}")
-        return Topics(read, frozenset(malformed))
+                self._note(znodes.topic_path(name), f"topic {name} is ignored: {error}")
+        return Topics(read, frozenset(malformed), versions)
 
     async def states(self, partitions: Sequence[TopicPartition]) -> States:
         """The state znodes that exist. Raises ControllerMoved where a newer controller has written one."""
-        nodes = await self._access.read([self._getter(znodes.state_path(partition)) for partition in partitions])
+        return await self._states(partitions, [None] * len(partitions))
+
+    async def _states(self, partitions: Sequence[TopicPartition], watchers: Sequence[Watcher | None]) -> States:
+        nodes = await self._access.read(
+            [self._getter(znodes.state_path(p), watcher) for p, watcher in zip(partitions, watchers, strict=True)]
+        )
         read: dict[TopicPartition, LeaderAndIsr] = {}
         malformed: set[TopicPartition] = set()
         for partition, node in zip(partitions, nodes, strict=True):
@@ -151,12 +184,53 @@ class Gather:
                 read[partition] = decode_own_state(partition, node[0], node[1].version, self._epoch)
             except MalformedZnode as error:
                 malformed.add(partition)
-                self._note(f"{partition} is left without a leader: {error}")
+                self._tell(f"{partition} is left without a leader: {error}")
         return States(read, frozenset(malformed))
+
+    async def watched_states(
+        self, partitions: Sequence[TopicPartition], watcher: Callable[[TopicPartition], Watcher]
+    ) -> States:
+        """As `states`, and what is called when one changes."""
+        return await self._states(partitions, [watcher(partition) for partition in partitions])
+
+    async def assignments(self, topics: Sequence[str]) -> dict[str, tuple[TopicZnode, int]]:
+        """Those of the topic znodes that exist and make sense, with their versions."""
+        nodes = await self._access.read([self._getter(znodes.topic_path(topic)) for topic in topics])
+        found: dict[str, tuple[TopicZnode, int]] = {}
+        for topic, node in zip(topics, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                found[topic] = znodes.decode_topic(topic, node[0]), node[1].version
+            except MalformedZnode as error:
+                self._tell(f"the assignment of topic {topic} cannot be changed: {error}")
+        return found
+
+    async def reassignments(self) -> ReassignmentsRead | None:
+        """What `/admin/reassign_partitions` holds; None where there is none. It is watched in either case."""
+        [node] = await self._access.read([self._watched_reassignments])
+        if node is None:
+            return None
+        data, stat = node
+        try:
+            return ReassignmentsRead(znodes.decode_reassignments(data), stat.version)
+        except MalformedZnode as error:
+            return ReassignmentsRead((), stat.version, str(error))
+
+    async def _watched_reassignments(self) -> tuple[bytes, Stat] | None:
+        watcher = self._watchers[events.PartitionReassignment]
+        while True:
+            try:
+                return await self._session.get(znodes.REASSIGN_PARTITIONS, watcher)
+            except NoNode:
+                if await self._session.exists(znodes.REASSIGN_PARTITIONS, watcher) is None:
+                    return None
 
     async def isr_notifications(self) -> Sequence[str]:
         """Paths."""
-        [names] = await self._access.read([lambda: self._children(znodes.ISR_CHANGES, self._watchers.isr_changes)])
+        [names] = await self._access.read(
+            [lambda: self._children(znodes.ISR_CHANGES, self._watchers[events.IsrChange])]
+        )
         return [f"{znodes.ISR_CHANGES}/{name}" for name in names or []]
 
     async def changed_partitions(self, notifications: Sequence[str]) -> list[TopicPartition]:
@@ -169,12 +243,12 @@ class Gather:
             try:
                 partitions.update(dict.fromkeys(znodes.decode_isr_change(path, node[0])))
             except MalformedZnode as error:
-                self._note(f"an ISR change is ignored: {error}")
+                self._tell(f"an ISR change is ignored: {error}")
         return list(partitions)
 
     async def log_dir_notifications(self) -> Sequence[str]:
         """Paths."""
-        watch = self._watchers.log_dir_failures
+        watch = self._watchers[events.LogDirFailure]
         [names] = await self._access.read([lambda: self._children(znodes.LOG_DIR_EVENTS, watch)])
         return [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in names or []]
 
@@ -188,8 +262,23 @@ class Gather:
             try:
                 broker_ids.add(znodes.decode_log_dir_event(path, node[0]))
             except MalformedZnode as error:
-                self._note(f"a failure of a log directory is ignored: {error}")
+                self._tell(f"a failure of a log directory is ignored: {error}")
         return sorted(broker_ids)
+
+    async def preferred_election(self) -> PreferredElection | None:
+        """None where no election is asked for. The watch is set in either case."""
+        path, watcher = znodes.PREFERRED_REPLICA_ELECTION, self._watchers[events.PreferredReplicaElection]
+        [there] = await self._access.read([lambda: self._session.exists(path, watcher)])
+        if there is None:
+            return None
+        [node] = await self._access.read([self._getter(path)])
+        if node is None:
+            return None
+        data, stat = node
+        try:
+            return PreferredElection(znodes.decode_preferred_election(data), "", stat.czxid, stat.version)
+        except MalformedZnode as error:
+            return PreferredElection((), str(error), stat.czxid, stat.version)
 
     async def configs(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
         """The settings of those of the topics that have any; empty where the znode is malformed."""
@@ -201,9 +290,10 @@ class Gather:
                 continue
             try:
                 configs[topic] = znodes.decode_config(path, node[0])
+                self._problems.pop(path, None)
             except MalformedZnode as error:
                 configs[topic] = {}
-                self._note(f"the settings of topic {topic} are ignored: {error}")
+                self._note(path, f"the settings of topic {topic} are ignored: {error}")
         return configs
 
     async def topic_settings(self, topics: Sequence[str], default: TopicSettings) -> dict[str, TopicSettings]:
@@ -216,12 +306,20 @@ class Gather:
         unclean = config.get(UNCLEAN_LEADER_ELECTION, str(default.unclean_leader_election)).strip().lower() == "true"
         is_synced = config.get(DURABILITY) == SYNCED
         text = config.get(MIN_INSYNC_REPLICAS, "").strip()
+        path = f"{znodes.topic_config_path(topic)} {MIN_INSYNC_REPLICAS}"
         if not text:
             return TopicSettings(unclean, default.min_insync_replicas, is_synced)
         if not (text.isdecimal() and int(text) > 0):
-            self._note(f"topic {topic} has {MIN_INSYNC_REPLICAS}={text!r}, not a number of replicas: correct it")
+            self._note(path, f"topic {topic} has {MIN_INSYNC_REPLICAS}={text!r}, not a number of replicas: correct it")
             return TopicSettings(unclean, default.min_insync_replicas, is_synced)
+        self._problems.pop(path, None)
         return TopicSettings(unclean, int(text), is_synced)
+
+    def _note(self, path: str, problem: str) -> None:
+        """It is read whenever anything beside it changes."""
+        if self._problems.get(path) != problem:
+            self._problems[path] = problem
+            self._tell(problem)
 
     async def existing(self, paths: Sequence[str]) -> frozenset[str]:
         """Those of the nodes that exist."""
@@ -238,8 +336,8 @@ class Gather:
             levels.append([f"{path}/{name}" for path, found in zip(level, names, strict=True) for name in found or []])
         return [path for level in reversed(levels) for path in level]
 
-    def _getter(self, path: str) -> _Get:
-        return lambda: self._session.get(path)
+    def _getter(self, path: str, watcher: Watcher | None = None) -> _Get:
+        return lambda: self._session.get(path, watcher)
 
     def _checker(self, path: str) -> Callable[[], Awaitable[Stat | None]]:
         return lambda: self._session.exists(path)
@@ -253,7 +351,7 @@ class Gather:
             try:
                 return await self._session.children(path, watcher)
             except NoNode:
-                self._note(f"the znode {path} was missing; it is made again")
+                self._tell(f"the znode {path} was missing; it is made again")
             try:
                 await self._session.create(path, b"")
             except NodeExists:

@@ -123,7 +123,8 @@ class Leadership:
     `on_elected(session, epoch, epoch_version)` begins a term; it should return once the term has begun, not when all
     its work is done. If it raises, the term ends at once. `on_resign(reason)` ends it: when it returns nothing of the
     term may run any more. `on_controller(controller_id, epoch)` reports every change of controller; None stands for
-    none. Each is called after the one before has returned.
+    none. `on_removed(controller_id, epoch)` reports that this broker has removed a controller that has crashed. Each is
+    called after the one before has returned.
     """
 
     def __init__(
@@ -134,12 +135,14 @@ class Leadership:
         on_elected: Callable[[ZooKeeperSession, int, int], Awaitable[None]],
         on_resign: Callable[[str], Awaitable[None]],
         on_controller: Callable[[int | None, int], None],
+        on_removed: Callable[[int, int], None],
     ) -> None:
         self._clock = world.clock
         self._broker_id = broker_id
         self._on_elected = on_elected
         self._on_resign = on_resign
         self._on_controller = on_controller
+        self._on_removed = on_removed
 
         self._session: ZooKeeperSession | None = None
         self._claim: Term | None = None
@@ -261,6 +264,7 @@ class Leadership:
         if (seen.controller_id, seen.epoch) == (controller_id, epoch) and seen.owner != session.session_id:
             _logger.warning("broker %d removes the controller %d, which has crashed", self._broker_id, controller_id)
             if await self._remove(session, seen.epoch_version):
+                self._on_removed(controller_id, epoch)
                 self._let_others_go_first(REMOVAL_PAUSE_S)
         await self._look()
 

@@ -25,7 +25,14 @@ from typing import Any
 
 from minibroker.controller.background import stop_in_background
 from minibroker.controller.cluster_state import LogEnd, LogEndReported
-from minibroker.controller.events import Deposed, Event, LeaderAndIsrAnswered, StopReplicaAnswered, TopicDeletionsHeard
+from minibroker.controller.events import (
+    Deposed,
+    Event,
+    LeaderAndIsrAnswered,
+    StopReplicaAnswered,
+    TopicDeletionsHeard,
+    UpdateMetadataAnswered,
+)
 from minibroker.controller.requests import control_endpoint
 from minibroker.controller.states.replica import PartitionReplica
 from minibroker.protocol import messages as m
@@ -34,6 +41,7 @@ from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.model import Broker, Endpoint, TopicPartition
 from minibroker.protocol.rpc import Connection
+from minibroker.protocol.world import Clock
 
 RETRY_PAUSE_S = 0.1
 """Between two attempts to reach a broker, as in Kafka's RequestSendThread."""
@@ -68,6 +76,7 @@ class Outbox:
         request_timeout_s: float,
         post: Callable[[Event], None],
         on_failure: Callable[[BaseException], None],
+        clock: Clock,
     ) -> None:
         self._connections = connections
         self._epoch = controller_epoch
@@ -75,6 +84,7 @@ class Outbox:
         self._request_timeout_s = request_timeout_s
         self._post = post
         self._on_failure = on_failure
+        self._clock = clock
         self._channels: dict[int, _Channel] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -93,6 +103,7 @@ class Outbox:
         """Drop what is queued for it, and its connection."""
         channel = self._channels.pop(broker_id, None)
         if channel is not None and channel.task is not None:
+            channel.progress.set()
             channel.task.cancel()
             self._leaving.add(channel.task)
             channel.task.add_done_callback(self._leaving.discard)
@@ -103,8 +114,16 @@ class Outbox:
         if channel is not None:
             channel.orders += 1
             request.body.number = channel.orders
-            channel.queue.append(request)
+            channel.queue.append((request, self._clock.monotonic()))
             channel.filled.set()
+
+    async def delivered(self) -> None:
+        """Returns once every request that is queued now has been answered, or its broker is gone."""
+        for channel in list(self._channels.values()):
+            due = channel.orders
+            while channel.answered < due and self._channels.get(channel.broker.id) is channel:
+                channel.progress.clear()
+                await channel.progress.wait()
 
     async def close(self) -> None:
         """Drop everything, and wait until every sender has ended."""
@@ -120,8 +139,12 @@ class Outbox:
         try:
             while True:
                 while channel.queue:
-                    answer = await self._deliver(channel, channel.queue[0])
-                    self._answered(channel, channel.queue.popleft(), answer)
+                    request, queued_at = channel.queue[0]
+                    answer = await self._deliver(channel, request)
+                    channel.queue.popleft()
+                    self._answered(channel, request, answer, self._clock.monotonic() - queued_at)
+                    channel.answered += 1
+                    channel.progress.set()
                 channel.filled.clear()
                 await channel.filled.wait()
         finally:
@@ -174,7 +197,7 @@ class Outbox:
             request_timeout_s=self._request_timeout_s,
         )
 
-    def _answered(self, channel: _Channel, request: Outgoing, answer: m.Message | ErrorCode) -> None:
+    def _answered(self, channel: _Channel, request: Outgoing, answer: m.Message | ErrorCode, took_s: float) -> None:
         error, partition_errors = _errors_in(answer)
         broker = channel.broker
         if error is ErrorCode.STALE_CONTROLLER_EPOCH:
@@ -185,25 +208,32 @@ class Outbox:
         elif request.api is UPDATE_METADATA:
             if error is not ErrorCode.NONE:
                 _log.error("broker %d answered UpdateMetadata with %s", broker.id, error.name)
+            self._post(UpdateMetadataAnswered(self._epoch, broker.id, error, took_s))
             if request.deleted_topics:
                 self._post(TopicDeletionsHeard(self._epoch, broker.id, broker.epoch, request.deleted_topics))
         else:
             errors = {p: error or partition_errors.get(p, ErrorCode.NONE) for p in request.partitions}
+            if not request.partitions:
+                return  # a StopReplica that deletes nothing
             if request.api is LEADER_AND_ISR:
                 log_ends = _log_ends_in(answer, broker.id)
-                self._post(LeaderAndIsrAnswered(self._epoch, broker.id, broker.epoch, errors, log_ends))
+                self._post(LeaderAndIsrAnswered(self._epoch, broker.id, broker.epoch, errors, log_ends, took_s))
             else:
-                self._post(StopReplicaAnswered(self._epoch, broker.id, broker.epoch, errors))
+                self._post(StopReplicaAnswered(self._epoch, broker.id, broker.epoch, errors, took_s))
 
 
 @dataclass(eq=False)
 class _Channel:
     broker: Broker
     endpoint: Endpoint
-    queue: deque[Outgoing] = field(default_factory=deque)
+    queue: deque[tuple[Outgoing, float]] = field(default_factory=deque)
+    """With the time at which each was queued."""
     orders: int = 0
     """How many were ever queued: the number of the last one."""
     filled: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: int = 0
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    """One of them has been answered just now, or there will be no more."""
     task: asyncio.Task[None] | None = None
     connection: Connection | None = None
     reachable: bool = True

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from minibroker.controller.cluster_state import NOT_WRITTEN, Change, in_order
+from minibroker.controller.cluster_state import NOT_WRITTEN, Change, described_assignment, in_order
 from minibroker.controller.events import Event
 from minibroker.controller.states.partition import PartitionState
 from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
-from minibroker.protocol.znodes import TopicZnode
+from minibroker.protocol.znodes import REASSIGN_PARTITIONS, Reassignment, TopicZnode
 
 
 class PartitionMove(NamedTuple):
@@ -77,6 +77,32 @@ class CreateTopic(NamedTuple):
         return f"create topic {self.topic} ({self.znode.topic_id}), {len(self.znode.partitions)} partitions"
 
 
+class SetTopic(NamedTuple):
+    """Write the assignment of a topic over that version of its znode, if it is still the topic of that id."""
+
+    topic: str
+    znode: TopicZnode
+    version: int
+
+    def __str__(self) -> str:
+        changing = sorted({*self.znode.adding_replicas, *self.znode.removing_replicas})
+        shown = ", ".join(f"{p}: {described_assignment(self.znode.assignment(p))}" for p in changing)
+        what = f", reassigned: {shown}" if shown else ""
+        return f"write topic {self.topic}: {len(self.znode.partitions)} partitions{what} (over version {self.version})"
+
+
+class SetReassignments(NamedTuple):
+    """Leave these entries of the version of `/admin/reassign_partitions` that was read; the znode goes with the last.
+    Where somebody has changed it since, it is left alone: its watch tells."""
+
+    entries: tuple[Reassignment, ...]
+    version: int
+
+    def __str__(self) -> str:
+        left = " ".join(str(entry.partition) for entry in self.entries)
+        return f"leave in {REASSIGN_PARTITIONS}: {left or 'nothing, it is removed'} (over version {self.version})"
+
+
 class EnsureNode(NamedTuple):
     """Create an empty persistent node unless it is there."""
 
@@ -95,6 +121,17 @@ class RemoveNode(NamedTuple):
         return f"remove {self.path}"
 
 
+class RemoveAsRead(NamedTuple):
+    """Delete a node that an administrator made, unless it is gone, or was changed or made again since it was read."""
+
+    path: str
+    czxid: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"remove {self.path} (as of version {self.version})"
+
+
 class RemoveBroker(NamedTuple):
     """Delete the registration of that run of the broker, and of no later one."""
 
@@ -105,7 +142,7 @@ class RemoveBroker(NamedTuple):
         return f"remove /brokers/ids/{self.broker_id} (epoch {self.broker_epoch})"
 
 
-Write = WriteState | CreateTopic | EnsureNode | RemoveNode | RemoveBroker
+Write = WriteState | CreateTopic | SetTopic | SetReassignments | EnsureNode | RemoveNode | RemoveAsRead | RemoveBroker
 
 
 # --- Requests ------------------------------------------------------------------------------------------------
@@ -192,7 +229,8 @@ class Plan:
 
 
 class PlanBuilder:
-    """Collects the steps of a plan; `build` puts requests in a fixed order, each partition once per broker."""
+    """Collects the steps of a plan; `build` puts requests in a fixed order, each partition once per broker, and
+    of StopReplicas those that delete last."""
 
     def __init__(self) -> None:
         self._changes: list[Change] = []
@@ -263,7 +301,7 @@ class PlanBuilder:
             leader_and_isr={b: in_order(self._leader_and_isr[b]) for b in sorted(self._leader_and_isr)},
             new_partitions=frozenset(self._new_partitions),
             metadata_updates=tuple(self._metadata_updates),
-            stop_replicas=tuple(self._stop_replicas),
+            stop_replicas=tuple(sorted(self._stop_replicas, key=lambda stop: stop.delete)),
             follow_ups=tuple(self._follow_ups),
             notes=tuple(self._notes),
         )

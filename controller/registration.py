@@ -28,6 +28,7 @@ from enum import Enum
 from typing import cast
 
 from minibroker.controller.background import start_in_background, stop_in_background
+from minibroker.protocol.broker_proof import fingerprint
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, Broker, Endpoint
 from minibroker.protocol.world import (
@@ -56,6 +57,7 @@ from minibroker.protocol.znodes import (
     broker_path,
     decode_broker,
     decode_cluster_id,
+    decode_secret,
     encode_broker,
     encode_cluster_id,
     new_uuid,
@@ -75,6 +77,10 @@ _EXPIRY_SLACK_S = 2.0
 
 class BrokerIdTaken(MinibrokerError):
     """Another broker is registered under this broker's id."""
+
+
+class SecretDiffers(MinibrokerError):
+    """The brokers that are registered already have another secret: none of them would believe this one."""
 
 
 class ClusterIdChanged(MinibrokerError):
@@ -135,6 +141,7 @@ class Registration:
         broker_id: int,
         trusted_since: Callable[[], int],
         synced_since: Callable[[], int | None] = lambda: None,
+        secret: bytes | None = None,
         rack: str | None = None,
     ) -> None:
         """`trusted_since` and `synced_since`, asked at each registration, are what it says about the broker's data: see
@@ -148,6 +155,7 @@ class Registration:
         self._rack = rack
         self._trusted_since = trusted_since
         self._synced_since = synced_since
+        self._secret = secret
         self._endpoints: tuple[Endpoint, ...] = ()
 
         self._session: ZooKeeperSession | None = None
@@ -216,7 +224,7 @@ class Registration:
     async def start(self, endpoints: Sequence[Endpoint]) -> None:
         """Register, with endpoints on which this process listens already, and stay registered. `connect` comes first.
 
-        Returns once registered. Raises BrokerIdTaken, naming where the other broker is.
+        Returns once registered. Raises BrokerIdTaken, naming where the other broker is, and SecretDiffers.
         """
         assert self._task is None
         self._endpoints = tuple(endpoints)
@@ -358,12 +366,20 @@ class Registration:
         self._cluster_id = cluster_id
 
     async def _register(self, session: ZooKeeperSession) -> None:
-        """Create the node, clearing away a stale one. Raises BrokerIdTaken."""
+        """Create the node, clearing away a stale one. Raises BrokerIdTaken, SecretDiffers."""
+        secret = fingerprint(self._secret, self.cluster_id)
+        if not self._registered.done():
+            await self._require_same_secret(session, secret)
         patience_ends_s: float | None = None
         while True:
             self._news.clear()
             node = encode_broker(
-                self._endpoints, self._rack, self._world.clock.wall_ms(), self._trusted_since(), self._synced_since()
+                self._endpoints,
+                self._rack,
+                self._world.clock.wall_ms(),
+                self._trusted_since(),
+                self._synced_since(),
+                secret,
             )
             try:
                 await session.create(self._path, node, ephemeral=True)
@@ -405,6 +421,24 @@ class Registration:
             raise BrokerIdTaken(
                 f"broker id {self._broker_id} is taken by {where}: give this broker another broker.id, or {remedy}"
             )
+
+    async def _require_same_secret(self, session: ZooKeeperSession, secret: str) -> None:
+        """A broker that the others do not believe would get replicas, and never serve one. Raises SecretDiffers."""
+        for name in await session.children(BROKER_IDS):
+            if name == str(self._broker_id) or not name.isdecimal():
+                continue
+            try:
+                data, _ = await session.get(broker_path(int(name)))
+                theirs = decode_secret(int(name), data)
+            except (NoNode, MalformedZnode):
+                continue
+            if theirs is not None and theirs != secret:
+                mine = "has the one that it was given" if secret else "was given none"
+                raise SecretDiffers(
+                    f"broker {name} has {'another secret' if theirs else 'no secret'}, and broker {self._broker_id} "
+                    f"{mine}: give all brokers of a cluster the same broker.secret.file (if broker {name} has just "
+                    f"been killed to change it, wait until its session with ZooKeeper is over)"
+                )
 
     async def _judge(self, session: ZooKeeperSession, data: bytes, stat: Stat) -> tuple[NodeOwner, str]:
         """Whose node it is, and the addresses in it."""

@@ -1,7 +1,8 @@
 """What brokers are told: the cluster state as LeaderAndIsr, UpdateMetadata and StopReplica messages. Pure.
 
-A control request must fit a frame of 1 MiB (`minibroker.protocol.framing`), so what concerns many partitions becomes
-several requests, cut by an estimate of their size that errs on the large side.
+What concerns many partitions becomes several requests, of MAX_PARTITIONS at most: a broker that works on one does
+nothing else meanwhile. And a control request must fit a frame of 1 MiB (`minibroker.protocol.framing`), by an estimate
+of its size that errs on the large side.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.plan import MetadataUpdate, StopReplica
-from minibroker.controller.states.partition import PartitionState
 from minibroker.protocol import messages as m
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import (
@@ -23,6 +23,8 @@ from minibroker.protocol.model import (
     TopicPartition,
 )
 
+MAX_PARTITIONS = 100
+"""A broker carries out a request in one go, and has clients to serve."""
 MAX_BODY_BYTES = MAX_SMALL_REQUEST_BYTES * 3 // 4
 """Of partitions; the rest is for the list of brokers."""
 
@@ -47,10 +49,29 @@ def data_endpoint(broker: Broker) -> Endpoint | None:
 def leader_and_isr(
     state: ClusterState, broker: Broker, partitions: Sequence[TopicPartition], new: frozenset[TopicPartition]
 ) -> Iterator[tuple[m.LeaderAndIsrRequest, tuple[TopicPartition, ...]]]:
-    """The requests for one broker, each with its partitions. Partitions without a state are left out."""
+    """The requests for one broker, each with its partitions. Partitions without a state are left out.
+
+    A broker that is shutting down is not told the addresses of leaders where it is out of the ISR: so it follows none
+    of them, and no leader counts it as caught up."""
     known = [p for p in partitions if p in state.leadership]
+    if broker.id in state.shutting_down_brokers:
+        followed = [p for p in known if broker.id in state.leadership[p].isr]
+        left = [p for p in known if broker.id not in state.leadership[p].isr]
+        yield from _leader_and_isr(state, broker, left, new, with_addresses=False)
+        known = followed
+    yield from _leader_and_isr(state, broker, known, new)
+
+
+def _leader_and_isr(
+    state: ClusterState,
+    broker: Broker,
+    known: Sequence[TopicPartition],
+    new: frozenset[TopicPartition],
+    *,
+    with_addresses: bool = True,
+) -> Iterator[tuple[m.LeaderAndIsrRequest, tuple[TopicPartition, ...]]]:
     for part in _parts(state, known):
-        leaders = sorted({state.leader(p) for p in part} - {NO_LEADER})
+        leaders = sorted({state.leader(p) for p in part} - {NO_LEADER}) if with_addresses else []
         request = m.LeaderAndIsrRequest(
             state.controller_id,
             state.controller_epoch,
@@ -73,6 +94,7 @@ def _replica_state(
     state: ClusterState, partition: TopicPartition, new: frozenset[TopicPartition]
 ) -> m.LeaderAndIsrPartition:
     current = state.leadership[partition]
+    assignment = state.assignment(partition)
     return m.LeaderAndIsrPartition(
         partition.partition,
         current.controller_epoch,
@@ -80,15 +102,19 @@ def _replica_state(
         current.leader_epoch,
         list(current.isr),
         current.partition_epoch,
-        list(state.assignments[partition]),
+        list(assignment.replicas),
         partition in new,
         list(current.isr_epochs),
         list(current.eligible),
         list(current.eligible_epochs),
+        list(assignment.adding),
+        list(assignment.removing),
     )
 
 
-def update_metadata(state: ClusterState, update: MetadataUpdate) -> list[Callable[[Broker], m.UpdateMetadataRequest]]:
+def update_metadata(
+    state: ClusterState, update: MetadataUpdate
+) -> Iterator[Callable[[Broker], m.UpdateMetadataRequest]]:
     """The requests of one update, to be made out to each of its brokers; they share everything but its epoch."""
     live = [
         m.UpdateMetadataBroker(
@@ -96,40 +122,33 @@ def update_metadata(state: ClusterState, update: MetadataUpdate) -> list[Callabl
             [m.UpdateMetadataEndpoint(e.port, e.host, e.listener) for e in broker.endpoints],
             broker.rack,
             broker.epoch,
+            broker.id in state.shutting_down_brokers,
         )
         for _, broker in sorted(state.live_brokers.items())
     ]
     deleted = [m.UpdateMetadataTopic(d.topic, d.topic_id, [], True) for d in update.deleted_topics]
     known = [p for p in update.partitions if p in state.leadership]
-    bodies = [
-        [
-            m.UpdateMetadataTopic(
-                topic,
-                state.topic_ids[topic],
-                [_metadata_state(state, p) for p in group],
-                num_partitions=sum(_is_to_be_shown(state, p) for p in state.partitions_of(topic)),
-            )
-            for topic, group in _by_topic(part)
-        ]
-        for part in _parts(state, known)
-    ]
-    if deleted or not bodies:
-        bodies.append(deleted)
+    parts = list(_parts(state, known))
+    if deleted or not parts:
+        parts.append(())
 
-    def made_out(topics: list[m.UpdateMetadataTopic]) -> Callable[[Broker], m.UpdateMetadataRequest]:
-        names_the_last = update.names_the_last and topics is bodies[-1]
+    def made_out(topics: list[m.UpdateMetadataTopic], *, is_last: bool) -> Callable[[Broker], m.UpdateMetadataRequest]:
+        names_the_last = update.names_the_last and is_last
         return lambda broker: m.UpdateMetadataRequest(
             state.controller_id, state.controller_epoch, broker.epoch, topics, live, names_the_last=names_the_last
         )
 
-    return [made_out(body) for body in bodies]
-
-
-def _is_to_be_shown(state: ClusterState, partition: TopicPartition) -> bool:
-    """It has a leader, or had one, or is about to get its first: new partitions are settled slice by slice. (One whose
-    replicas are all dead, or whose state cannot be read, would keep clients from the others.)"""
-    is_new = state.partition_state(partition) is PartitionState.NEW
-    return partition in state.leadership or (is_new and bool(state.live_replicas(partition)))
+    for number, part in enumerate(parts, 1):
+        topics = [
+            m.UpdateMetadataTopic(
+                topic,
+                state.topic_ids[topic],
+                [_metadata_state(state, p) for p in group],
+                num_partitions=state.shown_partitions(topic),
+            )
+            for topic, group in _by_topic(part)
+        ]
+        yield made_out(topics if part else deleted, is_last=number == len(parts))
 
 
 def _metadata_state(state: ClusterState, partition: TopicPartition) -> m.UpdateMetadataPartition:
@@ -193,7 +212,7 @@ def _parts(state: ClusterState, partitions: Sequence[TopicPartition]) -> Iterato
         if partition.topic != topic:
             topic = partition.topic
             cost += _TOPIC_BYTES + len(topic)
-        if part and size + cost > MAX_BODY_BYTES:
+        if part and (size + cost > MAX_BODY_BYTES or len(part) == MAX_PARTITIONS):
             yield tuple(part)
             part, size = [], 0
             cost += _TOPIC_BYTES + len(topic)

@@ -1,24 +1,33 @@
 """The flight recorder: each event with its cause, what was decided, written and sent, and how long that took.
 
-One entry per event, in a ring buffer for questions asked now, and through a sink (JSON lines on disk) for those asked
-after a crash. An entry is a flat dict of numbers and lists of sentences, so that a program and a person with `grep`
-read the same. Lists are cut at a length, since taking office over ten thousand partitions is one event.
+One entry per event, in a ring buffer for questions asked now (DescribeTimeline), and through a sink (JSON lines on
+disk) for those asked after a crash: a broker that starts takes the last of them into its buffer again. An entry is a
+flat dict of numbers and lists of sentences, so that a program and a person with `grep` read the same; only what a story
+is told from is in objects: the states that were written (`states`), those that leaders have written (`adopted`), and
+the requests that were queued (`sent`). Lists are cut at a length, since taking office over ten thousand partitions is
+one event.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from minibroker.controller.events import Event
+from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Clock
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Entry = dict[str, Any]
 Sink = Callable[[Entry], None]
 """Takes a finished entry. Must not raise."""
 
-CAPACITY = 1_000
+CAPACITY = 2_000
 MAX_LINES = 200
 
 _LISTS = ("notes", "changes", "moves", "illegal_moves", "writes", "conflicts", "requests")
@@ -47,6 +56,7 @@ class Timeline:
         self._omitted: dict[str, int] = {}
         self._begun = 0.0
         self._queued_s = 0.0
+        self._number = 0
         self.times: dict[str, EventTimes] = {}
         """By the name of the event, since the start of the broker."""
         self.unclean_elections = 0
@@ -56,45 +66,108 @@ class Timeline:
         """The last ones, oldest first."""
         return list(self._entries)
 
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Take in what an earlier run of this broker has recorded, before anything is recorded in this one."""
+        self._entries.extend(entries)
+        if self._entries:
+            self._number = self._entries[-1]["number"]
+
+    def after(self, number: int, since_ms: int) -> list[Entry]:
+        """Those with a higher number that are not older, oldest first."""
+        return [entry for entry in self._entries if entry["number"] > number and entry["time_ms"] >= since_ms]
+
+    @property
+    def last_number(self) -> int:
+        """Of the last entry. They are numbered upwards, also over restarts of the broker; 0: there is none yet."""
+        return self._number
+
     def begin(self, event: Event, queued_s: float) -> None:
-        self._begin(event.name, event.cause, event.epoch)
+        self._begun = self._clock.monotonic()
+        self._current = self._new(event.name, event.cause, event.epoch) | event.details
         self._current["queued_ms"] = _milliseconds(queued_s)
         self._queued_s = queued_s
+        self._omitted = {}
 
-    def record(self, name: str, cause: str, epoch: int) -> None:
-        """An entry of its own, for what is not an event: a tenure's end."""
-        self._begin(name, cause, epoch)
-        self.end()
+    def record(self, name: str, cause: str, epoch: int, details: Mapping[str, object] | None = None) -> None:
+        """An entry of its own, for what is not an event: a tenure's end, or what this broker does out of office."""
+        entry = self._new(name, cause, epoch) | dict(details or {}) | {"total_ms": 0.0}
+        self.times.setdefault(name, EventTimes()).count += 1
+        self._finish(entry)
 
-    def _begin(self, name: str, cause: str, epoch: int) -> None:
-        self._begun = self._clock.monotonic()
-        self._queued_s = 0.0
-        self._current = {
+    def _new(self, name: str, cause: str, epoch: int) -> Entry:
+        return {
             "time_ms": self._clock.wall_ms(),
             "controller": self._controller_id,
             "epoch": epoch,
             "event": name,
             "cause": cause,
         }
-        self._omitted = {}
+
+    def _finish(self, entry: Entry) -> None:
+        self._number += 1
+        entry["number"] = self._number
+        self._entries.append(entry)
+        self._sink(entry)
+
+    def describe(self, **details: object) -> None:
+        """Add facts about the event under way."""
+        self._current.update(details)
+
+    def note(self, note: str) -> None:
+        """What a person should know, in the log too."""
+        self.add("notes", [note])
+        _log.warning("%s", note)
 
     def add(self, kind: str, lines: Iterable[object]) -> None:
         """Sentences of one kind: notes, changes, moves, illegal_moves, writes, conflicts, requests."""
         assert kind in _LISTS, kind
-        kept: list[str] = self._current.setdefault(kind, [])
-        rest: Iterator[object] = iter(lines)
-        for line in rest:
+        self._add(kind, lines, str)
+
+    def _add(self, kind: str, items: Iterable[T], shown: Callable[[T], object]) -> None:
+        kept: list[object] = self._current.setdefault(kind, [])
+        rest: Iterator[T] = iter(items)
+        for item in rest:
             if len(kept) >= MAX_LINES:
                 self._omitted[kind] = self._omitted.get(kind, 0) + 1 + sum(1 for _ in rest)
                 break
-            kept.append(str(line))
+            kept.append(shown(item))
         if not kept:
             del self._current[kind]
+
+    def add_states(
+        self, kind: str, before: Mapping[TopicPartition, LeaderAndIsr], after: Mapping[TopicPartition, LeaderAndIsr]
+    ) -> None:
+        """States that were written (`states`), or written by others and read now (`adopted`), over those that were
+        known before."""
+        if not after:
+            return
+        at_ms = self.elapsed_ms()
+        if kind == "states":  # of all, though not all are kept
+            elected = sum(1 for p, state in after.items() if p not in before or before[p].leader != state.leader)
+            self._current["elected"] = self._current.get("elected", 0) + elected
+            self._current["written_at_ms"] = at_ms
+        self._add(kind, after.items(), lambda item: _state(at_ms, item[0], before.get(item[0]), item[1]))
+
+    def add_request(self, request: str, broker_ids: Iterable[int], partitions: int) -> None:
+        """A request for so many partitions was queued for each of these brokers."""
+        at_ms = self.elapsed_ms()
+        self._add(
+            "sent",
+            broker_ids,
+            lambda b: {"at_ms": at_ms, "request": request, "broker": b, "partitions": partitions},
+        )
+
+    def elapsed_ms(self) -> float:
+        """Since the event under way was begun."""
+        return _milliseconds(self._clock.monotonic() - self._begun)
 
     def end(self, *, reading_s: float = 0.0, writing_s: float = 0.0, failure: str | None = None) -> None:
         entry = self._current
         for kind, omitted in self._omitted.items():
-            entry[kind].append(f"and {omitted} more")
+            if kind in _LISTS:
+                entry[kind].append(f"and {omitted} more")
+            else:
+                entry[f"{kind}_omitted"] = omitted
         if reading_s:
             entry["reading_ms"] = _milliseconds(reading_s)
         if writing_s:
@@ -107,8 +180,25 @@ class Timeline:
         times.total_s += total_s
         if failure is not None:
             entry["failure"] = failure
-        self._entries.append(entry)
-        self._sink(entry)
+        self._finish(entry)
+
+
+def _state(at_ms: float, partition: TopicPartition, before: LeaderAndIsr | None, state: LeaderAndIsr) -> Entry:
+    described: Entry = {
+        "at_ms": at_ms,
+        "partition": str(partition),
+        "leader": state.leader,
+        "isr": list(state.isr),
+        "leader_epoch": state.leader_epoch,
+        "version": state.partition_epoch,
+    }
+    if before is not None:
+        described |= {
+            "leader_before": before.leader,
+            "isr_before": list(before.isr),
+            "version_before": before.partition_epoch,
+        }
+    return described
 
 
 def _milliseconds(seconds: float) -> float:

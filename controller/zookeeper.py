@@ -42,6 +42,7 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import EventType, KazooState
 from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
 from minibroker.protocol.world import (
     BadVersion,
@@ -98,10 +99,19 @@ class KazooZooKeeper:
         self._kazoo_log = logging.getLogger("minibroker.zookeeper.kazoo")
         if self._kazoo_log.level == logging.NOTSET:
             self._kazoo_log.setLevel(logging.ERROR)
+        self._digest: str | None = None
+        self._sets_acl = False
+
+    def authenticate(self, digest: str, *, sets_acl: bool) -> None:
+        """For the sessions that are opened from now on: show `digest`, a NAME:PASSWORD of ZooKeeper's digest scheme, on
+        each connection. `sets_acl`: let everybody read what they create, and nobody change it who does not show the
+        same."""
+        self._digest = digest
+        self._sets_acl = sets_acl
 
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> KazooSession:
         """See `minibroker.protocol.world.ZooKeeper`. Raises ValueError where `servers` is malformed."""
-        session = KazooSession(servers, session_timeout_ms, self._kazoo_log)
+        session = KazooSession(servers, session_timeout_ms, self._kazoo_log, self._digest, self._sets_acl)
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
                 await session.open()
@@ -124,7 +134,15 @@ class KazooSession:
     calls that were out when the connection broke end with ConnectionLoss.
     """
 
-    def __init__(self, servers: str, session_timeout_ms: int, kazoo_log: logging.Logger) -> None:
+    def __init__(
+        self,
+        servers: str,
+        session_timeout_ms: int,
+        kazoo_log: logging.Logger,
+        digest: str | None = None,
+        sets_acl: bool = False,
+    ) -> None:
+        """`digest`, `sets_acl`: see `KazooZooKeeper.authenticate`."""
         self._servers = servers
         hosts, _, chroot = servers.partition("/")
         self._wanted_chroot = [name for name in chroot.split("/") if name]
@@ -139,6 +157,8 @@ class KazooSession:
                 timeout=session_timeout_ms / 1000,
                 handler=self._handler,
                 logger=kazoo_log,
+                auth_data=None if digest is None else [("digest", digest)],
+                default_acl=[*CREATOR_ALL_ACL, *READ_ACL_UNSAFE] if sets_acl else None,
                 connection_retry=KazooRetry(
                     max_tries=-1,
                     delay=_RECONNECT_DELAY_S,
@@ -558,6 +578,11 @@ def _translate(error: Exception, verb: str, path: str) -> ZooKeeperError:
             return BadVersion(f"{what}: the node has another version")
         case errors.NotEmptyError():
             return NotEmpty(f"{what}: the node has children")
+        case errors.NoAuthError():
+            return ZooKeeperError(
+                f"{what}: ZooKeeper refuses it: whoever made the node has a credential that this broker lacks; set "
+                "zookeeper.digest.file to the file that the other brokers have"
+            )
         case errors.SessionExpiredError():
             return SessionExpired(f"{what}: the session is over")
         case errors.ConnectionLoss() | errors.SessionMovedError():

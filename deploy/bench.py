@@ -1,8 +1,9 @@
-"""`minibroker bench failover`: how long writes stall when a member of the local cluster is killed; and `bench storage`:
-what the upkeep of logs costs."""
+"""`minibroker bench failover` and `rolling-restart`: how long writes stall when a member of the local cluster is
+killed, or each is restarted; and `bench storage`: what the upkeep of logs costs."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -26,8 +27,9 @@ from minibroker.client.cli.output import (
 from minibroker.client.cli.topics import open_admin
 from minibroker.deploy.demo import running_cluster, temporary_directory
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.failover import FailoverOutcome, Victims, play_rounds
+from minibroker.deploy.failover import FailoverOutcome, Victims, play_rounds, restart_in_turn
 from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.processes import let_signals_interrupt
 from minibroker.deploy.storage import SETTINGS, Figure, StorageBench
 
 _TABLE = ("acknowledged", "lost", "duplicated", "out_of_order", "gap_median_ms", "gap_p95_ms", "gap_max_ms")
@@ -53,7 +55,7 @@ def failover(
     bootstrap_servers(None, data)  # says what to do where there is no cluster, or it is down
     cluster = LocalCluster(data)
     try:
-        outcome = run(_play(cluster, who, rounds))
+        outcome = run(_flawless(cluster, play_rounds(cluster, who, rounds, note)))
     except KeyboardInterrupt:
         note("start what is dead now with `minibroker start all`, or `minibroker start zookeeper`")
         raise
@@ -64,6 +66,37 @@ def failover(
         )
     else:
         print_figures({name: figures[name] for name in ("who", "rounds", *_TABLE)}, format)
+    _require_flawless(cluster, outcome)
+
+
+def rolling_restart(
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="How often each broker is restarted.")] = 1,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Restart every broker of the local cluster in turn while a record a millisecond is sent to each of three
+    partitions.
+
+    Each broker is stopped in good order, and the next one when every replica is in sync again. Prints the longest time
+    without an acknowledgement on any one partition, over the restarts. In the end all is read back and compared.
+    """
+    bootstrap_servers(None, data)
+    cluster = LocalCluster(data)
+    try:
+        outcome = run(_flawless(cluster, restart_in_turn(cluster, rounds, note)))
+    except KeyboardInterrupt:
+        note("start what is stopped now with `minibroker start all`")
+        raise
+    figures = {"action": "rolling-restart", "restarts": len(outcome.rounds), **outcome.figures()}
+    if format is Format.JSON:
+        gaps = [_gap(number, outcome, "restarted") for number in range(len(outcome.rounds))]
+        print_json({**figures, "failures": outcome.failures, "gaps": gaps})
+    else:
+        print_figures({name: figures[name] for name in ("restarts", *_TABLE)}, format)
+    _require_flawless(cluster, outcome)
+
+
+def _require_flawless(cluster: LocalCluster, outcome: FailoverOutcome) -> None:
     if not outcome.verdict.flawless:
         raise LaunchError(
             f"records were lost, duplicated, reordered or altered: this is a bug, please report it; topic "
@@ -71,18 +104,19 @@ def failover(
         )
 
 
-async def _play(cluster: LocalCluster, who: Victims, rounds: int) -> FailoverOutcome:
-    outcome = await play_rounds(cluster, who, rounds, note)
+async def _flawless(cluster: LocalCluster, playing: Awaitable[FailoverOutcome]) -> FailoverOutcome:
+    """The outcome. The topic is kept where something is wrong with it."""
+    outcome = await playing
     if outcome.verdict.flawless:
         async with open_admin(cluster.bootstrap()) as admin:
             await admin.delete_topic(outcome.topic)
     return outcome
 
 
-def _gap(number: int, outcome: FailoverOutcome) -> dict[str, object]:
-    killed, gap, whole_after_s = outcome.rounds[number]
+def _gap(number: int, outcome: FailoverOutcome, what: str = "killed") -> dict[str, object]:
+    members, gap, whole_after_s = outcome.rounds[number]
     return {
-        "killed": killed,
+        what: members,
         "partition": gap.partition,
         "gap_ms": round(gap.seconds * 1_000),
         "whole_after_ms": round(whole_after_s * 1_000),
@@ -110,6 +144,7 @@ def storage(
 
     What they slow down is measured without them, too, in the same run.
     """
+    let_signals_interrupt()
     with (
         temporary_directory(note, "bench") if data is None else nullcontext(data) as directory,
         running_cluster(directory, note, SETTINGS) as cluster,

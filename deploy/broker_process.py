@@ -12,12 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.processes import Process, is_alive, spawn_python, wait_until
 
 READY_TIMEOUT_S = 30.0
 _LAST_LINE_BYTES = 4_096
+_LAST_LINES_BYTES = 1_048_576
+_HANDED_OVER = "handed over: "
+_RECOVERING = " minibroker.storage: recovering "
 
 OWN_SETTINGS = {
     "broker.id": "brokers are numbered from 1 on",
@@ -25,11 +30,32 @@ OWN_SETTINGS = {
     "broker.secret.file": "their secret is in broker.secret, in the data directory",
     "listeners": "give --base-port",
     "control.plane.listener.name": "it is of no use here",
-    "log.dirs": "give --data",
+    "log.dirs": "give --data, and --log-dirs for several of them",
     "zookeeper.connect": "give --zookeeper",
     "metrics.listener": "`minibroker status --format json` says where metrics are",
 }
 """What is set here, since every broker needs a value of its own or all need the same, and what to do instead."""
+
+
+class HandedOver(msgspec.Struct, frozen=True):
+    """What a broker said before it stopped."""
+
+    moved: int
+    """How many partitions it led that others lead now."""
+    remaining: int
+    """How many have no leader without it, or too few replicas in sync."""
+    among_them: tuple[str, ...] = ()
+    """The first of these, by name."""
+    problem: str = ""
+    """Why the controller did not move them; empty: nothing was in its way."""
+
+    def __str__(self) -> str:
+        moved = f"{self.moved} {'leader' if self.moved == 1 else 'leaders'} moved to other brokers"
+        names = ", ".join(self.among_them) + (", ..." if self.remaining > len(self.among_them) else "")
+        what = "1 partition has" if self.remaining == 1 else f"{self.remaining} partitions have"
+        remaining = f"; {what} too few replicas in sync without it: {names}" if self.remaining else ""
+        problem = f"; the controller did not answer: {self.problem}" if self.problem else ""
+        return f"{moved}{remaining}{problem}"
 
 
 class StartingBroker(NamedTuple):
@@ -45,7 +71,7 @@ def start(
     broker_id: int,
     port: int,
     metrics_port: int | None,
-    data: Path,
+    log_dirs: Sequence[Path],
     log: Path,
     zookeeper_connect: str,
     settings: Mapping[str, str],
@@ -58,7 +84,7 @@ def start(
         # Only brokers need to know the control listener's port, and they read it from ZooKeeper: any free one will do.
         "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:0",
         "control.plane.listener.name": "CONTROLLER",
-        "log.dirs": str(data),
+        "log.dirs": ",".join(map(str, log_dirs)),
         "zookeeper.connect": zookeeper_connect,
         "metrics.listener": "" if metrics_port is None else f"{LOOPBACK}:{metrics_port}",
         **settings,
@@ -68,14 +94,19 @@ def start(
 
 
 def wait_until_ready(brokers: Sequence[StartingBroker], timeout_s: float = READY_TIMEOUT_S) -> None:
-    """Return once all serve. Raises LaunchError as soon as one has ended, LaunchTimedOut where one takes too long."""
+    """Return once all serve. Raises LaunchError as soon as one has ended, LaunchTimedOut where one takes too long. One
+    that recovers may take any time, as long as it gets on: its log says every few seconds how far it is."""
     waiting = list(brokers)
+    progress: list[str] = []
 
     def settled() -> bool:
         waiting[:] = [broker for broker in waiting if not _is_ready(broker)]
         return not waiting or any(not is_alive(broker.process) for broker in waiting)
 
-    wait_until(settled, timeout_s)
+    while not wait_until(settled, timeout_s):
+        before, progress = progress, [_progress(broker) for broker in waiting]
+        if progress == before or not any(progress):
+            break
     for broker in waiting:
         if not is_alive(broker.process):
             raise LaunchError(f"broker {broker.broker_id} did not start: {_last_words(broker)}")
@@ -93,6 +124,12 @@ def _output_of(broker: StartingBroker) -> list[str]:
 def _is_ready(broker: StartingBroker) -> bool:
     start_of_line = f"ready broker.id={broker.broker_id} "
     return any(line.startswith(start_of_line) for line in _output_of(broker))
+
+
+def _progress(broker: StartingBroker) -> str:
+    """What it said last of its recovery; empty where it said nothing."""
+    said = [line.partition(_RECOVERING)[2] for line in _output_of(broker) if _RECOVERING in line]
+    return said[-1] if said else ""
 
 
 def _last_words(broker: StartingBroker) -> str:
@@ -113,3 +150,20 @@ def last_error(log: Path) -> str | None:
     except FileNotFoundError:
         return None
     return lines[-1].removeprefix("error: ") if lines and lines[-1].startswith("error: ") else None
+
+
+def handed_over(log: Path) -> HandedOver | None:
+    """What the last run said before it stopped. None where it said nothing: it was in a hurry, or has no controlled
+    shutdown."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_LINES_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        if line.startswith("ready broker.id="):
+            return None
+        if line.startswith(_HANDED_OVER):
+            return msgspec.json.decode(line.removeprefix(_HANDED_OVER), type=HandedOver)
+    return None

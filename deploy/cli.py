@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from minibroker.client.cli.output import (
@@ -34,12 +34,13 @@ from minibroker.client.cli.output import (
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy import demo as demo_story
 from minibroker.deploy import log_files, status_screen
-from minibroker.deploy.bench import failover, storage
+from minibroker.deploy.bench import failover, rolling_restart, storage
 from minibroker.deploy.broker_process import OWN_SETTINGS
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets, ask_offline_log_dirs
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import MAX_BROKERS, LocalCluster, Member, name_of
+from minibroker.deploy.local_cluster import MAX_BROKERS, MAX_LOG_DIRS, LocalCluster, Member, name_of
+from minibroker.deploy.processes import let_signals_interrupt
 from minibroker.deploy.status import Status, status_of_view
 from minibroker.deploy.supervision import watch
 from minibroker.deploy.who import MalformedWho, Who, parse_who
@@ -60,6 +61,7 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
         app.command()(command)
     app.add_typer(log_files.app, name="log")
     bench.command()(failover)
+    bench.command()(rolling_restart)
     bench.command()(storage)
 
 
@@ -81,6 +83,10 @@ def up(
             metavar="NAME=VALUE", help="A setting of every broker. May be repeated. Default: those of last time."
         ),
     ] = None,
+    log_dirs: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_LOG_DIRS, help="Log directories of each broker. Default: as last time, else 1."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running and return.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -89,17 +95,17 @@ def up(
     If the cluster is running already, its bootstrap list is printed and nothing else is done, even without --detach:
     it belongs to the command that started it.
     """
-    _let_signals_interrupt()
+    let_signals_interrupt()
     settings = _checked_overrides(override)
     cluster = LocalCluster(data)
     began = time.monotonic()
-    found = cluster.running(brokers, base_port, zookeeper, settings)
+    found = cluster.running(brokers, base_port, zookeeper, settings, log_dirs)
     if found is not None:
         _print_cluster(cluster, found, format)
         note("it is running already: `minibroker down` stops it")
         return
     note("starting ...")
-    started = cluster.up(brokers, base_port, zookeeper, settings)
+    started = cluster.up(brokers, base_port, zookeeper, settings, log_dirs)
     _print_cluster(cluster, started, format)
     note(f"{len(started.brokers)} brokers up after {time.monotonic() - began:.1f} s, logs in {cluster.directory}/logs")
     note(f"ZooKeeper is at {started.zookeeper.connect}")
@@ -139,19 +145,16 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it every second, until Ctrl-C.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show brokers, controller, and partitions in trouble. Exit code 4 where something is unhealthy."""
+    """Show brokers, controller, partitions in trouble, and what is wrong. Exit code 4 where something is unhealthy."""
     if watch:
         status_screen.watch(lambda: _glance(bootstrap, data), format)
         return
     found = LocalCluster(data).status() if bootstrap is None else _status_of(bootstrap)
     if format is Format.JSON:
-        print_json(found)
+        print_json(status_screen.status_object(found))
     else:
-        print_lines(status_screen.status_lines(found))
-    problems = found.problems()
-    for problem in problems:
-        note(problem)
-    if problems:
+        print_lines([*status_screen.status_lines(found), *status_screen.problem_lines(found)])
+    if found.problems():
         raise typer.Exit(UNHEALTHY)
 
 
@@ -207,8 +210,17 @@ def start(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOptio
 
 
 def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
-    """Stop cleanly (SIGTERM), and wait until it has ended."""
-    _act("stop", LocalCluster(data).stop, who, format)
+    """Stop cleanly (SIGTERM), and wait until it has ended. Before that others lead what it led."""
+    cluster = LocalCluster(data)
+    stopped = cluster.stop(_parsed(who))
+    said = {member: cluster.handed_over(member) for member in stopped if isinstance(member, int)}
+    handed_over = {member: each for member, each in said.items() if each is not None}
+    if format is Format.JSON:
+        print_json({"action": "stop", "ids": stopped, "handed_over": msgspec.to_builtins(handed_over, str_keys=True)})
+        return
+    _print_acted("stop", stopped, format)
+    for member, each in handed_over.items():
+        sys.stdout.write(f"{name_of(member)}: {each}\n")
 
 
 def demo(
@@ -223,7 +235,7 @@ def demo(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Start a cluster, kill its leader and its controller under load, and show that no record was lost."""
-    _let_signals_interrupt()
+    let_signals_interrupt()
     tell = _story_teller(format)
     with demo_story.temporary_directory(tell) if data is None else nullcontext(data) as directory:
         with demo_story.running_cluster(directory, tell) as cluster:
@@ -251,7 +263,8 @@ def _story_teller(format: Format) -> demo_story.Tell:
 def _print_outcome(outcome: demo_story.DemoOutcome, format: Format) -> None:
     verdict = outcome.verdict
     if format is Format.JSON:
-        print_json({**verdict._asdict(), "kills": outcome.kills, "failures": outcome.failures})
+        timeline = outcome.failover.objects()
+        print_json({**verdict._asdict(), "kills": outcome.kills, "failures": outcome.failures, "timeline": timeline})
         return
     sys.stdout.write("\n")
     for name, count in verdict._asdict().items():
@@ -260,6 +273,8 @@ def _print_outcome(outcome: demo_story.DemoOutcome, format: Format) -> None:
         sys.stdout.write(f"reported as failed: {reason}\n")
     if verdict.flawless:
         sys.stdout.write("\nEvery acknowledged record is there, once, in order, with its value.\n")
+    sys.stdout.write("\n")
+    sys.stdout.writelines(f"{line}\n" for line in outcome.failover.lines(short=True))
 
 
 def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
@@ -271,13 +286,6 @@ def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
         if name in OWN_SETTINGS:
             raise UsageError(f"--override {name}: it is set by `up`; {OWN_SETTINGS[name]}")
     return settings
-
-
-def _let_signals_interrupt() -> None:
-    """All of them as Ctrl-C; explicitly, since a shell starts `minibroker up &` with interrupts ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
 
 
 def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: Format) -> None:

@@ -46,6 +46,8 @@ class ClusterFile(msgspec.Struct, frozen=True):
     brokers: tuple[BrokerEntry, ...]
     settings: dict[str, str] = {}
     """Given to every broker on top of what the launcher sets, under Kafka's names."""
+    log_dirs: int = 1
+    """How many log directories each broker has."""
     running: bool = False
     """False once the cluster was taken down on purpose."""
     bootstrap: str = ""

@@ -48,6 +48,8 @@ class ClusterView(NamedTuple):
     controller_epoch: int | None
     partitions: dict[TopicPartition, MetadataPartition]
     """By topic and number."""
+    answered: frozenset[Address] = frozenset()
+    """Where somebody did."""
 
     @property
     def is_unknown(self) -> bool:
@@ -112,7 +114,8 @@ async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEO
     results = await asyncio.gather(
         *(_ask(host, port, METADATA, MetadataRequest(None), timeout_s) for host, port in addresses)
     )
-    return merge([result for result in results if result is not None])
+    answers = {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
+    return merge(list(answers.values()))._replace(answered=frozenset(answers))
 
 
 async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_TIMEOUT_S) -> dict[TopicPartition, int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from minibroker.client.admin import Admin
+from minibroker.client.cli.timeline_story import Story, last_failover
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
@@ -64,6 +65,8 @@ class DemoOutcome(msgspec.Struct, frozen=True):
     kills: list[Kill]
     failures: list[str]
     """Why records were reported to the sender as failed, each reason once."""
+    failover: Story
+    """Of the controller, as the brokers' own records tell it."""
 
 
 def standard_library_lines() -> Iterator[bytes]:
@@ -131,10 +134,18 @@ async def play(cluster: LocalCluster, records: int, tell: Tell) -> DemoOutcome:
         async with patience("the rest of the lines could not be sent"):
             while trial.sent < records:  # noqa: ASYNC110 (the sender has no event for this)
                 await asyncio.sleep(_POLL_INTERVAL_S)
+    failover = await _told_by_the_brokers(cluster)
     tell(f"{trial.sent:,} lines sent, {trial.acknowledged_count:,} acknowledged: reading all of them back")
     async with patience("the records could not be read back"):
         verdict = await trial.verdict()
-    return DemoOutcome(verdict, kills, list(dict.fromkeys(trial.failures)))
+    return DemoOutcome(verdict, kills, list(dict.fromkeys(trial.failures)), failover)
+
+
+async def _told_by_the_brokers(cluster: LocalCluster) -> Story:
+    async with Admin(cluster.bootstrap()) as admin:
+        story = last_failover((await admin.timeline()).entries)
+    assert story is not None  # the controller has just been killed
+    return story
 
 
 async def _new_topic(cluster: LocalCluster) -> str:

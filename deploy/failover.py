@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import StrEnum
 from random import SystemRandom
 from typing import NamedTuple
@@ -41,6 +41,9 @@ _POLL_INTERVAL_S = 0.05
 
 Tell = Callable[[str], None]
 """Called with a line for each round."""
+
+
+PlayRound = Callable[[Trial, int], Awaitable["Round"]]
 
 
 class Victims(StrEnum):
@@ -112,11 +115,34 @@ async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Te
             f"the cluster in {cluster.directory} has 1 broker, and at least 2 are needed for one to take over: "
             "start one with `minibroker up --brokers 3 --data DIR` in another directory"
         )
-    for member in [*brokers, *(cluster.resolve(ZooKeeperServer()) if who is Victims.ZOOKEEPER else [])]:
-        if cluster.state_of(member) is not ProcessState.RUNNING:
-            raise LaunchError(
-                f"{name_of(member)} is not running: see `minibroker status`, and repair the cluster first"
-            )
+    if who is Victims.ZOOKEEPER:
+        _require_running(cluster, cluster.resolve(ZooKeeperServer()))
+
+    async def play(trial: Trial, number: int) -> Round:
+        return await _kill_and_start(cluster, who, trial, number)
+
+    return await _play(cluster, play, who, rounds, tell)
+
+
+async def restart_in_turn(cluster: LocalCluster, rounds: int, tell: Tell) -> FailoverOutcome:
+    """A rolling restart: every broker is stopped in good order, and started again, one after the other. As
+    `play_rounds`, with a round for each broker: `rounds` times all of them."""
+    brokers = [entry.id for entry in cluster.file().brokers]
+    if len(brokers) < 2:
+        raise LaunchError(
+            f"the cluster in {cluster.directory} has 1 broker, and at least 2 are needed for one to take over: "
+            "start one with `minibroker up --brokers 3 --data DIR` in another directory"
+        )
+
+    async def play(trial: Trial, number: int) -> Round:
+        return await _restart(cluster, brokers[number % len(brokers)], trial)
+
+    return await _play(cluster, play, "restart", rounds * len(brokers), tell)
+
+
+async def _play(cluster: LocalCluster, play: PlayRound, what: str, rounds: int, tell: Tell) -> FailoverOutcome:
+    brokers = [entry.id for entry in cluster.file().brokers]
+    _require_running(cluster, brokers)
     topic = await _new_topic(cluster, min(MAX_REPLICAS, len(brokers)))
     await _whole(cluster, topic)
     rate = SENT_PER_PARTITION_AND_SECOND * PARTITIONS
@@ -128,12 +154,21 @@ async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Te
         await _acknowledged(trial, _ACKNOWLEDGED_QUIETLY)
         quiet = longest_gap(trial.acknowledged, began_s, time.monotonic())
         for number in range(rounds):
-            played.append(await _play_one(cluster, who, trial, number))
+            await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
+            played.append(await play(trial, number))
             gap = played[-1].gap
-            tell(f"{who} {number + 1}/{rounds}: writes stalled for {gap.seconds * 1_000:.0f} ms")
+            tell(f"{what} {number + 1}/{rounds}: writes stalled for {gap.seconds * 1_000:.0f} ms")
     async with patience("the records could not be read back"):
         verdict = await trial.verdict()
     return FailoverOutcome(topic, verdict, list(dict.fromkeys(trial.failures)), quiet, played)
+
+
+def _require_running(cluster: LocalCluster, members: Sequence[Member]) -> None:
+    for member in members:
+        if cluster.state_of(member) is not ProcessState.RUNNING:
+            raise LaunchError(
+                f"{name_of(member)} is not running: see `minibroker status`, and repair the cluster first"
+            )
 
 
 def _values() -> Iterator[bytes]:
@@ -150,8 +185,19 @@ async def _new_topic(cluster: LocalCluster, replication_factor: int) -> str:
         return topic
 
 
-async def _play_one(cluster: LocalCluster, who: Victims, trial: Trial, number: int) -> Round:
+async def _restart(cluster: LocalCluster, broker_id: int, trial: Trial) -> Round:
+    await _whole(cluster, trial.topic)
+    began_s = time.monotonic()
+    await asyncio.to_thread(cluster.stop, BrokerId(broker_id))
     await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
+    await asyncio.to_thread(cluster.start, BrokerId(broker_id))
+    await _whole(cluster, trial.topic)
+    await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
+    now_s = time.monotonic()
+    return Round([broker_id], longest_gap(trial.acknowledged, began_s, now_s), now_s - began_s)
+
+
+async def _kill_and_start(cluster: LocalCluster, who: Victims, trial: Trial, number: int) -> Round:
     brokers = [entry.id for entry in cluster.file().brokers]
     partition = TopicPartition(trial.topic, number % PARTITIONS)
     killed = choose_victims(who, await _whole(cluster, trial.topic), partition, brokers)

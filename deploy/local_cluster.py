@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from minibroker.deploy import broker_process, cluster_file, secret_file, zookeeper
-from minibroker.deploy.broker_process import StartingBroker
+from minibroker.deploy.broker_process import HandedOver, StartingBroker
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
@@ -35,6 +35,7 @@ from minibroker.deploy.processes import (
     wait_until,
     wait_until_gone,
 )
+from minibroker.deploy.recovery import ask_recoveries
 from minibroker.deploy.status import Status, status_of_processes
 from minibroker.deploy.who import AllBrokers, BrokerId, Controller, LeaderOf, Who, ZooKeeperServer
 from minibroker.protocol.model import NO_LEADER
@@ -42,6 +43,7 @@ from minibroker.protocol.model import NO_LEADER
 DEFAULT_BROKERS = 3
 DEFAULT_BASE_PORT = 9092
 MAX_BROKERS = 100
+MAX_LOG_DIRS = 16
 METRICS_PORT_DISTANCE = 1_000
 STOP_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 10.0
@@ -108,6 +110,15 @@ class LocalCluster:
             server,
             view,
             offline_log_dirs=asyncio.run(ask_offline_log_dirs(view)),
+            recoveries=ask_recoveries(
+                {
+                    entry.id: entry.metrics_port
+                    for entry in cluster.brokers
+                    if states[entry.id] is ProcessState.RUNNING
+                    and entry.metrics_port is not None
+                    and (LOOPBACK, entry.port) not in view.answered
+                }
+            ),
             last_errors={
                 broker_id: error
                 for broker_id, state in states.items()
@@ -164,6 +175,7 @@ class LocalCluster:
         base_port: int | None = None,
         zookeeper_connect: str | None = None,
         settings: Mapping[str, str] | None = None,
+        log_dirs: int | None = None,
     ) -> ClusterFile:
         """Start everything and return once every broker serves.
 
@@ -180,7 +192,7 @@ class LocalCluster:
             before = self.file_or_none()
             if before is not None:
                 self._check_not_running(before)
-            cluster = _planned(before, brokers, base_port, zookeeper_connect, settings)
+            cluster = _planned(before, brokers, base_port, zookeeper_connect, settings, log_dirs)
             _check_ports(cluster.brokers)
             if cluster.zookeeper.port is None:
                 zookeeper.check_servers(cluster.zookeeper.connect)
@@ -205,6 +217,7 @@ class LocalCluster:
         base_port: int | None = None,
         zookeeper_connect: str | None = None,
         settings: Mapping[str, str] | None = None,
+        log_dirs: int | None = None,
     ) -> ClusterFile | None:
         """The cluster, if all of it runs, and as asked for; None where none of it does.
 
@@ -227,6 +240,7 @@ class LocalCluster:
             (base_port, known.brokers[0].port),
             (zookeeper_connect, known.zookeeper.connect),
             (settings, known.settings),
+            (log_dirs, known.log_dirs),
         )
         if any(asked not in (None, found) for asked, found in asked_and_found):
             raise LaunchError(
@@ -267,8 +281,13 @@ class LocalCluster:
         with self._naming_a_full_disk():
             return self._start_zookeeper(who) if isinstance(who, ZooKeeperServer) else self._start_brokers(who)
 
+    def handed_over(self, broker_id: int) -> HandedOver | None:
+        """What a broker that was stopped said of its leaders; None: nothing."""
+        return broker_process.handed_over(self.log_of(broker_id))
+
     def stop(self, who: Who, timeout_s: float = STOP_TIMEOUT_S) -> list[Member]:
-        """SIGTERM: a clean shutdown. Raises LaunchTimedOut where one does not end in time."""
+        """SIGTERM: a clean shutdown, in which others lead first (`handed_over`). Raises LaunchTimedOut where one does
+        not end in time."""
         acted = self._signal(who, signal.SIGTERM, from_states=(ProcessState.RUNNING,))
         self._wait_for_end(acted, timeout_s, lambda member: f"`minibroker kill {member}`")
         return acted
@@ -414,6 +433,11 @@ class LocalCluster:
     def _secret_file(self) -> Path:
         return self.directory / secret_file.FILE_NAME
 
+    def _log_dirs_of(self, broker_id: int, count: int) -> list[Path]:
+        """The first is where a broker that has only one has it, so that others can be added later."""
+        first = self.directory / f"broker-{broker_id}"
+        return [first, *(first.with_name(f"{first.name}-disk-{number}") for number in range(2, count + 1))]
+
     def _spawn_broker(self, cluster: ClusterFile, entry: BrokerEntry) -> tuple[ClusterFile, StartingBroker]:
         secret = {"broker.secret.file": str(self._secret_file)} if self._secret_file.exists() else {}
         with uninterrupted():
@@ -421,7 +445,7 @@ class LocalCluster:
                 entry.id,
                 entry.port,
                 entry.metrics_port,
-                self.directory / f"broker-{entry.id}",
+                self._log_dirs_of(entry.id, cluster.log_dirs),
                 self.log_of(entry.id),
                 cluster.zookeeper.connect,
                 # A topic created without a word about replicas must be possible on a small cluster too.
@@ -463,12 +487,19 @@ def _planned(
     base_port: int | None,
     zookeeper_connect: str | None,
     settings: Mapping[str, str] | None,
+    log_dirs: int | None,
 ) -> ClusterFile:
     """What is to run: as given, else as before, else the default. No processes yet."""
     if before is not None:
         brokers = len(before.brokers) if brokers is None else brokers
         base_port = before.brokers[0].port if base_port is None else base_port
         settings = before.settings if settings is None else settings
+        log_dirs = before.log_dirs if log_dirs is None else log_dirs
+        if log_dirs < before.log_dirs:
+            raise LaunchError(
+                f"--log-dirs {log_dirs}: each broker has replicas in {before.log_dirs} log directories, and would miss "
+                f"them: give {before.log_dirs} or more, or use another --data"
+            )
     count = DEFAULT_BROKERS if brokers is None else brokers
     first_port = DEFAULT_BASE_PORT if base_port is None else base_port
     if first_port + count > 65_536:
@@ -487,6 +518,7 @@ def _planned(
             for number, metrics_port in enumerate(_metrics_ports(first_port, count))
         ),
         settings=dict(settings or {}),
+        log_dirs=log_dirs or 1,
     )
 
 
@@ -509,9 +541,10 @@ def _check_ports(brokers: list[BrokerEntry] | tuple[BrokerEntry, ...]) -> None:
 
 def _summary(cluster: ClusterFile) -> str:
     settings = "".join(f", {name}={value}" for name, value in cluster.settings.items())
+    log_dirs = f", log directories: {cluster.log_dirs} each" if cluster.log_dirs > 1 else ""
     return (
         f"brokers: {len(cluster.brokers)}, base port {cluster.brokers[0].port}, ZooKeeper {cluster.zookeeper.connect}"
-        f"{settings}"
+        f"{log_dirs}{settings}"
     )
 
 

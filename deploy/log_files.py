@@ -17,6 +17,7 @@ import typer
 from minibroker.broker.storage import inspection, verification
 from minibroker.broker.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
     LOG_START_OFFSET_FILE,
@@ -36,13 +37,22 @@ from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_sna
 from minibroker.broker.storage.segment import LOG_SUFFIX
 from minibroker.client.cli.output import UNHEALTHY, Format, FormatOption, UsageError, print_json
 from minibroker.client.cli.record_format import text_or_base64
+from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
 
-PathArgument = Annotated[
+DumpArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH...",
         help="A file, the directory of a partition, or a broker's data directory.",
+        show_default=False,
+    ),
+]
+VerifyArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH...",
+        help=f"A segment ({LOG_SUFFIX} file), the directory of a partition, or a broker's data directory.",
         show_default=False,
     ),
 ]
@@ -54,7 +64,7 @@ Entry = dict[str, Any]
 
 @app.command()
 def dump(
-    paths: PathArgument,
+    paths: DumpArgument,
     records: Annotated[bool, typer.Option("--records", help="Each record, too, with key, value and headers.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -78,16 +88,18 @@ def dump(
 
 
 @app.command()
-def verify(paths: PathArgument, format: FormatOption = Format.TABLE) -> None:
+def verify(paths: VerifyArgument, format: FormatOption = Format.TABLE) -> None:
     """Check files against themselves and each other: CRCs, records, offsets, leader epochs, indexes, snapshots,
     checkpoints.
 
     Stop the broker first: while it writes, its files need not agree. Exit code 4 where something is wrong.
     """
+    for path in paths:
+        _require_stopped(path)
     findings: list[verification.Finding] = []
     for path in paths:
         findings += _verified(path, format)
-    if findings:
+    if any(not finding.is_unclear for finding in findings):
         raise typer.Exit(UNHEALTHY)
 
 
@@ -99,27 +111,35 @@ def _verified(path: Path, format: Format) -> list[verification.Finding]:
         partitions, own = whole.partitions, whole.findings
         if format is Format.JSON:
             print_json(whole)
-    elif _is_partition(path):
-        partitions, own = [verification.verify_partition(path, verification.checkpointed(path))], []
+    elif _is_partition(path) or _is_segment(path):
+        if _is_segment(path):
+            report = verification.verify_segment(path, verification.checkpointed(path.absolute().parent))
+        else:
+            report = verification.verify_partition(path, verification.checkpointed(path))
+        partitions, own = [report], []
         if format is Format.JSON:
             print_json(partitions[0])
     else:
         raise UsageError(
-            f"{path} is neither a broker's data directory (with {META_PROPERTIES_FILE}) nor the directory of a "
-            f"partition (with {LOG_SUFFIX} files): name one of these, or use `minibroker log dump` for a single file"
+            f"{path} is neither a broker's data directory (with {META_PROPERTIES_FILE}), nor the directory of a "
+            f"partition (with {LOG_SUFFIX} files), nor a segment ({LOG_SUFFIX} file): name one of these, or use "
+            f"`minibroker log dump` for another file"
         )
     findings = [*own, *(finding for partition in partitions for finding in partition.findings)]
     if format is Format.TABLE:
         for partition in partitions:
-            wrong = len(partition.findings)
+            wrong = sum(not finding.is_unclear for finding in partition.findings)
             state = "ok" if not wrong else "1 problem" if wrong == 1 else f"{wrong} problems"
+            if wrong < len(partition.findings):
+                state += ", 1 unclear"
             sys.stdout.write(
                 f"{Path(partition.directory).name}: offsets {partition.log_start_offset} to "
                 f"{partition.log_end_offset}, {partition.records} records in {partition.batches} batches, "
                 f"{partition.segments} segments, {partition.bytes} bytes: {state}\n"
             )
         for finding in findings:
-            sys.stdout.write(f"{'LOST' if finding.costs_records else 'wrong'}: {_where(finding)}: {finding.problem}\n")
+            kind = "LOST" if finding.costs_records else "unclear" if finding.is_unclear else "wrong"
+            sys.stdout.write(f"{kind}: {_where(finding)}: {finding.problem}\n")
     return findings
 
 
@@ -137,13 +157,29 @@ def _require(path: Path) -> None:
         raise UsageError(f"there is no {path}")
 
 
+def _require_stopped(path: Path) -> None:
+    """Raises MinibrokerError where a broker has the data directory open that this is, or is in."""
+    above = path.absolute()
+    for directory in (above, *above.parents[:2]):
+        if verification.is_data_directory(directory) and verification.is_in_use(directory):
+            raise MinibrokerError(
+                f"a broker runs on {directory} and writes to it, so its files need not agree: stop it first "
+                f"(`minibroker stop WHO`)"
+            )
+
+
+def _is_segment(path: Path) -> bool:
+    parsed = inspection.base_offset_of(path.name)
+    return parsed is not None and parsed[1] == LOG_SUFFIX and path.is_file()
+
+
 def _is_partition(path: Path) -> bool:
     return path.is_dir() and any(child.suffix == LOG_SUFFIX for child in path.iterdir())
 
 
 # --- dump --------------------------------------------------------------------------------------------------------
 
-_OFFSETS = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE)
+_OFFSETS = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
 _SMALL_FILES = (
     *_OFFSETS,
     LEADER_EPOCH_FILE,

@@ -27,6 +27,14 @@ import msgspec
 _POLL_INTERVAL_S = 0.005
 
 
+def let_signals_interrupt() -> None:
+    """For commands that take down in the end what they have started: SIGTERM and SIGHUP are as Ctrl-C. So is SIGINT,
+    explicitly, since a shell starts `minibroker up &` with interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+
+
 class Process(msgspec.Struct, frozen=True):
     """A process of this host, recognisable after its id was given to another."""
 

@@ -14,6 +14,7 @@ import msgspec
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.processes import ProcessState
+from minibroker.protocol.recovery_progress import RecoveryProgress
 
 _NAMED = 5
 """This many partitions are named in a line, and the rest are counted for as many topics."""
@@ -36,6 +37,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """Why it ended, where it is gone and said so."""
     offline_log_dirs: dict[str, str] = {}
     """Its log directories whose disks have failed, and what the disk said, as far as it answers."""
+    recovery: RecoveryProgress | None = None
+    """How far it is with opening its logs, which comes before it serves. None: it is not at that, or does not say."""
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
@@ -91,6 +94,8 @@ class Status(msgspec.Struct, frozen=True):
                 found.append(f"broker {broker.id} is not running{why}: `minibroker start {broker.id}`")
             elif broker.paused:
                 found.append(f"broker {broker.id} is paused: `minibroker resume {broker.id}`")
+            elif broker.recovery is not None:
+                found.append(f"broker {broker.id} is recovering ({broker.recovery}): wait")
             elif broker.registered is False:
                 found.append(f"broker {broker.id} runs but is not in the cluster: see `minibroker logs {broker.id}`")
             for path, reason in broker.offline_log_dirs.items():
@@ -102,13 +107,17 @@ class Status(msgspec.Struct, frozen=True):
             found.append("no broker answers that knows the controller and the partitions: see `minibroker logs all`")
         elif self.controller.id is None:
             found.append("no broker that answers knows a controller: see `minibroker logs all`")
+        has_failed_disks = any(broker.offline_log_dirs for broker in self.brokers)
+        may_lack_brokers = not has_failed_disks or any(
+            not broker.alive or broker.paused or broker.registered is False for broker in self.brokers
+        )
+        disks = ["repair the disks of the log directories"] if has_failed_disks else []
         if self.offline_partitions:
-            found.append(f"{some_of(self.offline_partitions)} without a leader: start the brokers of their ISR")
+            remedy = " and ".join([*disks, *(["start the brokers of their ISR"] if may_lack_brokers else [])])
+            found.append(f"{some_of(self.offline_partitions)} without a leader: {remedy}")
         if self.under_replicated_partitions:
-            found.append(
-                f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: start brokers, or "
-                "wait"
-            )
+            remedy = " and ".join([*disks, *(["start brokers, or wait"] if may_lack_brokers else [])])
+            found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
         return found
 
 
@@ -120,9 +129,11 @@ def status_of_processes(
     last_errors: Mapping[int, str] = MappingProxyType({}),
     full_disk: str | None = None,
     offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({}),
+    recoveries: Mapping[int, RecoveryProgress] = MappingProxyType({}),
 ) -> Status:
     """Of a cluster that was started here. `states` are those of the brokers' processes, `last_errors` why some of them
-    ended; a ZooKeeper elsewhere is RUNNING if it answers, else GONE."""
+    ended, `recoveries` how far others are with their start; a ZooKeeper elsewhere is RUNNING if it answers, else GONE.
+    """
     view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])
     brokers = [
         BrokerStatus(
@@ -136,6 +147,7 @@ def status_of_processes(
             last_error=last_errors.get(entry.id),
             offline_log_dirs=offline_log_dirs.get(entry.id, {}),
             metrics_port=entry.metrics_port,
+            recovery=recoveries.get(entry.id),
         )
         for entry in cluster.brokers
     ]

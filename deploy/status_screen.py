@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import Format, print_json, table_lines
-from minibroker.deploy.status import Status, some_of
+from minibroker.deploy.status import BrokerStatus, Status, some_of
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
@@ -37,7 +37,7 @@ def status_lines(found: Status) -> list[str]:
             broker.id,
             broker.port,
             broker.pid,
-            "paused" if broker.paused else "running" if broker.alive else "not running",
+            _state(broker),
             "unknown" if broker.leaders is None else broker.leaders,
             "unknown"
             if found.is_unknown
@@ -54,6 +54,22 @@ def status_lines(found: Status) -> list[str]:
     lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
     return lines
+
+
+def _state(broker: BrokerStatus) -> str:
+    if broker.recovery is not None:
+        return f"recovering: {broker.recovery}"
+    return "paused" if broker.paused else "running" if broker.alive else "not running"
+
+
+def problem_lines(found: Status) -> list[str]:
+    """What is wrong, and how to mend it."""
+    return [pastable(problem) for problem in found.problems()]
+
+
+def status_object(found: Status) -> dict[str, Any]:
+    """All of it, for JSON."""
+    return {**msgspec.to_builtins(found), "problems": problem_lines(found)}
 
 
 def _partitions(names: list[str] | None) -> str:
@@ -73,14 +89,14 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
             while True:
                 records, rate = _records(before, now)
                 counted = "unknown" if records is None else f"{records:,}, {rate:,.0f}/s"
-                lines = [*status_lines(now.status), f"records: {counted}", *now.status.problems()]
-                text = pastable("\n".join([problem] if problem else lines))
+                lines = [*status_lines(now.status), f"records: {counted}", *problem_lines(now.status)]
+                text = "\n".join([pastable(problem)] if problem else lines)
                 if live is not None:
                     live.update(Text(text), refresh=True)
                 elif format is Format.TABLE:
                     sys.stdout.write(text + "\n\n")
                 elif not problem:
-                    print_json(msgspec.to_builtins(now.status) | {"records": records, "records_per_second": rate})
+                    print_json(status_object(now.status) | {"records": records, "records_per_second": rate})
                 sys.stdout.flush()
                 time.sleep(INTERVAL_S)
                 try:

@@ -84,6 +84,14 @@ UPDATE_METADATA = Api(
     plane=Plane.CONTROL,
     caller=Caller.BROKER,
 )
+CONTROLLED_SHUTDOWN = Api(
+    7,
+    "ControlledShutdown",
+    m.ControlledShutdownRequest,
+    m.ControlledShutdownResponse,
+    plane=Plane.CONTROL,
+    caller=Caller.BROKER,
+)
 API_VERSIONS = Api(18, "ApiVersions", m.ApiVersionsRequest, m.ApiVersionsResponse, plane=None)
 CREATE_TOPICS = Api(19, "CreateTopics", m.CreateTopicsRequest, m.CreateTopicsResponse)
 DELETE_TOPICS = Api(20, "DeleteTopics", m.DeleteTopicsRequest, m.DeleteTopicsResponse)
@@ -96,9 +104,25 @@ OFFSET_FOR_LEADER_EPOCH = Api(
     m.OffsetForLeaderEpochResponse,
     caller=Caller.READER,
 )
+DESCRIBE_CONFIGS = Api(32, "DescribeConfigs", m.DescribeConfigsRequest, m.DescribeConfigsResponse)
 DESCRIBE_LOG_DIRS = Api(35, "DescribeLogDirs", m.DescribeLogDirsRequest, m.DescribeLogDirsResponse)
+CREATE_PARTITIONS = Api(37, "CreatePartitions", m.CreatePartitionsRequest, m.CreatePartitionsResponse)
+ELECT_LEADERS = Api(43, "ElectLeaders", m.ElectLeadersRequest, m.ElectLeadersResponse)
+ALTER_PARTITION_REASSIGNMENTS = Api(
+    45,
+    "AlterPartitionReassignments",
+    m.AlterPartitionReassignmentsRequest,
+    m.AlterPartitionReassignmentsResponse,
+)
+LIST_PARTITION_REASSIGNMENTS = Api(
+    46, "ListPartitionReassignments", m.ListPartitionReassignmentsRequest, m.ListPartitionReassignmentsResponse
+)
+INCREMENTAL_ALTER_CONFIGS = Api(
+    44, "IncrementalAlterConfigs", m.IncrementalAlterConfigsRequest, m.IncrementalAlterConfigsResponse
+)
 ENVELOPE = Api(58, "Envelope", m.EnvelopeRequest, m.EnvelopeResponse, caller=Caller.BROKER)
 # Kafka has no such APIs, and numbers its own upwards from 0. A key must fit into seven bits (see `framing`).
+DESCRIBE_TIMELINE = Api(125, "DescribeTimeline", m.DescribeTimelineRequest, m.DescribeTimelineResponse)
 BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
 BROKER_AUTHENTICATE = Api(
     127, "BrokerAuthenticate", m.BrokerAuthenticateRequest, m.BrokerAuthenticateResponse, plane=None
@@ -114,14 +138,22 @@ APIS: dict[int, Api[Any, Any]] = {
         LEADER_AND_ISR,
         STOP_REPLICA,
         UPDATE_METADATA,
+        CONTROLLED_SHUTDOWN,
         API_VERSIONS,
         CREATE_TOPICS,
         DELETE_TOPICS,
         DELETE_RECORDS,
         INIT_PRODUCER_ID,
         OFFSET_FOR_LEADER_EPOCH,
+        DESCRIBE_CONFIGS,
         DESCRIBE_LOG_DIRS,
+        CREATE_PARTITIONS,
+        ELECT_LEADERS,
+        ALTER_PARTITION_REASSIGNMENTS,
+        LIST_PARTITION_REASSIGNMENTS,
+        INCREMENTAL_ALTER_CONFIGS,
         ENVELOPE,
+        DESCRIBE_TIMELINE,
         BROKER_HANDSHAKE,
         BROKER_AUTHENTICATE,
     )

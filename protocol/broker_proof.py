@@ -53,3 +53,9 @@ class Handshake(NamedTuple):
 def is_same(proof: bytes, expected: bytes) -> bool:
     """Whether they are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(proof, expected)
+
+
+def fingerprint(secret: bytes | None, cluster_id: str) -> str:
+    """By which brokers of a cluster see whether they have the same secret; empty: none at all. It may be known to
+    everybody, as a proof may: neither tells the secret."""
+    return "" if secret is None else hmac.digest(secret, b"minibroker cluster " + cluster_id.encode(), "sha256").hex()

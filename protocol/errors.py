@@ -41,17 +41,24 @@ class ErrorCode(IntEnum):
     NOT_CONTROLLER = 41
     INVALID_REQUEST = 42
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     DUPLICATE_SEQUENCE_NUMBER = 46
     INVALID_PRODUCER_EPOCH = 47
     KAFKA_STORAGE_ERROR = 56
     LOG_DIR_NOT_FOUND = 57
     UNKNOWN_PRODUCER_ID = 59
+    REASSIGNMENT_IN_PROGRESS = 60
+    TOPIC_DELETION_DISABLED = 73
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
     STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
     INVALID_RECORD = 87
     PRODUCER_FENCED = 90
     THROTTLING_QUOTA_EXCEEDED = 89
@@ -94,7 +101,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.REQUEST_TIMED_OUT: ErrorInfo(
         True,
         False,
-        "The replicas did not answer in time: see under-replicated partitions in `minibroker status`.",
+        "`minibroker status` shows under-replicated partitions, and whether ZooKeeper and the brokers run.",
     ),
     _E.BROKER_NOT_AVAILABLE: ErrorInfo(False, False, "Start the broker, or name one that is running."),
     _E.REPLICA_NOT_AVAILABLE: ErrorInfo(True, True, "The replica is starting; the client retries."),
@@ -108,7 +115,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.NOT_ENOUGH_REPLICAS: ErrorInfo(
         True,
         False,
-        "Fewer replicas are in sync than min.insync.replicas: start those that are down (see `minibroker status`).",
+        "Fewer replicas are in sync than min.insync.replicas: `minibroker status` names what keeps the others away.",
     ),
     _E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorInfo(
         True,
@@ -133,10 +140,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.INVALID_REPLICA_ASSIGNMENT: ErrorInfo(
         False, False, "Assign every partition from 0 on to distinct live brokers, all with the same count."
     ),
-    _E.INVALID_CONFIG: ErrorInfo(False, False, "docs/settings.md has the names and ranges of topic settings."),
+    _E.INVALID_CONFIG: ErrorInfo(False, False, "docs/settings.md has the names and ranges of settings."),
     _E.NOT_CONTROLLER: ErrorInfo(True, True, "The controller moved: the client retries at the new one."),
     _E.INVALID_REQUEST: ErrorInfo(False, False, "The request breaks the protocol; the message says where."),
     _E.UNSUPPORTED_FOR_MESSAGE_FORMAT: ErrorInfo(False, False, "The batch's format does not allow this."),
+    _E.POLICY_VIOLATION: ErrorInfo(False, False, "The settings of the topic forbid this; the message says which."),
     _E.OUT_OF_ORDER_SEQUENCE_NUMBER: ErrorInfo(
         False,
         False,
@@ -151,11 +159,27 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.UNKNOWN_PRODUCER_ID: ErrorInfo(
         False, False, "The log no longer knows the producer; close it and begin with a new one."
     ),
+    _E.TOPIC_DELETION_DISABLED: ErrorInfo(
+        False, False, "Set delete.topic.enable=true on all brokers and restart them, or keep the topic."
+    ),
     _E.FENCED_LEADER_EPOCH: ErrorInfo(True, True, "The leader has changed since; the client asks for metadata."),
     _E.UNKNOWN_LEADER_EPOCH: ErrorInfo(True, False, "The broker has not heard of the new leader yet; retry."),
     _E.UNSUPPORTED_COMPRESSION_TYPE: ErrorInfo(False, False, "Use none, gzip, snappy, lz4 or zstd."),
     _E.STALE_BROKER_EPOCH: ErrorInfo(False, False, "The request was meant for an earlier run of the broker."),
     _E.OFFSET_NOT_AVAILABLE: ErrorInfo(True, False, "The new leader's high watermark is not settled yet; retry."),
+    _E.PREFERRED_LEADER_NOT_AVAILABLE: ErrorInfo(
+        False, False, "Start the preferred leader, and wait until it is in sync: `minibroker status` shows that."
+    ),
+    _E.ELIGIBLE_LEADERS_NOT_AVAILABLE: ErrorInfo(
+        False, False, "Start a broker that has a replica: `minibroker topics describe TOPIC` names them."
+    ),
+    _E.ELECTION_NOT_NEEDED: ErrorInfo(False, False, "The partition is led as it should be; there is nothing to do."),
+    _E.REASSIGNMENT_IN_PROGRESS: ErrorInfo(
+        False, False, "Wait until the reassignment is over (`minibroker reassign verify`), or cancel it."
+    ),
+    _E.NO_REASSIGNMENT_IN_PROGRESS: ErrorInfo(
+        False, False, "There is nothing to cancel: the reassignment is over, or there was none."
+    ),
     _E.INVALID_RECORD: ErrorInfo(False, False, "A record breaks a rule of its topic; the message says which."),
     _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is active."),
     _E.THROTTLING_QUOTA_EXCEEDED: ErrorInfo(True, False, "Slow down; the limit is in the broker's settings."),
@@ -183,6 +207,11 @@ class MinibrokerError(Exception):
     """The base of all errors for users. The text names the value, the rule and the remedy."""
 
 
+def as_sentence(text: str) -> str:
+    """With the stop that another sentence needs before it."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 class BrokerError(MinibrokerError):
     """A broker answered with an error code. `code` is Kafka's; the text ends with the remedy: the table's, unless
     `detail` has its own (`is_complete`)."""
@@ -193,7 +222,7 @@ class BrokerError(MinibrokerError):
         self._is_complete = is_complete
         text = f"{code.name}: {detail}" if detail else code.name
         remedy = "" if is_complete else ERRORS[code].remedy
-        super().__init__(f"{text}. {remedy}" if remedy else text)
+        super().__init__(f"{as_sentence(text)} {remedy}" if remedy else text)
 
     @property
     def retriable(self) -> bool:

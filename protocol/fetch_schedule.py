@@ -15,8 +15,10 @@ small ones wait only for a short time, so that they come back to be joined.
 A request names PARTITIONS_PER_REQUEST at most, unless there are very many partitions: each request is handled in one
 go, and the leader has others to serve.
 
-Rejected: fetch sessions (KIP-227), which keep quiet partitions out of the requests, but not out of the leader's
-work, and are state on both sides that must agree; abandoning the outstanding request whenever another partition
+A follower's requests for quiet partitions are mostly the same as before, and are then not sent in full: see
+`fetch_slots`.
+
+Rejected: abandoning the outstanding request whenever another partition
 becomes busy, since its answer is sent all the same.
 """
 
@@ -25,14 +27,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from minibroker.protocol.messages import MAX_FETCH_SLOTS
+
 P = TypeVar("P")
 
 PARTITIONS_PER_REQUEST = 100
 MAX_PIECES = 8
 """The most requests into which the partitions are cut; if there are very many partitions, each request names more."""
 
-MAX_REQUESTS = 32
+MAX_REQUESTS = MAX_FETCH_SLOTS
 """Outstanding requests at a leader, whose own limit is max_in_flight_requests_per_connection, 100."""
+
+PARTITIONS_PER_WAIT = 500
+"""A follower of more partitions than these waits longer in proportion: see `follower_pace`."""
+LAG_PER_WAIT = 10
 
 MANY_REQUESTS = 16
 SHORT_WAIT_MS = 20
@@ -42,6 +50,20 @@ SHORT_WAIT_MS = 20
 def most_in_a_request(partitions: int) -> int:
     """How many partitions a request should name when so many are fetched."""
     return max(PARTITIONS_PER_REQUEST, -(-partitions // MAX_PIECES))
+
+
+def follower_pace(partitions: int) -> int:
+    """How many times longer a follower of so many partitions of one leader waits, for an answer and after a refusal: so
+    quiet partitions cost the same, however many they are, and so do those whose leader does not lead yet."""
+    return max(1, -(-partitions // PARTITIONS_PER_WAIT))
+
+
+def follower_wait_ms(wait_max_ms: int, partitions: int, lag_time_max_ms: int) -> int:
+    """How long the requests of a follower of so many partitions may wait at their leader. Records end the wait as ever.
+    What comes later is what a follower of a quiet partition tells and hears without any: where logs begin, and the high
+    watermark. Never so long that it counts as lag."""
+    longest = max(wait_max_ms, lag_time_max_ms // LAG_PER_WAIT)
+    return min(wait_max_ms * follower_pace(partitions), longest)
 
 
 def cut(due: Sequence[P], most: int) -> list[Sequence[P]]:

@@ -36,6 +36,10 @@ BrokerEpochs = Annotated[list[Int64], Meta(max_length=1_000)]
 MAX_TOPICS = 20_000
 MAX_PARTITIONS = 100_000
 MAX_BROKERS = 10_000
+MAX_FETCH_SLOTS = 32
+"""Of one connection."""
+
+FetchSlot = Annotated[int, Meta(ge=-1, lt=MAX_FETCH_SLOTS)]
 
 Buffer = bytes | bytearray | memoryview
 """What an encoder accepts as bytes; a decoder always returns a memoryview."""
@@ -140,6 +144,9 @@ class FetchRequest(Message):
     isolation_level: Int8
     topics: Annotated[list[FetchTopic], Meta(max_length=MAX_TOPICS)]
     replica_epoch: Int64 = -1
+    slot: FetchSlot = -1
+    """Of followers: the leader is to keep what this asks for. With no topics: what was asked for in this slot before
+    (see `fetch_slots`). -1: none."""
 
 
 class EpochEndOffset(Message):
@@ -154,7 +161,8 @@ class FetchPartitionResponse(Message):
     last_stable_offset: Int64 = -1
     log_start_offset: Int64 = -1
     diverging_epoch: EpochEndOffset | None = None
-    """Set if the follower's log differs: the follower truncates to this epoch's end and asks again (KIP-595)."""
+    """Set if the follower's log differs: the follower truncates to this epoch's end and asks again (KIP-595). With
+    OFFSET_OUT_OF_RANGE: of which epoch the record before `log_start_offset` was, if that is known."""
     current_leader_id: Int32 = -1
     current_leader_epoch: Int32 = -1
     records: memoryview = memoryview(b"")
@@ -169,6 +177,9 @@ class FetchResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
     responses: Annotated[list[FetchTopicResponse], Meta(max_length=MAX_TOPICS)]
+    """Where the request named a slot and no topics: without those of which there is nothing new to say."""
+    slot: FetchSlot = -1
+    """The request's, if the leader keeps it."""
 
 
 # --- ListOffsets (2) -----------------------------------------------------------------------------------------
@@ -285,6 +296,9 @@ class LeaderAndIsrPartition(Message):
     eligible: Replicas = []
     eligible_epochs: BrokerEpochs = []
     """These three as in `minibroker.protocol.model.LeaderAndIsr`."""
+    adding_replicas: Replicas = []
+    removing_replicas: Replicas = []
+    """As in `minibroker.protocol.model.ReplicaAssignment`."""
 
 
 class LeaderAndIsrTopic(Message):
@@ -385,6 +399,8 @@ class UpdateMetadataBroker(Message):
     rack: Name | None = None
     broker_epoch: Int64 = -1
     """Tells a leader which run of a follower is alive (KIP-903)."""
+    is_shutting_down: bool = False
+    """It is about to stop, and must not be taken into an ISR (KIP-841 has that for KRaft)."""
 
 
 class UpdateMetadataRequest(Message):
@@ -637,6 +653,65 @@ class DescribeLogDirsResponse(Message):
     results: Annotated[list[DescribeLogDirsResult], Meta(max_length=1_000)]
 
 
+# --- ElectLeaders (43) ---------------------------------------------------------------------------------------
+
+
+class ElectLeadersTopic(Message):
+    topic: Name
+    partitions: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ElectLeadersRequest(Message):
+    """`topic_partitions` None: all. `election_type`: `model.ElectionType`. `controller_epoch`: of the controller that
+    is meant, so that a request which comes late elects nobody (NOT_CONTROLLER); -1: any, as Kafka's clients ask."""
+
+    election_type: Int8
+    topic_partitions: Annotated[list[ElectLeadersTopic], Meta(max_length=MAX_TOPICS)] | None
+    timeout_ms: Int32
+    controller_epoch: Int32 = -1
+
+
+class ElectLeadersPartitionResult(Message):
+    partition_id: Int32
+    error_code: Int16
+    error_message: String = ""
+
+
+class ElectLeadersTopicResult(Message):
+    topic: Name
+    partition_result: Annotated[list[ElectLeadersPartitionResult], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ElectLeadersResponse(Message):
+    """Where all partitions were asked for, those are left out that needed no election."""
+
+    throttle_time_ms: Int32
+    error_code: Int16
+    replica_election_results: Annotated[list[ElectLeadersTopicResult], Meta(max_length=MAX_TOPICS)]
+
+
+# --- DescribeTimeline (125) ------------------------------------------------------------------------------------------
+
+
+class DescribeTimelineRequest(Message):
+    """What the controller of this broker did, whenever it was in office: entries with a number above `after`, and not
+    older than `since_ms`."""
+
+    after: Int64 = 0
+    since_ms: Int64 = 0
+    max_entries: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+
+
+class DescribeTimelineResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    entries: Annotated[list[memoryview], Meta(max_length=10_000)]
+    """JSON objects, in the order of their numbers; not all that there are, unless `is_complete`."""
+    is_complete: bool = True
+    last_number: Int64 = 0
+    """Of the last entry that this broker has. Lower than one that it gave out before: its files were lost."""
+
+
 # --- BrokerHandshake (126), BrokerAuthenticate (127): see `broker_proof` -------------------------------------------
 
 
@@ -676,3 +751,216 @@ class BrokerAuthenticateRequest(Message):
 
 class BrokerAuthenticateResponse(Message):
     """Empty: a broker whose proof is wrong gets CLUSTER_AUTHORIZATION_FAILED."""
+
+
+# --- CreatePartitions (37) -----------------------------------------------------------------------------------
+
+
+class CreatePartitionsAssignment(Message):
+    broker_ids: Replicas
+
+
+class CreatePartitionsTopic(Message):
+    """`count`: how many partitions there are to be, with those that exist. `assignments`: of the new ones, in their
+    order, the preferred leader first; None: the controller chooses.
+
+    `topic_id`: the topic that is meant; another one of the same name stays as it is (UNKNOWN_TOPIC_ID). Empty: not
+    checked. `known_count`: how many partitions there were when the caller began; where there are `count` of them by
+    now, an earlier attempt has succeeded, and that is no error. -1: it was not looked at (Kafka has neither field)."""
+
+    name: String
+    count: Int32
+    assignments: Annotated[list[CreatePartitionsAssignment], Meta(max_length=MAX_PARTITIONS)] | None = None
+    topic_id: TopicId = ""
+    known_count: Int32 = -1
+
+
+class CreatePartitionsRequest(Message):
+    topics: Annotated[list[CreatePartitionsTopic], Meta(max_length=MAX_TOPICS)]
+    timeout_ms: Int32
+    validate_only: bool = False
+
+
+class CreatePartitionsTopicResult(Message):
+    """`topic_id` and `num_partitions` are those of the topic which has the name now (not in Kafka)."""
+
+    name: String
+    error_code: Int16
+    error_message: String = ""
+    topic_id: TopicId = ""
+    num_partitions: Int32 = -1
+
+
+class CreatePartitionsResponse(Message):
+    throttle_time_ms: Int32
+    results: Annotated[list[CreatePartitionsTopicResult], Meta(max_length=MAX_TOPICS)]
+
+
+# --- AlterPartitionReassignments (45), ListPartitionReassignments (46): KIP-455 -------------------------------------
+
+
+class ReassignablePartition(Message):
+    partition_index: Int32
+    replicas: Replicas | None = None
+    """None: cancel the reassignment that is under way."""
+
+
+class ReassignableTopic(Message):
+    name: Name
+    partitions: Annotated[list[ReassignablePartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class AlterPartitionReassignmentsRequest(Message):
+    timeout_ms: Int32
+    topics: Annotated[list[ReassignableTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class ReassignablePartitionResponse(Message):
+    partition_index: Int32
+    error_code: Int16
+    error_message: String = ""
+
+
+class ReassignableTopicResponse(Message):
+    name: Name
+    partitions: Annotated[list[ReassignablePartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class AlterPartitionReassignmentsResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    error_message: String
+    responses: Annotated[list[ReassignableTopicResponse], Meta(max_length=MAX_TOPICS)]
+
+
+class ListPartitionReassignmentsTopic(Message):
+    name: Name
+    partition_indexes: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ListPartitionReassignmentsRequest(Message):
+    """`topics` None: all that are under way."""
+
+    timeout_ms: Int32
+    topics: Annotated[list[ListPartitionReassignmentsTopic], Meta(max_length=MAX_TOPICS)] | None = None
+
+
+class OngoingPartitionReassignment(Message):
+    partition_index: Int32
+    replicas: Replicas
+    adding_replicas: Replicas
+    removing_replicas: Replicas
+
+
+class OngoingTopicReassignment(Message):
+    name: Name
+    partitions: Annotated[list[OngoingPartitionReassignment], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ListPartitionReassignmentsResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    error_message: String
+    topics: Annotated[list[OngoingTopicReassignment], Meta(max_length=MAX_TOPICS)]
+
+
+# --- ControlledShutdown (7) ----------------------------------------------------------------------------------
+
+
+class ControlledShutdownRequest(Message):
+    """A broker is about to stop, and asks the controller to let others lead what it leads."""
+
+    broker_id: Int32
+    broker_epoch: Int64
+
+
+class RemainingPartition(Message):
+    topic_name: Name
+    partition_index: Int32
+
+
+class ControlledShutdownResponse(Message):
+    error_code: Int16
+    remaining_partitions: Annotated[list[RemainingPartition], Meta(max_length=MAX_PARTITIONS)]
+    """Those that the broker still leads, or whose ISR would be too small without it."""
+
+
+# --- DescribeConfigs (32), IncrementalAlterConfigs (44) ----------------------------------------------------------
+
+
+MAX_CONFIGS = 1_000
+"""Of one resource."""
+
+
+class DescribeConfigsResource(Message):
+    resource_type: Int8
+    resource_name: Name
+    configuration_keys: Annotated[list[Name], Meta(max_length=MAX_CONFIGS)] | None = None
+    """None: all."""
+
+
+class DescribeConfigsRequest(Message):
+    resources: Annotated[list[DescribeConfigsResource], Meta(max_length=MAX_TOPICS)]
+    include_synonyms: bool = False
+    include_documentation: bool = False
+
+
+class DescribeConfigsSynonym(Message):
+    name: Name
+    value: String | None
+    source: Int8
+
+
+class DescribeConfigsEntry(Message):
+    name: Name
+    value: String | None
+    """None: it is not set, or a secret."""
+    read_only: bool
+    config_source: Int8
+    is_sensitive: bool
+    synonyms: Annotated[list[DescribeConfigsSynonym], Meta(max_length=MAX_CONFIGS)]
+    config_type: Int8
+    documentation: String | None = None
+
+
+class DescribeConfigsResult(Message):
+    error_code: Int16
+    error_message: String | None
+    resource_type: Int8
+    resource_name: Name
+    configs: Annotated[list[DescribeConfigsEntry], Meta(max_length=MAX_CONFIGS)]
+
+
+class DescribeConfigsResponse(Message):
+    throttle_time_ms: Int32
+    results: Annotated[list[DescribeConfigsResult], Meta(max_length=MAX_TOPICS)]
+
+
+class AlterableConfig(Message):
+    name: Name
+    config_operation: Int8
+    """0: set, 1: delete, 2: append to a list, 3: subtract from it."""
+    value: String | None = None
+
+
+class AlterConfigsResource(Message):
+    resource_type: Int8
+    resource_name: Name
+    configs: Annotated[list[AlterableConfig], Meta(max_length=MAX_CONFIGS)]
+
+
+class IncrementalAlterConfigsRequest(Message):
+    resources: Annotated[list[AlterConfigsResource], Meta(max_length=MAX_TOPICS)]
+    validate_only: bool = False
+
+
+class AlterConfigsResourceResponse(Message):
+    error_code: Int16
+    error_message: String | None
+    resource_type: Int8
+    resource_name: Name
+
+
+class IncrementalAlterConfigsResponse(Message):
+    throttle_time_ms: Int32
+    responses: Annotated[list[AlterConfigsResourceResponse], Meta(max_length=MAX_TOPICS)]

@@ -1,6 +1,9 @@
 """The values that brokers, the controller and clients exchange. Frozen, comparable, printable."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 import msgspec
@@ -138,6 +141,55 @@ def leader_and_isr(
     )
 
 
+class ReplicaAssignment(NamedTuple):
+    """The brokers that hold replicas of a partition, and which of them come or go by a reassignment (KIP-455).
+
+    `replicas` are all of them, those of the target first, in its order. One that is both `adding` and `removing` came
+    by a reassignment that was cancelled or replaced before it was over: it belongs neither to the origin nor to the
+    target, but may have records that no other replica has, so it goes with the others and not before.
+    """
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """Who is to hold the partition in the end."""
+        return tuple(b for b in self.replicas if b not in self.removing)
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Who held it before. (Its order is not kept, as in Kafka.)"""
+        return tuple(b for b in self.replicas if b not in self.adding)
+
+    @property
+    def is_being_reassigned(self) -> bool:
+        return bool(self.adding or self.removing)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """It goes back to the replicas that it had."""
+        return self.is_being_reassigned and set(self.origin) == set(self.target)
+
+    @property
+    def replication_factor(self) -> int:
+        """By which min.insync.replicas goes where it is not set: the lesser of before and after, as a reassignment that
+        has just begun must not ask for more replicas in sync than there were."""
+        return min(len(self.origin), len(self.target))
+
+    def reassigned_to(self, target: Iterable[int]) -> ReplicaAssignment:
+        """On the way to `target`, from wherever it is on the way now."""
+        target = tuple(target)
+        replicas = (*target, *(b for b in self.replicas if b not in target))
+        origin = self.origin
+        return ReplicaAssignment(
+            replicas,
+            tuple(b for b in replicas if b not in origin),
+            tuple(b for b in replicas if b not in target),
+        )
+
+
 # --- min.insync.replicas -------------------------------------------------------------------------------------
 
 
@@ -168,11 +220,57 @@ def eligible_after(
     return tuple({m.broker_id: m for m in (*eligible, *leaving) if m.broker_id not in isr}.values())
 
 
+class ElectionType(IntEnum):
+    """Which election an administrator asks for (Kafka's ElectionType, KIP-460)."""
+
+    PREFERRED = 0
+    """The head of the assignment leads, if it is in sync."""
+    UNCLEAN = 1
+    """Where no replica can be elected that surely has everything, any that lives."""
+
+
 DURABILITY = "durability"
 """A topic's setting: what acks=all waits for. REPLICATED: the memory of every in-sync replica, as in Kafka; SYNCED:
 their disks."""
 REPLICATED: Final = "replicated"
 SYNCED: Final = "synced"
+
+
+class ResourceType(IntEnum):
+    """What has settings (Kafka's ConfigResource.Type)."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigSource(IntEnum):
+    """Where the value of a setting comes from (KIP-226). The lower number wins."""
+
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+
+
+class ConfigType(IntEnum):
+    UNKNOWN = 0
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class AlterOperation(IntEnum):
+    """What becomes of a setting (KIP-339). The last two are for lists."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 """The brokers' own (Kafka's `Topic.isInternal`): they alone create, delete and write to them; clients may read them."""

@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport
 
     def _timed_out(self, api: Api[Any, Any], timeout_s: float) -> None:
-        self.close(f"no answer to {api.name} within {timeout_s:g} s", RequestTimedOut)
+        self.close(f"no answer to {api.name} within {timeout_s:.3g} s", RequestTimedOut)
 
     # -- the transport's side --
 
@@ -178,6 +178,6 @@ async def open_connection(
         async with asyncio.timeout(timeout_s):
             return await network.connect(host, port, lambda: Connection(address, client_id, max_response_bytes))
     except TimeoutError as error:
-        raise NetworkError(f"connecting to {address}: no answer within {timeout_s:g} s") from error
+        raise NetworkError(f"connecting to {address}: no answer within {timeout_s:.3g} s") from error
     except OSError as error:
         raise NetworkError(f"connecting to {address}: {error.strerror or error}") from error

@@ -5,10 +5,12 @@ fields come last. Decoders accept what Kafka would write, ignore fields that the
 `MalformedZnode` naming the path for anything else: a znode can be written by hand.
 """
 
+from __future__ import annotations
+
 import base64
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,6 +21,7 @@ from minibroker.protocol.model import (
     Broker,
     Endpoint,
     LeaderAndIsr,
+    ReplicaAssignment,
     TopicPartition,
     topic_name_problem,
 )
@@ -41,6 +44,8 @@ LOG_DIR_EVENTS = "/log_dir_event_notification"
 LOG_DIR_EVENT_PREFIX = "/log_dir_event_notification/log_dir_event_"
 ADMIN = "/admin"
 DELETE_TOPICS = "/admin/delete_topics"
+PREFERRED_REPLICA_ELECTION = "/admin/preferred_replica_election"
+REASSIGN_PARTITIONS = "/admin/reassign_partitions"
 CONFIG = "/config"
 TOPIC_CONFIGS = "/config/topics"
 CLIENT_CONFIGS = "/config/clients"
@@ -48,6 +53,9 @@ USER_CONFIGS = "/config/users"
 BROKER_CONFIGS = "/config/brokers"
 IP_CONFIGS = "/config/ips"
 CONFIG_CHANGES = "/config/changes"
+CONFIG_CHANGE_PREFIX = "/config/changes/config_change_"
+DEFAULT_ENTITY = "<default>"
+"""In place of a broker's id: what holds for every broker that has nothing of its own."""
 CONSUMERS = "/consumers"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 
@@ -112,6 +120,11 @@ def topic_config_path(topic: str) -> str:
     return f"{TOPIC_CONFIGS}/{topic}"
 
 
+def broker_config_path(broker_id: int | None) -> str:
+    """None: of all brokers."""
+    return f"{BROKER_CONFIGS}/{DEFAULT_ENTITY if broker_id is None else broker_id}"
+
+
 def delete_topic_path(topic: str) -> str:
     return f"{DELETE_TOPICS}/{topic}"
 
@@ -139,6 +152,8 @@ class _BrokerJson(msgspec.Struct):
     trusted_since: int = 0
     synced_since: int | None = None
     """None: as `trusted_since`."""
+    secret: str | None = None
+    """None: a broker of an earlier version, which does not say."""
 
 
 def encode_broker(
@@ -147,9 +162,10 @@ def encode_broker(
     timestamp_ms: int,
     trusted_since: int = 0,
     synced_since: int | None = None,
+    secret: str | None = None,
 ) -> bytes:
     """`trusted_since` and `synced_since`: as in `Broker`, or SINCE_THIS_REGISTRATION; the latter is as the former where
-    it is None."""
+    it is None. `secret`: its fingerprint (`broker_proof`)."""
     plain = next((e for e in endpoints if e.listener == DEFAULT_LISTENER), None)
     return msgspec.json.encode(
         _BrokerJson(
@@ -161,6 +177,7 @@ def encode_broker(
             rack=rack,
             trusted_since=trusted_since,
             synced_since=synced_since,
+            secret=secret,
         )
     )
 
@@ -187,6 +204,12 @@ def decode_broker(broker_id: int, data: bytes, epoch: int) -> Broker:
     )
 
 
+def decode_secret(broker_id: int, data: bytes) -> str | None:
+    """The fingerprint of the secret in a broker's znode; None where it does not say. Raises MalformedZnode."""
+    node: _BrokerJson = _decode(broker_path(broker_id), data, _BrokerJson)
+    return node.secret
+
+
 def _since(said: int, epoch: int) -> int:
     # What is above the znode's own epoch comes from another ZooKeeper: it means this registration.
     return epoch if said == SINCE_THIS_REGISTRATION else min(said, epoch)
@@ -196,10 +219,36 @@ def _since(said: int, epoch: int) -> int:
 
 
 class TopicZnode(msgspec.Struct, frozen=True):
-    """The assignment of a topic: replicas per partition, the preferred leader first."""
+    """The assignment of a topic: replicas per partition, the preferred leader first.
+
+    The other two are of those partitions alone that are being reassigned: see `ReplicaAssignment`."""
 
     topic_id: str
     partitions: dict[int, tuple[int, ...]]
+    adding_replicas: dict[int, tuple[int, ...]] = {}
+    removing_replicas: dict[int, tuple[int, ...]] = {}
+
+    def assignment(self, partition: int) -> ReplicaAssignment:
+        return ReplicaAssignment(
+            self.partitions[partition],
+            self.adding_replicas.get(partition, ()),
+            self.removing_replicas.get(partition, ()),
+        )
+
+    def reassigned(self, changed: Mapping[int, ReplicaAssignment]) -> TopicZnode:
+        """With other replicas of these partitions."""
+        return TopicZnode(
+            self.topic_id,
+            {**self.partitions, **{p: assignment.replicas for p, assignment in changed.items()}},
+            _replaced(self.adding_replicas, {p: assignment.adding for p, assignment in changed.items()}),
+            _replaced(self.removing_replicas, {p: assignment.removing for p, assignment in changed.items()}),
+        )
+
+
+def _replaced(
+    before: Mapping[int, tuple[int, ...]], changed: Mapping[int, tuple[int, ...]]
+) -> dict[int, tuple[int, ...]]:
+    return {p: replicas for p, replicas in sorted({**before, **changed}.items()) if replicas}
 
 
 class _TopicJson(msgspec.Struct):
@@ -213,10 +262,16 @@ class _TopicJson(msgspec.Struct):
 def encode_topic(topic: TopicZnode) -> bytes:
     return msgspec.json.encode(
         _TopicJson(
-            partitions={str(p): list(replicas) for p, replicas in sorted(topic.partitions.items())},
+            partitions=_named(topic.partitions),
             topic_id=topic.topic_id,
+            removing_replicas=_named(topic.removing_replicas),
+            adding_replicas=_named(topic.adding_replicas),
         )
     )
+
+
+def _named(replicas_of: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
+    return {str(p): list(replicas) for p, replicas in sorted(replicas_of.items())}
 
 
 def decode_topic(name: str, data: bytes) -> TopicZnode:
@@ -235,7 +290,38 @@ def decode_topic(name: str, data: bytes) -> TopicZnode:
         if not (key.isdecimal() and len(key) <= 10) or not replicas or len(set(replicas)) != len(replicas):
             raise MalformedZnode(f"the znode {path} assigns {replicas} to partition {key!r}; correct it")
         partitions[int(key)] = tuple(replicas)
-    return TopicZnode(node.topic_id, dict(sorted(partitions.items())))
+    adding, removing = (
+        _changing(path, field, changing, partitions)
+        for field, changing in (
+            ("adding_replicas", node.adding_replicas),
+            ("removing_replicas", node.removing_replicas),
+        )
+    )
+    topic = TopicZnode(node.topic_id, dict(sorted(partitions.items())), adding, removing)
+    for partition in (*adding, *removing):
+        assignment = topic.assignment(partition)
+        if not (assignment.target and assignment.origin):
+            raise MalformedZnode(
+                f"the znode {path} leaves no replica of partition {partition} that was there before, or none that is "
+                f"there in the end: {assignment}; correct adding_replicas and removing_replicas"
+            )
+    return topic
+
+
+def _changing(
+    path: str, field: str, changing: Mapping[str, list[int]], partitions: Mapping[int, tuple[int, ...]]
+) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for key, replicas in changing.items():
+        number = int(key) if key.isdecimal() and len(key) <= 10 else -1
+        if not set(replicas) <= set(partitions.get(number, ())) or len(set(replicas)) != len(replicas):
+            raise MalformedZnode(
+                f"the znode {path} names {replicas} for partition {key!r} in {field}: only replicas of the partition "
+                "can be there, each once; correct it"
+            )
+        if replicas:
+            found[number] = tuple(replicas)
+    return dict(sorted(found.items()))
 
 
 def new_uuid(random: Random) -> str:
@@ -390,6 +476,23 @@ def decode_log_dir_event(path: str, data: bytes) -> int:
     return node.broker
 
 
+class _PreferredElectionJson(msgspec.Struct):
+    partitions: list[_PartitionJson]
+    version: int = 1
+
+
+def encode_preferred_election(partitions: Sequence[TopicPartition]) -> bytes:
+    return msgspec.json.encode(
+        _PreferredElectionJson(partitions=[_PartitionJson(p.topic, p.partition) for p in partitions])
+    )
+
+
+def decode_preferred_election(data: bytes) -> list[TopicPartition]:
+    """The partitions, as they stand there: some may not exist, or be there twice."""
+    node: _PreferredElectionJson = _decode(PREFERRED_REPLICA_ELECTION, data, _PreferredElectionJson)
+    return [TopicPartition(p.topic, p.partition) for p in node.partitions]
+
+
 class _ConfigJson(msgspec.Struct):
     version: int
     config: dict[str, str]
@@ -402,6 +505,22 @@ def encode_config(config: Mapping[str, str]) -> bytes:
 def decode_config(path: str, data: bytes) -> dict[str, str]:
     node: _ConfigJson = _decode(path, data, _ConfigJson)
     return node.config
+
+
+class _ConfigChangeJson(msgspec.Struct):
+    version: int
+    entity_path: str
+
+
+def encode_config_change(path: str) -> bytes:
+    """The settings at that path, below `/config`, have changed."""
+    return msgspec.json.encode(_ConfigChangeJson(version=2, entity_path=path.removeprefix(f"{CONFIG}/")))
+
+
+def decode_config_change(path: str, data: bytes) -> str:
+    """The path of the settings that have changed."""
+    node: _ConfigChangeJson = _decode(path, data, _ConfigChangeJson)
+    return f"{CONFIG}/{node.entity_path}"
 
 
 class ProducerIdBlock(msgspec.Struct, frozen=True):
@@ -433,3 +552,42 @@ def decode_producer_id_block(data: bytes) -> ProducerIdBlock | None:
     if not (node.block_start.isdecimal() and node.block_end.isdecimal()):
         raise MalformedZnode(f"the znode {PRODUCER_ID_BLOCK} holds {data[:120]!r}: numbers are expected; correct it")
     return ProducerIdBlock(node.broker, int(node.block_start), int(node.block_end))
+
+
+# --- /admin/reassign_partitions ----------------------------------------------------------------------------------
+
+
+class _ReassignmentJson(msgspec.Struct):
+    topic: str
+    partition: int
+    replicas: list[int]
+
+
+class _ReassignmentsJson(msgspec.Struct):
+    partitions: list[_ReassignmentJson]
+    version: int = 1
+
+
+class Reassignment(NamedTuple):
+    """An entry of `/admin/reassign_partitions`: who is to hold the partition."""
+
+    partition: TopicPartition
+    replicas: tuple[int, ...]
+
+
+def encode_reassignments(reassignments: Sequence[Reassignment]) -> bytes:
+    return msgspec.json.encode(
+        {
+            "version": 1,
+            "partitions": [
+                _ReassignmentJson(partition.topic, partition.partition, list(replicas))
+                for partition, replicas in reassignments
+            ],
+        }
+    )
+
+
+def decode_reassignments(data: bytes) -> list[Reassignment]:
+    """Raises MalformedZnode. What the entries say has not been looked at."""
+    node: _ReassignmentsJson = _decode(REASSIGN_PARTITIONS, data, _ReassignmentsJson)
+    return [Reassignment(TopicPartition(r.topic, r.partition), tuple(r.replicas)) for r in node.partitions]

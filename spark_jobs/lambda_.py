@@ -79,7 +79,7 @@ class Lambda:
             raise MinibrokerError(f"{root} holds a view of `minibroker spark kappa`: choose another output")
         root.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock = RealWorld(threads=1).disk.lock(str(root.absolute() / LOCK_FILE))
+            self._lock = RealWorld().disk.lock(str(root.absolute() / LOCK_FILE))
         except BlockingIOError as error:
             raise MinibrokerError(f"another process is computing the view in {root}: stop it first") from error
 

@@ -151,8 +151,9 @@ class RangeFetcher:
 
     def _corrupt(self, offset: int, error: CorruptRecord) -> CorruptBatch:
         return CorruptBatch(
-            f"{self._partition} at or after offset {offset}: {error}. "
-            "Begin after it with startingOffsets, or end before it with endingOffsets"
+            self._partition,
+            f"at or after offset {offset}: {error}",
+            "Begin after it with startingOffsets, or end before it with endingOffsets",
         )
 
     async def _fetched(self) -> memoryview | None:

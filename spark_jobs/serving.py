@@ -77,7 +77,7 @@ def reached(end: Offsets, other: Offsets) -> bool:
 class Serving:
     def __init__(self, root: Path, world: RealWorld | None = None) -> None:
         self.root = root.absolute()
-        self._world = RealWorld(threads=1) if world is None else world
+        self._world = RealWorld() if world is None else world
 
     def current(self) -> Current | None:
         """None if nothing was ever served. Raises MinibrokerError if the file is damaged."""

@@ -79,7 +79,7 @@ class TableWriter:
         is writing, or if table, checkpoint and content do not belong together."""
         self.table = Table(directory)
         self.checkpoint = Checkpoint(checkpoint.absolute())
-        self._world = RealWorld(threads=1) if world is None else world
+        self._world = RealWorld() if world is None else world
         self._disk = self._world.disk
         self._keep_replaced_ms = keep_replaced_ms
         self.table.directory.mkdir(parents=True, exist_ok=True)

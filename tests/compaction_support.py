@@ -113,12 +113,12 @@ class CompactedLog:
                 base_sequence=-1 if producer_id < 0 else 0 if known is None else known.batches[-1].last_sequence + 1,
             )
         )
-        self.log.append_as_leader(record_set, self.epoch, self.now_ms)
-        self._note(stamped(record_set, end, self.epoch))
-        for index in range(count):
+        for index in range(count):  # first: where the machine dies in the midst of it, they may be there or not
             offset = end + index
             timestamp = self.now_ms + deltas[index]
             self.records[offset] = Known(offset, keys[index], values[index], timestamp, self.epoch)
+        self.log.append_as_leader(record_set, self.epoch, self.now_ms)
+        self._note(stamped(record_set, end, self.epoch))
 
     def append_marker(self) -> None:
         end = self.log.log_end_offset

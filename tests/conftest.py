@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from minibroker.deploy import zookeeper as zookeeper_launcher
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK, free_ports
 from minibroker.deploy.processes import send_signal, wait_until_gone
+from minibroker.protocol.world import real
 
 # How fast a machine is, and what else runs on it, must not decide whether a property holds.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +27,21 @@ for _name in ("MINIBROKER_BOOTSTRAP", "MINIBROKER_DATA"):
     os.environ.pop(_name, None)
 
 _chroot_numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def files_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves open of its files, as logs that it killed do, is closed after it: one process runs thousands
+    of tests, and Spark's gateway cannot listen, and waits for ever, once it has 1024 descriptors."""
+    own = f"{request.getfixturevalue('tmp_path')}/" if "tmp_path" in request.fixturenames else None
+    yield
+    if own is None:
+        return
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(own):
+                real._open_files.discard(int(name))
+                os.close(int(name))
 
 
 @pytest.fixture(scope="session")

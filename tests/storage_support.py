@@ -6,21 +6,22 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
-from minibroker.broker.storage.directory import LogDirectory
+from minibroker.broker.storage.directory import LogDirectory, partition_of
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import recover
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CRC_END, BatchHeader, encode_batch, iterate_batches, parse_header, stamp
-from minibroker.protocol.world import Disk, File, Lock, World, ZooKeeper
+from minibroker.protocol.world import Disk, Executor, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
 from tests.simulation.disk import ProcessDisk, VirtualDisk
 from tests.simulation.process import ProcessKilled
@@ -91,10 +92,22 @@ class StorageWorld:
         self.zookeeper: ZooKeeper = NoZooKeeper()
         self.random = Random(1)
         self.executor: InlineExecutor = InlineExecutor()
+        """What all executors use that are handed out: may be replaced at any time."""
+
+    def new_executor(self, name: str) -> Executor:
+        return _CurrentExecutor(self)
 
 
 def _conforms(world: StorageWorld) -> World:
     return world
+
+
+class _CurrentExecutor:
+    def __init__(self, world: StorageWorld) -> None:
+        self._world = world
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        return await self._world.executor.run(function, *arguments)
 
 
 class StorageHost:
@@ -254,7 +267,7 @@ def open_log(
     world: StorageWorld | None = None,
     recovery_point: int = 0,
     clean: bool = False,
-    log_start_offset: int = 0,
+    log_start_offset: int | None = 0,
 ) -> Opened:
     """Open the log in the directory `path`, as a LogManager does."""
     world = world or StorageWorld()
@@ -271,6 +284,16 @@ def open_log(
         now_ms=world.clock.wall_ms(),
     )
     return Opened(Log(directory, path, PARTITION, "", config, recovered), directory, world)
+
+
+def at_once(steps: Generator[None, None, T]) -> T:
+    """What work in steps comes to."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def everything(log: Log) -> bytes:
@@ -297,6 +320,20 @@ def check_indexes(log: Log) -> None:
             if key == 0:
                 break
         assert segment.max_timestamp == max(largest, default=-1)
+
+
+def coverage(changes: Iterable[tuple[str, str]]) -> str:
+    """How often each kind of change was struck, a line each; of `DiskFaults.list_changes`."""
+    kinds = Counter(f"{operation} of {_kind(path)}" for operation, path in changes)
+    return "".join(f"\n  {count:5} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def _kind(path: str) -> str:
+    directory, _, name = path.rpartition("/")
+    stem, dot, suffix = name.partition(".")
+    if stem.isdigit():
+        return f"*{dot}{suffix}"
+    return "the log's directory" if partition_of(name) else name if directory != "" else "the data directory"
 
 
 # --- An example ---------------------------------------------------------------------------------------------------

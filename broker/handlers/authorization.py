@@ -19,6 +19,7 @@ from minibroker.protocol.messages import (
     BrokerAuthenticateResponse,
     BrokerHandshakeRequest,
     BrokerHandshakeResponse,
+    ControlledShutdownRequest,
     EnvelopeRequest,
     FetchRequest,
     LeaderAndIsrRequest,
@@ -44,7 +45,7 @@ def why_refused(api: Api[Any, Any], body: Message, principal: Principal) -> str 
             return None
         claims = body.replica_id
     elif api.caller is Caller.BROKER:
-        if isinstance(body, EnvelopeRequest):
+        if isinstance(body, EnvelopeRequest | ControlledShutdownRequest):
             claims = body.broker_id
         else:
             assert isinstance(body, LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest)

@@ -82,7 +82,11 @@ async def handle_update_metadata(services: Services, request: Request) -> None:
     except BrokerError as error:
         request.respond(UpdateMetadataResponse(error.code))
         return
+    alive_before = services.metadata.alive_epochs()
     for topic in services.metadata.update(body):
         services.topic_purgatory.check_soon(topic)
-    services.replicas.reconsider_isrs()
+    if body.names_the_last:
+        await services.replicas.delete_strays()
+    if services.metadata.alive_epochs() != alive_before:  # not for each of the requests that tell of many partitions
+        services.replicas.reconsider_isrs()
     request.respond(UpdateMetadataResponse(ErrorCode.NONE))

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
+from minibroker.broker.handlers.configs import handle_describe_configs, handle_incremental_alter_configs
 from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
 from minibroker.broker.handlers.delete_records import handle_delete_records
 from minibroker.broker.handlers.fetch import handle_fetch
@@ -13,6 +14,8 @@ from minibroker.broker.handlers.metadata import handle_api_versions, handle_meta
 from minibroker.broker.handlers.produce import handle_produce
 from minibroker.broker.handlers.producer_ids import handle_init_producer_id
 from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.shutdown import handle_controlled_shutdown
+from minibroker.broker.handlers.timeline import handle_describe_timeline
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import apis
 
@@ -26,14 +29,22 @@ HANDLERS: dict[int, Handler] = {
     apis.LEADER_AND_ISR.key: handle_leader_and_isr,
     apis.STOP_REPLICA.key: handle_stop_replica,
     apis.UPDATE_METADATA.key: handle_update_metadata,
+    apis.CONTROLLED_SHUTDOWN.key: handle_controlled_shutdown,
     apis.API_VERSIONS.key: handle_api_versions,
     apis.CREATE_TOPICS.key: handle_or_forward,
     apis.DELETE_TOPICS.key: handle_or_forward,
+    apis.CREATE_PARTITIONS.key: handle_or_forward,
     apis.DELETE_RECORDS.key: handle_delete_records,
     apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
+    apis.DESCRIBE_CONFIGS.key: handle_describe_configs,
     apis.DESCRIBE_LOG_DIRS.key: handle_describe_log_dirs,
+    apis.ELECT_LEADERS.key: handle_or_forward,
+    apis.ALTER_PARTITION_REASSIGNMENTS.key: handle_or_forward,
+    apis.LIST_PARTITION_REASSIGNMENTS.key: handle_or_forward,
+    apis.INCREMENTAL_ALTER_CONFIGS.key: handle_incremental_alter_configs,
     apis.ENVELOPE.key: handle_envelope,
+    apis.DESCRIBE_TIMELINE.key: handle_describe_timeline,
     apis.BROKER_HANDSHAKE.key: handle_broker_handshake,
     apis.BROKER_AUTHENTICATE.key: handle_broker_authenticate,
 }

@@ -3,7 +3,9 @@
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.manager import FetchAnswer
+from minibroker.broker.replication.partition import CONSUMER
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.fetch_slots import NO_SLOT
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
@@ -15,18 +17,30 @@ round trip is little beside that. (A first batch that is larger is sent all the 
 async def handle_fetch(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, FetchRequest)
+    is_follower = body.replica_id != CONSUMER
+    shorten = request.session.fetch_slots.open(body) if is_follower else None
     wanted = [(topic.topic, fetch.partition) for topic in body.topics for fetch in topic.partitions]
     if len(set(wanted)) != len(wanted):
         raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition is named twice in the request")
     if body.replica_id < -1:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"replica_id is {body.replica_id}; -1 is a consumer's")
+    if body.max_bytes < 0:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes is {body.max_bytes}; it must be 0 or more")
+    for topic in body.topics:
+        for fetch in topic.partitions:
+            if fetch.partition_max_bytes < 0:
+                raise BrokerError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"partition_max_bytes of {topic.topic}-{fetch.partition} is {fetch.partition_max_bytes}; it must "
+                    f"be 0 or more",
+                )
     body.max_bytes = min(body.max_bytes, MOST_AT_ONCE_BYTES)
 
     def respond(answer: FetchAnswer) -> None:
         topics: dict[str, list[FetchPartitionResponse]] = {}
-        for topic_partition, response in answer:
+        for topic_partition, response in answer if shorten is None else shorten(answer):
             topics.setdefault(topic_partition.topic, []).append(response)
         responses = [FetchTopicResponse(name, partitions) for name, partitions in topics.items()]
-        request.respond(FetchResponse(0, ErrorCode.NONE, responses))
+        request.respond(FetchResponse(0, ErrorCode.NONE, responses, body.slot if is_follower else NO_SLOT))
 
     services.replicas.fetch(body, respond)

@@ -1,18 +1,40 @@
-"""CreateTopics and DeleteTopics at any broker: one that is not the controller forwards them (`broker/forwarding.py`).
+"""What the controller alone can do, at any broker: one that is not it forwards the request (`broker/forwarding.py`).
 
 The controller answers what comes in an envelope itself, or with NOT_CONTROLLER: nothing is forwarded twice.
 """
 
+from minibroker.broker.handlers.elections import handle_elect_leaders
+from minibroker.broker.handlers.partitions import handle_create_partitions
+from minibroker.broker.handlers.reassignments import (
+    handle_alter_partition_reassignments,
+    handle_list_partition_reassignments,
+)
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS, handle_create_topics, handle_delete_topics
 from minibroker.broker.network.dialect import Dialect
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage
-from minibroker.protocol.messages import CreateTopicsRequest, DeleteTopicsRequest, EnvelopeRequest, EnvelopeResponse
+from minibroker.protocol.messages import (
+    AlterPartitionReassignmentsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    ElectLeadersRequest,
+    EnvelopeRequest,
+    EnvelopeResponse,
+    ListPartitionReassignmentsRequest,
+)
 from minibroker.protocol.model import ANONYMOUS, Principal
 
-HANDLERS = {apis.CREATE_TOPICS.key: handle_create_topics, apis.DELETE_TOPICS.key: handle_delete_topics}
+HANDLERS = {
+    apis.CREATE_TOPICS.key: handle_create_topics,
+    apis.DELETE_TOPICS.key: handle_delete_topics,
+    apis.CREATE_PARTITIONS.key: handle_create_partitions,
+    apis.ELECT_LEADERS.key: handle_elect_leaders,
+    apis.ALTER_PARTITION_REASSIGNMENTS.key: handle_alter_partition_reassignments,
+    apis.LIST_PARTITION_REASSIGNMENTS.key: handle_list_partition_reassignments,
+}
 """What is forwarded, and what the controller does with it."""
 
 
@@ -22,7 +44,15 @@ async def handle_or_forward(services: Services, request: Request) -> None:
         await HANDLERS[request.api.key](services, request)
         return
     body = request.body
-    assert isinstance(body, CreateTopicsRequest | DeleteTopicsRequest)
+    assert isinstance(
+        body,
+        CreateTopicsRequest
+        | DeleteTopicsRequest
+        | CreatePartitionsRequest
+        | ElectLeadersRequest
+        | AlterPartitionReassignmentsRequest
+        | ListPartitionReassignmentsRequest,
+    )
     # A second more than the controller has, so that it can say what was not done in time.
     timeout_ms = max(body.timeout_ms, 0) + LEAST_TIMEOUT_MS
 

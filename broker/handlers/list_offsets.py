@@ -1,10 +1,13 @@
 """ListOffsets and OffsetForLeaderEpoch: where to begin reading, and where an epoch ended.
 
-A request may name every partition that there is, and a timestamp costs some reading for each. So the work is done in
-slices, between which others have the event loop.
+A request may name every partition that there is, and a timestamp costs some reading for each: as much as a segment,
+where the records that its index knows of are deleted. So the work is done in slices, between which others have the
+event loop.
 """
 
 import asyncio
+from collections.abc import Generator
+from typing import TypeVar
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
@@ -27,6 +30,8 @@ from minibroker.protocol.model import TopicPartition
 SLICE_S = 0.002
 BREATH_S = 0.001
 
+T = TypeVar("T")
+
 
 class Slices:
     def __init__(self) -> None:
@@ -39,6 +44,16 @@ class Slices:
             await asyncio.sleep(BREATH_S)
             self._end_s = self._time() + SLICE_S
 
+    async def finish(self, steps: Generator[None, None, T]) -> T:
+        """The result of work that is done in steps."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            await self.breathe()
+
 
 async def handle_list_offsets(services: Services, request: Request) -> None:
     body = request.body
@@ -48,19 +63,21 @@ async def handle_list_offsets(services: Services, request: Request) -> None:
     for topic in body.topics:
         answers = []
         for asked in topic.partitions:
-            answers.append(_list(services, topic, asked, body.replica_id))
+            answers.append(await _list(services, topic, asked, body.replica_id, slices))
             await slices.breathe()
         topics.append(ListOffsetsTopicResponse(topic.name, answers))
     request.respond(ListOffsetsResponse(0, topics))
 
 
-def _list(
-    services: Services, topic: ListOffsetsTopic, asked: ListOffsetsPartition, replica_id: int
+async def _list(
+    services: Services, topic: ListOffsetsTopic, asked: ListOffsetsPartition, replica_id: int, slices: Slices
 ) -> ListOffsetsPartitionResponse:
     try:
         partition = services.replicas.leader(TopicPartition(topic.name, asked.partition_index))
         partition.check_topic_id(topic.topic_id)
-        timestamp, offset = partition.offset_for(asked.timestamp, asked.current_leader_epoch, replica_id)
+        timestamp, offset = await slices.finish(
+            partition.offset_for(asked.timestamp, asked.current_leader_epoch, replica_id)
+        )
     except BrokerError as error:
         return ListOffsetsPartitionResponse(asked.partition_index, error.code)
     epoch_at = partition.log.epoch_at

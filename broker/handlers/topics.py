@@ -1,5 +1,6 @@
 """CreateTopics and DeleteTopics: the controller's broker takes them, and answers when the cluster has followed."""
 
+import asyncio
 from collections.abc import Callable
 from itertools import zip_longest
 
@@ -19,6 +20,12 @@ from minibroker.protocol.model import ANONYMOUS, INTERNAL_TOPICS
 
 LEAST_TIMEOUT_MS = 1_000
 """For the controller's part: a request that does not wait for leaders still waits to hear the outcome."""
+
+
+def may_change(topic: str, request: Request) -> bool:
+    """Whether whoever asks may create, change or delete a topic of that name."""
+    # A name that differs from the brokers' own by a dot alone would keep them from creating their topic.
+    return topic.replace(".", "_") not in INTERNAL_TOPICS or request.principal != ANONYMOUS
 
 
 class DelayedCreateTopics(DelayedOperation):
@@ -63,14 +70,14 @@ async def handle_create_topics(services: Services, request: Request) -> None:
 
 
 async def _create(services: Services, request: Request, body: CreateTopicsRequest) -> None:
-    may = [topic for topic in body.topics if _may_change(topic.name, request)]
+    may = [topic for topic in body.topics if may_change(topic.name, request)]
     results = await services.administration.create_topics(
         may, validate_only=body.validate_only, controller_epoch=body.controller_epoch
     )
     results += [
         CreatableTopicResult(topic.name, "", ErrorCode.INVALID_TOPIC_EXCEPTION, _brokers_own(topic.name))
         for topic in body.topics
-        if not _may_change(topic.name, request)
+        if not may_change(topic.name, request)
     ]
     # All results for a name that the request repeats are the same.
     results = list({result.name: result for result in results}.values())
@@ -87,27 +94,37 @@ async def _create(services: Services, request: Request, body: CreateTopicsReques
 
 
 async def handle_delete_topics(services: Services, request: Request) -> None:
-    """Answers once the deletion is recorded, which cannot be undone; it goes on by itself, and waits for replicas whose
-    brokers are down. Raises BrokerError(NOT_CONTROLLER) on any other broker."""
+    """Answers once the topics are gone and their names free, or with REQUEST_TIMED_OUT and what they wait for: at the
+    deadline, or as soon as that is something that may last, as a broker that is down. The deletion is recorded then,
+    which cannot be undone, and goes on by itself. (Kafka's DelayedDeleteTopics waits until no broker shows them.)
+    Raises BrokerError(NOT_CONTROLLER) on any other broker."""
     body = request.body
     assert isinstance(body, DeleteTopicsRequest)
-    answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), lambda: _delete(services, request, body))
+    waits_until = asyncio.get_running_loop().time() + max(body.timeout_ms, 0) / 1_000
+    # The rest is for ZooKeeper, without which nothing can be said of any topic.
+    timeout_ms = max(body.timeout_ms, 0) + LEAST_TIMEOUT_MS // 2
+    answer_later(services, request, timeout_ms, lambda: _delete(services, request, body, waits_until))
 
 
-async def _delete(services: Services, request: Request, body: DeleteTopicsRequest) -> None:
+async def _delete(services: Services, request: Request, body: DeleteTopicsRequest, waits_until: float) -> None:
     topics = dict(zip_longest(body.topics, body.topic_ids[: len(body.topics)], fillvalue=""))
-    may = {name: topic_id for name, topic_id in topics.items() if _may_change(name, request)}
+    may = {name: topic_id for name, topic_id in topics.items() if may_change(name, request)}
     results = await services.administration.delete_topics(may)
+    doomed = {result.name: result.topic_id for result in results if not result.error_code}
+    try:
+        async with asyncio.timeout_at(waits_until):
+            left = await services.administration.until_deleted(doomed)
+    except TimeoutError:
+        left = services.administration.deletions_left(doomed)
+    for result in results:
+        if result.name in left:
+            result.error_code = ErrorCode.REQUEST_TIMED_OUT
+            result.error_message = f"topic {result.name!r} is marked for deletion and not gone yet: {left[result.name]}"
     results += [
         DeletableTopicResult(name, "", ErrorCode.INVALID_TOPIC_EXCEPTION, _brokers_own(name))
         for name in topics.keys() - may.keys()
     ]
     request.respond(DeleteTopicsResponse(0, results))
-
-
-def _may_change(topic: str, request: Request) -> bool:
-    # A name that differs from theirs by a dot alone would keep them from creating their topic.
-    return topic.replace(".", "_") not in INTERNAL_TOPICS or request.principal != ANONYMOUS
 
 
 def _brokers_own(topic: str) -> str:

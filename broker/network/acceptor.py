@@ -25,13 +25,16 @@ class Acceptor:
         quotas: ConnectionQuotas,
         metrics: NetworkMetrics,
         clock: Callable[[], float],
+        room: Callable[[], str | None],
     ) -> None:
+        """`room`: why there is none for another connection, whatever the quotas say."""
         self.name = name
         self.listener = listener
         self.processors = processors
         self._quotas = quotas
         self._metrics = metrics
         self._clock = clock
+        self._room = room
         self._next_processor = 0
         self._handing_over: set[asyncio.Task[None]] = set()
         self._refused_since_log = 0
@@ -51,7 +54,7 @@ class Acceptor:
     def _on_connection(self, incoming: Incoming) -> None:
         now = self._clock()
         address = incoming.peer.rpartition(":")[0]
-        refusal = self._quotas.try_open(address, now)
+        refusal = self._room() or self._quotas.try_open(address, now)
         if refusal is not None:
             incoming.close()
             self._log_refusal(incoming.peer, refusal, now)

@@ -8,6 +8,18 @@ client that is refused backs off.
 from __future__ import annotations
 
 
+def why_too_few_descriptors(used: int, limit: int, kept: int) -> str | None:
+    """Why a connection must be refused although its limits allow it: every file of the broker takes a descriptor, too,
+    and a log that gets none cannot go on. `kept`: how many connections must leave. None: there are enough."""
+    if used <= limit - kept:
+        return None
+    return (
+        f"{used} of the {limit} files and connections that this process may have open are taken (`ulimit -n`), and the "
+        f"last {kept} are kept for the broker's own: raise the hard limit (`ulimit -Hn`, LimitNOFILE of systemd, "
+        f"`--ulimit nofile` of Docker), or lower max.connections"
+    )
+
+
 class ConnectionQuotas:
     """Counts connections. Every `try_open` that returned None is followed by one `close`."""
 

@@ -35,6 +35,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
 from minibroker.protocol.broker_proof import Handshake
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.fetch_slots import LeaderSlots
 from minibroker.protocol.model import ANONYMOUS, Principal
 
 SLICE_S = 0.002
@@ -43,12 +44,13 @@ SLICE_S = 0.002
 class Session:
     """What is known about the other end of a connection (Kafka's RequestChannel.Session)."""
 
-    __slots__ = ("handshake", "principal")
+    __slots__ = ("fetch_slots", "handshake", "principal")
 
     def __init__(self) -> None:
         self.principal: Principal = ANONYMOUS
         self.handshake: Handshake | None = None
         """One that has begun and has not ended."""
+        self.fetch_slots = LeaderSlots()
 
 
 class RequestSource(Protocol):

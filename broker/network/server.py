@@ -17,7 +17,7 @@ from minibroker.broker.network.acceptor import Acceptor
 from minibroker.broker.network.handler_pool import RequestHandler, RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.processor import Processor
-from minibroker.broker.network.quotas import ConnectionQuotas
+from minibroker.broker.network.quotas import ConnectionQuotas, why_too_few_descriptors
 from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.protocol.apis import Plane
@@ -28,6 +28,10 @@ __all__ = ["NetworkSettings", "Request", "RequestHandler", "SocketServer"]
 
 ALL_ADDRESSES = "0.0.0.0"
 """What an empty host means in Kafka's `listeners`."""
+
+KEPT_DESCRIPTORS = {Plane.DATA: 1 / 8, Plane.CONTROL: 1 / 16}
+"""The part of all file descriptors that connections must leave to files, to ZooKeeper, and to connections to other
+brokers; and that clients must leave to the controller."""
 
 CONNECTIONS_GRACE_S = 1.0
 """How long `close` waits for peers to read their last responses."""
@@ -51,6 +55,7 @@ class SocketServer:
         clock = world.clock.monotonic
         self.metrics = NetworkMetrics()
         self._network = world.network
+        self._disk = world.disk
         self._clock = clock
         self._settings = settings
         control = RequestChannel(settings.control_queued_max_requests, settings.queued_max_request_bytes, clock)
@@ -137,7 +142,13 @@ class SocketServer:
             Processor(name, plane, parts.channel, self._settings, self.metrics, self._clock)
             for _ in range(1 if plane is Plane.CONTROL else self._settings.num_network_threads)
         ]
-        self._acceptors.append(Acceptor(name, listener, processors, parts.quotas, self.metrics, self._clock))
+        self._acceptors.append(
+            Acceptor(name, listener, processors, parts.quotas, self.metrics, self._clock, lambda: self._room(plane))
+        )
+
+    def _room(self, plane: Plane) -> str | None:
+        _, used, limit = self._disk.descriptors()
+        return why_too_few_descriptors(used, limit, int(limit * KEPT_DESCRIPTORS[plane]))
 
 
 def _why_not_bound(name: str, host: str, port: int, error: OSError) -> str:

@@ -1,27 +1,31 @@
 """The follower's side: one fetcher per leader broker, all partitions that it leads in a few long-polling requests.
 
-How they are put into requests, and how long each may wait: see `minibroker.protocol.fetch_schedule`.
+How they are put into requests, and how long each may wait: see `minibroker.protocol.fetch_schedule`. Those for quiet
+partitions are sent in full only where they differ from the last: see `minibroker.protocol.fetch_slots`.
 
 A partition that was refused (the leader has not heard of its leadership yet, or has heard of a newer one) is left out
-for a short while that doubles up to `replica.fetch.backoff.ms`; the others go on. So is one with `durability=synced`
-until what the last answer brought is flushed.
+for a short while that doubles up to `replica.fetch.backoff.ms`, or longer where very many are followed; the others go
+on. So is one with `durability=synced` until what the last answer brought is flushed.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import LogInvariantViolated
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.broker_connections import BrokerConnections, NotTrusted
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
-from minibroker.protocol.fetch_schedule import cut, most_in_a_request, schedule
+from minibroker.protocol.fetch_schedule import cut, follower_pace, follower_wait_ms, most_in_a_request, schedule
+from minibroker.protocol.fetch_slots import NO_SLOT, FollowerSlots
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.rpc import Connection
 from minibroker.protocol.world import World
 
@@ -34,6 +38,7 @@ CONNECT_TIMEOUT_S = 3.0
 class FetcherSettings(msgspec.Struct, frozen=True):
     broker_id: int
     wait_max_ms: int
+    lag_time_max_ms: int
     min_bytes: int
     response_max_bytes: int
     partition_max_bytes: int
@@ -61,6 +66,8 @@ class _Request(NamedTuple):
 
     follows: dict[TopicPartition, _Follow]
     answer: asyncio.Future[FetchResponse]
+    topics: list[FetchTopic]
+    slot: int
 
 
 class Fetcher:
@@ -91,8 +98,13 @@ class Fetcher:
         self._set_aside = set_aside
         self._follows: dict[TopicPartition, _Follow] = {}
         self._unasked: dict[TopicPartition, _Follow] = {}
-        """Those that are in no outstanding request."""
+        """Those that are in no outstanding request, and not refused just now."""
+        self._resting: dict[TopicPartition, _Follow] = {}
+        """Those that were refused, until it is time to ask again. They are many while their leader makes its logs."""
+        self._rested_s = math.inf
+        """When the first of them is due."""
         self._requests: list[_Request] = []
+        self._slots: FollowerSlots[_Follow] = FollowerSlots()
         self._began_s = world.clock.monotonic()
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
@@ -109,6 +121,7 @@ class Fetcher:
         is_in_sync = self._settings.broker_id in partition.isr
         follow = _Follow(partition, partition.leader_epoch, is_in_sync)
         self._follows[topic_partition] = self._unasked[topic_partition] = follow
+        self._resting.pop(topic_partition, None)
         self._wake.set()
 
     def wake(self) -> None:
@@ -118,6 +131,7 @@ class Fetcher:
     def remove(self, topic_partition: TopicPartition) -> None:
         self._follows.pop(topic_partition, None)
         self._unasked.pop(topic_partition, None)
+        self._resting.pop(topic_partition, None)
 
     def follows(self, topic_partition: TopicPartition) -> bool:
         return topic_partition in self._follows
@@ -144,7 +158,10 @@ class Fetcher:
             for request in self._answered():
                 failure = request.answer.exception() or failure
                 if request.answer.exception() is None:
-                    self._apply(request.follows, request.answer.result())
+                    response = request.answer.result()
+                    if response.slot == request.slot != NO_SLOT:
+                        self._slots.keep(request.slot, list(request.follows.values()), request.topics)
+                    self._apply(request.follows, response)
                     backoff_s = 0.0
             wait_s = None
             if failure is None:
@@ -195,7 +212,7 @@ class Fetcher:
 
     async def _ask(self) -> float | None:
         """Ask for every partition that is due and in no request. Returns in how many seconds others will be due."""
-        if not self._unasked:
+        if not self._unasked and not self._resting:
             return None
         if self._connection is None or self._connection.closed:
             host, port = self.address
@@ -207,15 +224,16 @@ class Fetcher:
                 connect_timeout_s=CONNECT_TIMEOUT_S,
                 request_timeout_s=self._settings.socket_timeout_s,
             )
+            self._slots = FollowerSlots()
+        settings = self._settings
         now_s = self._world.clock.monotonic()
-        busy, quiet, later_s = [], [], []
+        self._wake_rested(now_s)
+        busy, quiet, later_s = [], [], [self._rested_s]
         for topic_partition, follow in self._unasked.items():
             if not follow.partition.may_fetch:
                 continue
             quota = follow.partition.follower_quota
-            if follow.not_before_s > now_s:
-                later_s.append(follow.not_before_s)
-            elif quota is not None and quota.is_exceeded and not follow.is_in_sync:
+            if quota is not None and quota.is_exceeded and not follow.is_in_sync:
                 later_s.append(quota.free_at_s)
             elif follow.is_busy:
                 busy.append((topic_partition, follow))
@@ -227,36 +245,51 @@ class Fetcher:
             most=most,
             outstanding=len(self._requests),
             elapsed_ms=round((now_s - self._began_s) * 1_000),
-            longest_wait_ms=self._settings.wait_max_ms,
+            longest_wait_ms=follower_wait_ms(settings.wait_max_ms, len(self._follows), settings.lag_time_max_ms),
         )
         for piece, wait_ms in scheduled:
             self._send(dict(piece), wait_ms)
-        return min(later_s) - now_s if later_s else None
+        due_s = min(later_s)
+        return due_s - now_s if due_s < math.inf else None
+
+    def _wake_rested(self, now_s: float) -> None:
+        if now_s < self._rested_s:
+            return
+        for topic_partition, follow in list(self._resting.items()):
+            if follow.not_before_s <= now_s:
+                self._unasked[topic_partition] = self._resting.pop(topic_partition)
+        self._rested_s = min((follow.not_before_s for follow in self._resting.values()), default=math.inf)
 
     def _send(self, follows: dict[TopicPartition, _Follow], wait_ms: int) -> None:
         settings = self._settings
-        topics: dict[str, FetchTopic] = {}
+        by_topic: dict[str, FetchTopic] = {}
         for topic_partition, follow in follows.items():
-            topic = topics.get(topic_partition.topic)
+            topic = by_topic.get(topic_partition.topic)
             if topic is None:
                 topic_id = follow.partition.log.topic_id
-                topic = topics[topic_partition.topic] = FetchTopic(topic_partition.topic, topic_id, [])
+                topic = by_topic[topic_partition.topic] = FetchTopic(topic_partition.topic, topic_id, [])
             topic.partitions.append(
                 follow.partition.next_fetch(settings.partition_max_bytes, suspect=follow.is_suspect)
             )
+        topics = list(by_topic.values())
+        slot, is_known = NO_SLOT, False
+        if not any(follow.is_busy for follow in follows.values()):
+            taken = {request.slot for request in self._requests}
+            slot, is_known = self._slots.choose(list(follows.values()), topics, taken)
         request = FetchRequest(
             replica_id=settings.broker_id,
             max_wait_ms=wait_ms,
             min_bytes=settings.min_bytes,
             max_bytes=settings.response_max_bytes,
             isolation_level=0,
-            topics=list(topics.values()),
+            topics=[] if is_known else topics,
             replica_epoch=self._broker_epoch(),
+            slot=slot,
         )
         assert self._connection is not None
         answer = self._connection.send(FETCH, request, timeout_s=settings.socket_timeout_s)
         answer.add_done_callback(lambda _: self._wake.set())
-        self._requests.append(_Request(follows, answer))
+        self._requests.append(_Request(follows, answer, topics, slot))
         for topic_partition in follows:
             del self._unasked[topic_partition]
 
@@ -277,7 +310,7 @@ class Fetcher:
                     self._set_aside(follow.partition, f"the log of its leader {self.leader_id} does not fit: {error}")
                     continue
                 except BrokerError as error:
-                    if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+                    if error.code is ErrorCode.KAFKA_STORAGE_ERROR and not isinstance(error, Shortage):
                         self.remove(topic_partition)
                         continue
                     logger.error("%s from broker %d: %s", topic_partition, self.leader_id, error)
@@ -287,8 +320,16 @@ class Fetcher:
                     follow.backoff_s = 0.0
                     follow.is_suspect = False
                 else:
-                    follow.backoff_s = min(max(2 * follow.backoff_s, FIRST_BACKOFF_S), self._settings.backoff_s)
-                    follow.not_before_s = now_s + follow.backoff_s
+                    self._let_rest(topic_partition, follow, now_s)
+
+    def _let_rest(self, topic_partition: TopicPartition, follow: _Follow, now_s: float) -> None:
+        """Rounded up, so that those that were refused shortly after each other are asked for together."""
+        longest_s = self._settings.backoff_s * follower_pace(len(self._follows))
+        follow.backoff_s = min(max(2 * follow.backoff_s, FIRST_BACKOFF_S), longest_s)
+        follow.not_before_s = math.ceil((now_s + follow.backoff_s) / FIRST_BACKOFF_S) * FIRST_BACKOFF_S
+        self._unasked.pop(topic_partition, None)
+        self._resting[topic_partition] = follow
+        self._rested_s = min(self._rested_s, follow.not_before_s)
 
     def _apply_one(self, follow: _Follow, answer: FetchPartitionResponse) -> bool:
         """True where the next fetch may follow at once."""
@@ -310,15 +351,17 @@ class Fetcher:
                     fetched.truncated_to,
                     self.leader_id,
                 )
-            return True
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE and answer.log_start_offset > partition.log.log_end_offset:
+            return not fetched.is_stuck
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.is_to_restart(answer.log_start_offset):
             logger.warning(
-                "%s: the leader's log begins at %d, beyond this one's end %d: starting afresh there",
+                "%s: starting afresh at %d, where the leader's log begins, with which this one, %d to %d, cannot go on",
                 partition.topic_partition,
                 answer.log_start_offset,
+                partition.log.log_start_offset,
                 partition.log.log_end_offset,
             )
-            partition.restart_at(answer.log_start_offset)
+            previous = answer.diverging_epoch
+            partition.restart_at(answer.log_start_offset, NO_EPOCH if previous is None else previous.epoch)
             return True
         logger.debug("%s: broker %d answers %s", partition.topic_partition, self.leader_id, code.name)
         return False

@@ -36,6 +36,7 @@ class FetcherManager:
         self._settings = FetcherSettings(
             broker_id=config.broker_id,
             wait_max_ms=config.replica_fetch_wait_max_ms,
+            lag_time_max_ms=config.replica_lag_time_max_ms,
             min_bytes=config.replica_fetch_min_bytes,
             response_max_bytes=config.replica_fetch_response_max_bytes,
             partition_max_bytes=config.replica_fetch_max_bytes,

@@ -2,7 +2,7 @@
 them is written, now and then, how far logs with durability=synced are flushed.
 
 A restarted broker begins with what is written there. What the file may say, and when it is lowered, is decided by
-`LogManager`. A directory that does not take it goes offline; the others are written all the same.
+`LogManager`. Each directory is written by itself: one whose disk fails, or is slow, holds up no other.
 """
 
 import asyncio
@@ -20,16 +20,17 @@ class HighWatermarkCheckpoint:
         self._partitions = partitions
         self._interval_s = interval_ms / 1_000
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def run(self, log_dir: str) -> None:
+        """For one directory, until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
-            await self._logs.checkpoint_high_watermarks(self._high_watermarks())
-            await self._logs.checkpoint_synced()
+            await self._logs.checkpoint_high_watermarks(log_dir, self._high_watermarks())
+            await self._logs.checkpoint_synced(log_dir)
 
-    def write(self) -> None:
-        """At once. Blocks."""
-        self._logs.write_high_watermarks(self._high_watermarks())
+    async def write(self) -> None:
+        """At once, for all directories."""
+        marks = self._high_watermarks()
+        await asyncio.gather(*(self._logs.checkpoint_high_watermarks(path, marks) for path in self._logs.paths))
 
     def _high_watermarks(self) -> dict[TopicPartition, int]:
         return {topic_partition: partition.high_watermark for topic_partition, partition in self._partitions.items()}

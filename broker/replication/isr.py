@@ -15,6 +15,13 @@ would leave: below min.insync.replicas the high watermark waits, so that even a 
 Below min.insync.replicas the high watermark stands still (KIP-966). So a replica that leaves the ISR then still has
 all that was committed, and stays eligible as leader: the last one in the ISR is not the only one that has everything.
 
+min.insync.replicas may change at any time, and the leader and the controller hear of it at different times. That loses
+nothing, since neither relies on what the other has heard: who is eligible is on record beside the ISR, a leader commits
+nothing as long as anybody is (whatever the setting says by now), and each of them was in the ISR, the maximal one
+included, when it was put on record. A leader that is allowed to commit with fewer strikes the eligible off first, in
+ZooKeeper; one that hears late of a higher number commits what the record allows. And a controller that hears late puts
+on record fewer than it might, or more, who hold the leader up until it has struck them off.
+
 What is deleted on demand (KIP-107) must not come back with the next leader, so the same replicas count for the *low
 watermark*: a deletion is acknowledged once the log of everyone who may be elected begins behind it, on disk. That is
 more than records get, which are in their hosts' memory when they are acknowledged: where a log begins is in nobody's
@@ -91,7 +98,8 @@ def high_watermark(
 
     A follower that is caught up but has not joined yet counts as well: if it were not waited for, the high
     watermark would run at the leader's log end, and under load a follower, always one fetch behind, could never reach
-    it. The caller never moves the high watermark back.
+    it. (Not where its broker is gone: see `Partition.disregard_the_gone`.) The caller never moves the high watermark
+    back.
     """
     counted = set(maximal_isr)
     lowest = leader_end_offset

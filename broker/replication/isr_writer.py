@@ -77,9 +77,12 @@ class IsrWriter:
         self._supervisor.start(self._announce_changes(), "ISR change notification")
 
     def reconsider(self) -> None:
-        """Other brokers have come: followers that waited to be known as alive may join now."""
+        """Other brokers have come or gone: followers that waited to be known as alive may join now, and those that were
+        about to join and are gone are not waited for."""
         for partition in self._partitions.values():
             if partition.is_leader and len(partition.isr) < len(partition.assignment):
+                if partition.disregard_the_gone():
+                    self._on_high_watermark(partition)
                 self.propose(partition)
 
     async def _check(self) -> None:

@@ -42,7 +42,8 @@ class LogCleaner:
         self._world = world
         self._logs = logs
         self._partitions = partitions
-        self._settings = settings
+        self.settings = settings
+        """May be set anew at any time."""
         self._uncleanable: dict[TopicPartition, Log] = {}
         """Logs that are left alone, since they could not be read."""
         self._paid_until_s = 0.0
@@ -65,7 +66,7 @@ class LogCleaner:
         while True:
             while await self.run_once():
                 pass
-            await asyncio.sleep(self._settings.backoff_ms / 1_000)
+            await asyncio.sleep(self.settings.backoff_ms / 1_000)
 
     async def run_once(self) -> bool:
         """One pass over the dirtiest log; where that is given up, over the next one. False: none is dirty enough."""
@@ -87,7 +88,7 @@ class LogCleaner:
 
     async def _compact(self, log: Log, what: Cleanable) -> bool:
         """False: it was given up."""
-        key_map = KeyMap(self._settings.dedupe_buffer_size, self._world.random.randbytes(16))
+        key_map = KeyMap(self.settings.dedupe_buffer_size, self._world.random.randbytes(16))
         before_bytes, began_s, self._done_bytes = log.size, self._world.clock.monotonic(), 0
         try:
             if not await log.compact(what, key_map, self._pace):
@@ -107,7 +108,7 @@ class LogCleaner:
             self._done_bytes,
             self._world.clock.monotonic() - began_s,
         )
-        await self._logs.checkpoint_first_dirty_offsets()
+        await self._logs.checkpoint_first_dirty_offsets(log.log_dir)
         return True
 
     def _leave_alone(self, log: Log, error: MinibrokerError) -> None:
@@ -122,7 +123,7 @@ class LogCleaner:
     async def _pace(self, done: int, stopped: asyncio.Event) -> None:
         self._done_bytes += done
         now_s = self._world.clock.monotonic()
-        self._paid_until_s = max(self._paid_until_s, now_s) + done / self._settings.io_max_bytes_per_second
+        self._paid_until_s = max(self._paid_until_s, now_s) + done / self.settings.io_max_bytes_per_second
         try:
             async with asyncio.timeout(self._paid_until_s - now_s):
                 await stopped.wait()

@@ -2,7 +2,7 @@
 
 Leaders decide where their logs begin (`Partition.expire`, `delete_records`), followers take it from the answers to
 their fetches; what lies below goes from the disks of both. Where a log begins is written to disk now and then, and soon
-where somebody waits for that.
+where somebody waits for that. Each log directory is looked after by itself: a slow disk holds up no other.
 """
 
 import asyncio
@@ -33,35 +33,35 @@ class LogRetention:
         self._partitions = partitions
         self._interval_s = interval_ms / 1_000
         self._on_start_stored = on_start_stored
-        self._to_store: dict[TopicPartition, None] = {}
-        self._has_moved = asyncio.Event()
+        self._to_store: dict[str, dict[TopicPartition, None]] = {path: {} for path in logs.paths}
+        self._has_moved = {path: asyncio.Event() for path in logs.paths}
 
-    def store_start_soon(self, topic_partition: TopicPartition) -> None:
-        self._to_store[topic_partition] = None
-        self._has_moved.set()
+    def store_start_soon(self, log_dir: str, topic_partition: TopicPartition) -> None:
+        self._to_store[log_dir][topic_partition] = None
+        self._has_moved[log_dir].set()
 
-    async def store_starts(self) -> None:
-        """Until cancelled."""
+    async def store_starts(self, log_dir: str) -> None:
+        """Of the partitions in one directory, until cancelled."""
         while True:
-            await self._has_moved.wait()
+            await self._has_moved[log_dir].wait()
             await asyncio.sleep(GATHER_S)
-            self._has_moved.clear()
-            moved, self._to_store = self._to_store, {}
-            await self._logs.checkpoint_log_start_offsets()
+            self._has_moved[log_dir].clear()
+            moved, self._to_store[log_dir] = self._to_store[log_dir], {}
+            await self._logs.checkpoint_log_start_offsets(log_dir)
             for topic_partition in moved:
                 self._on_start_stored(topic_partition)
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def run(self, log_dir: str) -> None:
+        """For one directory, until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.run_once()
+            await self.run_once(log_dir)
 
-    async def run_once(self) -> None:
+    async def run_once(self, log_dir: str) -> None:
         """What is in a directory that is offline, or fails meanwhile, is left alone."""
-        for topic_partition in list(self._partitions):
-            partition = self._partitions.get(topic_partition)
-            if partition is None:
+        for log in self._logs.logs_in(log_dir):
+            partition = self._partitions.get(log.partition)
+            if partition is None or partition.log is not log:
                 continue  # it was deleted, or has failed, while others had their turn: its log is closed
             try:
                 partition.expire(self._clock.wall_ms())
@@ -69,4 +69,4 @@ class LogRetention:
                 if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                     raise
             await asyncio.sleep(0)
-        await self._logs.remove_old_segments()
+        await self._logs.remove_old_segments(log_dir)

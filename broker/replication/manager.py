@@ -8,9 +8,13 @@ broker leads. What goes on by itself has modules of its own: `IsrWriter`, `Fetch
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, topic_config
+import msgspec
+
+from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.broker.replication.delayed import (
@@ -29,6 +33,7 @@ from minibroker.broker.replication.log_cleaner import CleanerSettings, LogCleane
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
+from minibroker.broker.replication.topic_configs import TopicConfigs
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.supervisor import Supervisor
@@ -43,16 +48,17 @@ from minibroker.protocol.messages import (
     FetchRequest,
     LeaderAndIsrPartition,
     LeaderAndIsrRequest,
+    LeaderAndIsrTopic,
     PartitionError,
     ProducePartitionResponse,
     StopReplicaRequest,
     UpdateMetadataPartition,
 )
 from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, SYNCED, TopicPartition
+from minibroker.protocol.topic_ids import is_older
 from minibroker.protocol.world import (
     Clock,
     ConnectionLoss,
-    NoNode,
     SessionExpired,
     World,
     ZooKeeperSession,
@@ -65,6 +71,13 @@ EPOCH_DURING_DELETE = -2
 """The leader epoch of a StopReplica that deletes whatever there is (Kafka's LeaderAndIsr.EpochDuringDelete)."""
 
 ZOOKEEPER_RETRY_S = 0.1
+
+LOGS_MADE_AT_ONCE = 8
+"""Making one waits for the disk several times; a file system writes the journal for those that wait together in one go,
+so that eight take hardly longer than one."""
+
+PARTITIONS_PER_SLICE = 100
+BREATH_S = 0.001
 
 DELETIONS_REMEMBERED = 10_000
 """Of replicas, for as long as the broker runs: an order that is late by this many others is no longer expected."""
@@ -86,8 +99,8 @@ class LeadershipListener(Protocol):
     controller names them. By then the role has been taken, and nothing has run since: nothing was appended in the epoch
     that begins, and it begins at the end of the log. A role that could not be taken is not told.
 
-    `on_follower` is called with the epoch of `on_leader` where the replica that led was deleted, or its log directory
-    has failed. After a deletion epochs may begin at 0 again: they are those of another topic of that name.
+    `on_follower` is called with the epoch of `on_leader` where the replica that led was stopped or deleted, or its log
+    directory has failed. After a deletion epochs may begin at 0 again: they are those of another topic of that name.
 
     They are called before anything else in the broker runs, so they must neither wait nor raise: what takes long is for
     a task.
@@ -146,11 +159,8 @@ class ReplicaManager:
         self.expired_deletions = 0
         self.traffic: dict[str, Traffic] = {}
         """By topic, of those that have a partition here."""
-        self._settings = Settings(
-            broker_id=config.broker_id,
-            lag_time_max_s=config.replica_lag_time_max_ms / 1_000,
-            min_insync_replicas=config.min_insync_replicas,
-        )
+        self._settings = _settings(config)
+        self._topic_configs = TopicConfigs()
         self._leader_quota = _quota(config.leader_replication_throttled_rate, world.clock)
         self._follower_quota = _quota(config.follower_replication_throttled_rate, world.clock)
         self._fetchers = FetcherManager(world, config, supervisor, broker_epoch, connections, self._set_aside)
@@ -177,11 +187,7 @@ class ReplicaManager:
             world,
             logs,
             self._partitions,
-            CleanerSettings(
-                config.log_cleaner_backoff_ms,
-                config.log_cleaner_dedupe_buffer_size,
-                config.log_cleaner_io_max_bytes_per_second,
-            ),
+            _cleaner_settings(config),
         )
 
     # -- start and stop --
@@ -190,9 +196,10 @@ class ReplicaManager:
         """After the logs were opened, before the first control request."""
         self.isr_writer.start()
         self._supervisor.start(self.healer.run(), "healing of damaged replicas")
-        self._supervisor.start(self._checkpoint.run(), "high watermark checkpoint")
-        self._supervisor.start(self._retention.run(), "log retention")
-        self._supervisor.start(self._retention.store_starts(), "log start checkpoint")
+        for path in self._logs.paths:
+            self._supervisor.start(self._checkpoint.run(path), f"high watermark checkpoint of {path}")
+            self._supervisor.start(self._retention.run(path), f"log retention in {path}")
+            self._supervisor.start(self._retention.store_starts(path), f"log start checkpoint of {path}")
         if self._config.log_cleaner_enable:
             self._supervisor.start(self.cleaner.run(), "log cleaner")
 
@@ -208,7 +215,7 @@ class ReplicaManager:
         self._fetches.close()
         self._deletions.close()
         self._timer.close()
-        self._checkpoint.write()
+        await self._checkpoint.write()
 
     # -- for handlers --
 
@@ -417,7 +424,7 @@ class ReplicaManager:
         if partition.record_follower_fetch(replica_id, admitted.fetch, broker_epoch):
             self._high_watermark_moved(partition)
         self._deletions.check_soon(partition.topic_partition)
-        if replica_id not in partition.isr:
+        if partition.eligible or replica_id not in partition.isr:
             self.isr_writer.propose(partition)
 
     def _high_watermark_moved(self, partition: Partition) -> None:
@@ -465,6 +472,52 @@ class ReplicaManager:
                     quota.record(len(response.records))
         respond(answer)
 
+    # -- settings --
+
+    def has_settings_of(self, topic: str) -> bool:
+        return topic in self._topic_configs
+
+    def topics_with_settings(self) -> list[str]:
+        return self._topic_configs.topics()
+
+    async def topic_config_changed(self, topic: str, session: ZooKeeperSession) -> None:
+        """It may have: it is read, and holds from now on. Raises InvalidConfig and MalformedZnode, and then nothing has
+        changed, ConnectionLoss, SessionExpired."""
+        if await self._topic_configs.read(topic, session):
+            await self._reconfigure([p for p in self._partitions.values() if p.topic_partition.topic == topic])
+
+    async def broker_config_changed(self, config: BrokerConfig) -> None:
+        """These hold from now on, as far as they can be changed at all (`config.DYNAMIC`)."""
+        clock = self._world.clock
+        self._config = config
+        self._settings = _settings(config)
+        self._leader_quota = _changed(self._leader_quota, config.leader_replication_throttled_rate, clock)
+        self._follower_quota = _changed(self._follower_quota, config.follower_replication_throttled_rate, clock)
+        self.cleaner.settings = _cleaner_settings(config)
+        await self._reconfigure(self.partitions())
+
+    async def _reconfigure(self, partitions: Sequence[Partition]) -> None:
+        for number, partition in enumerate(partitions, 1):
+            if self._partitions.get(partition.topic_partition) is partition:
+                self._reconfigure_one(partition)
+            if number % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(BREATH_S)
+
+    def _reconfigure_one(self, partition: Partition) -> None:
+        topic_partition = partition.topic_partition
+        topic = self._topic_configs.of(topic_partition.topic)
+        # What was acknowledged with the one durability counts for nothing with the other.
+        log_config = msgspec.structs.replace(self._log_config(topic), synced=partition.log.config.synced)
+        if log_config != partition.log.config:
+            partition.log.configure(log_config)
+        to_commit = partition.min_insync_replicas
+        partition.reconfigure(self._settings, topic.min_insync_replicas, *self._quotas_of(topic_partition, topic))
+        if partition.min_insync_replicas != to_commit:
+            self.isr_writer.propose(partition)
+            if partition.advance_high_watermark():
+                self._high_watermark_moved(partition)
+            self._check_waits(topic_partition)
+
     # -- control requests --
 
     async def apply_leader_and_isr(self, request: LeaderAndIsrRequest) -> list[PartitionError]:
@@ -481,35 +534,18 @@ class ReplicaManager:
         self._up_to_date = None
         for topic in request.topic_states:
             try:
-                config = await self._topic_config(topic.topic_name, topic.partition_states)
+                await self._read_topic_config(topic.topic_name, topic.topic_id, topic.partition_states)
             except BrokerError as error:
                 logger.error("LeaderAndIsr for topic %s refused: %s", topic.topic_name, error)
                 errors += [
                     PartitionError(topic.topic_name, s.partition_index, error.code) for s in topic.partition_states
                 ]
                 continue
-            for state in topic.partition_states:
-                topic_partition = TopicPartition(topic.topic_name, state.partition_index)
-                try:
-                    if self._was_deleted(topic_partition, topic.topic_id, state.leader_epoch):
-                        raise BrokerError(
-                            ErrorCode.STALE_CONTROLLER_EPOCH,
-                            f"{topic_partition} of the topic with id {topic.topic_id} was deleted here",
-                        )
-                    self.healer.check(topic_partition, topic.topic_id, state.leader_epoch)
-                    partition = await self._ensure_partition(
-                        topic_partition, topic.topic_id, config, is_new=state.is_new
-                    )
-                    if partition.is_stale(state):
-                        raise BrokerError(
-                            ErrorCode.STALE_CONTROLLER_EPOCH,
-                            f"{topic_partition} is in epoch {partition.leader_epoch}, not {state.leader_epoch}",
-                        )
-                except BrokerError as error:
-                    logger.warning("LeaderAndIsr for %s refused: %s", topic_partition, error)
-                    errors.append(PartitionError(topic.topic_name, state.partition_index, error.code))
-                    continue
-                assigned.append(_Assigned(topic_partition, state, partition))
+            for outcome in await self._assign_all(topic):
+                if isinstance(outcome, PartitionError):
+                    errors.append(outcome)
+                else:
+                    assigned.append(outcome)
         addresses = {leader.broker_id: (leader.host_name, leader.port) for leader in request.live_leaders}
         if self._broker_epoch() > request.broker_epoch:
             raise BrokerError(
@@ -529,23 +565,55 @@ class ReplicaManager:
         self._fetchers.close_idle()
         return errors
 
-    async def _topic_config(self, topic: str, states: list[LeaderAndIsrPartition]) -> TopicConfig:
-        """The topic's own settings, read from ZooKeeper where a partition is new here.
+    async def _assign_all(self, topic: LeaderAndIsrTopic) -> list[_Assigned | PartitionError]:
+        """In the order of the request. Where there are logs to be made, several at once."""
+        outcomes: list[_Assigned | PartitionError] = []
+        for start in range(0, len(topic.partition_states), LOGS_MADE_AT_ONCE):
+            several = topic.partition_states[start : start + LOGS_MADE_AT_ONCE]
+            if all(TopicPartition(topic.topic_name, state.partition_index) in self._partitions for state in several):
+                outcomes += [await self._assign(topic, state) for state in several]
+                continue
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._assign(topic, state)) for state in several]
+            outcomes += [task.result() for task in tasks]
+        return outcomes
+
+    async def _assign(self, topic: LeaderAndIsrTopic, state: LeaderAndIsrPartition) -> _Assigned | PartitionError:
+        topic_partition = TopicPartition(topic.topic_name, state.partition_index)
+        try:
+            if self._was_deleted(topic_partition, topic.topic_id, state.leader_epoch):
+                raise BrokerError(
+                    ErrorCode.STALE_CONTROLLER_EPOCH,
+                    f"{topic_partition} of the topic with id {topic.topic_id} was deleted here",
+                )
+            self.healer.check(topic_partition, topic.topic_id, state.leader_epoch)
+            partition = await self._ensure_partition(topic_partition, topic.topic_id, is_new=state.is_new)
+            if partition.is_stale(state):
+                raise BrokerError(
+                    ErrorCode.STALE_CONTROLLER_EPOCH,
+                    f"{topic_partition} is in epoch {partition.leader_epoch}, not {state.leader_epoch}",
+                )
+        except BrokerError as error:
+            logger.warning("LeaderAndIsr for %s refused: %s", topic_partition, error)
+            return PartitionError(topic.topic_name, state.partition_index, error.code)
+        return _Assigned(topic_partition, state, partition)
+
+    async def _read_topic_config(self, topic: str, topic_id: str, states: list[LeaderAndIsrPartition]) -> None:
+        """The topic's own settings, read from ZooKeeper where a partition is new here: be it of another topic of that
+        name than is known.
 
         Raises BrokerError(INVALID_CONFIG) where they make no sense: with others in their place, acks=all might promise
         less than the topic's owner set.
         """
-        if all(TopicPartition(topic, s.partition_index) in self._partitions for s in states):
-            return TopicConfig()
-        path = znodes.topic_config_path(topic)
+        here = [self._partitions.get(TopicPartition(topic, s.partition_index)) for s in states]
+        if all(one is not None and topic_id in ("", one.log.topic_id) for one in here):
+            return
         while True:
             try:
-                session = await self._up_to_date_session()
-                data, _ = await session.get(path)
-                return topic_config(znodes.decode_config(path, data))
-            except NoNode:
-                return TopicConfig()
+                await self.topic_config_changed(topic, await self._up_to_date_session())
+                break
             except (InvalidConfig, MalformedZnode) as error:
+                path = znodes.topic_config_path(topic)
                 raise BrokerError(ErrorCode.INVALID_CONFIG, f"{error}; correct the znode {path}") from error
             except (ConnectionLoss, SessionExpired):
                 await asyncio.sleep(ZOOKEEPER_RETRY_S)
@@ -570,10 +638,11 @@ class ReplicaManager:
             self._up_to_date = session
         return session
 
-    async def _ensure_partition(
-        self, topic_partition: TopicPartition, topic_id: str, config: TopicConfig, *, is_new: bool
-    ) -> Partition:
+    async def _ensure_partition(self, topic_partition: TopicPartition, topic_id: str, *, is_new: bool) -> Partition:
         partition = self._partitions.get(topic_partition)
+        if partition is not None and is_older(partition.log.topic_id, topic_id):
+            self._end_part(partition)  # its topic is gone, though nobody has told this broker to delete it
+            partition = None
         if partition is not None:
             if topic_id and partition.log.topic_id != topic_id:
                 raise BrokerError(
@@ -581,7 +650,12 @@ class ReplicaManager:
                     f"{topic_partition} has topic id {partition.log.topic_id} here, but the controller says {topic_id}",
                 )
             return partition
-        log = await self._logs.get_or_create(topic_partition, topic_id, self._log_config(config), is_new=is_new)
+        asked_for = self._log_config(self._topic_configs.of(topic_partition.topic))
+        log = await self._logs.get_or_create(topic_partition, topic_id, asked_for, is_new=is_new)
+        config = self._topic_configs.of(topic_partition.topic)  # they may have changed meanwhile
+        if self._log_config(config) != asked_for:
+            log.configure(self._log_config(config))
+        leader_quota, follower_quota = self._quotas_of(topic_partition, config)
         partition = self._partitions[topic_partition] = Partition(
             topic_partition,
             log,
@@ -592,17 +666,22 @@ class ReplicaManager:
             min_insync_replicas=config.min_insync_replicas,
             traffic=self.traffic.setdefault(topic_partition.topic, Traffic()),
             may_be_deposed=self._may_be_deposed,
-            store_start_soon=self._retention.store_start_soon,
-            leader_quota=self._quota_of(
-                topic_partition, self._leader_quota, config.leader_replication_throttled_replicas
-            ),
-            follower_quota=self._quota_of(
-                topic_partition, self._follower_quota, config.follower_replication_throttled_replicas
-            ),
+            store_start_soon=partial(self._retention.store_start_soon, log.log_dir),
+            leader_quota=leader_quota,
+            follower_quota=follower_quota,
             give_up=self._give_up_soon,
         )
         log.on_flushed = lambda: self._flushed(partition)
         return partition
+
+    def _quotas_of(
+        self, topic_partition: TopicPartition, topic: TopicConfig
+    ) -> tuple[ReplicationQuota | None, ReplicationQuota | None]:
+        """As a leader, and as a follower."""
+        return (
+            self._quota_of(topic_partition, self._leader_quota, topic.leader_replication_throttled_replicas),
+            self._quota_of(topic_partition, self._follower_quota, topic.follower_replication_throttled_replicas),
+        )
 
     def _quota_of(
         self, topic_partition: TopicPartition, quota: ReplicationQuota | None, replicas: str
@@ -638,6 +717,7 @@ class ReplicaManager:
             synced=topic.durability == SYNCED,
             retention_ms=_limit(_either(topic.retention_ms, config.log_retention_ms)) if delete else None,
             retention_bytes=_limit(_either(topic.retention_bytes, config.log_retention_bytes)) if delete else None,
+            delete=delete,
             compact=compact,
             min_cleanable_dirty_ratio=(
                 config.log_cleaner_min_cleanable_ratio
@@ -659,6 +739,8 @@ class ReplicaManager:
         if state.leader == me:
             self._fetchers.stop_following(topic_partition)
             partition.become_leader(state)
+            if partition.eligible:
+                self.isr_writer.propose(partition)
         else:
             partition.become_follower(state)
             address = addresses.get(state.leader)
@@ -702,27 +784,78 @@ class ReplicaManager:
                     errors.append(PartitionError(topic.topic_name, state.partition_index, code))
                     continue
                 self._fetchers.stop_following(topic_partition)
+                if partition is not None and partition.is_leader:
+                    partition.stop_leading()
+                    for listener in self._listeners:
+                        listener.on_follower(topic_partition, partition.leader_epoch)
                 if state.delete_partition:
-                    self._remember_deletion(topic_partition, topic.topic_id, state.leader_epoch)
-                    self._partitions.pop(topic_partition, None)
-                    if partition is not None and partition.is_leader:
-                        for listener in self._listeners:
-                            listener.on_follower(topic_partition, partition.leader_epoch)
                     try:
-                        await self._logs.delete(topic_partition)
-                        logger.info("%s: deleted", topic_partition)
+                        await self._delete(topic_partition, topic.topic_id, state.leader_epoch)
                     except BrokerError as error:
-                        logger.error("%s cannot be deleted: %s", topic_partition, error)
                         errors.append(PartitionError(topic.topic_name, state.partition_index, error.code))
                 self._check_waits(topic_partition)
-            deleted = any(state.delete_partition for state in topic.partition_states)
-            if deleted and not any(partition.topic == topic.topic_name for partition in self._partitions):
-                self.traffic.pop(topic.topic_name, None)
+            if any(state.delete_partition for state in topic.partition_states):
+                self._forget_topic_without_partitions(topic.topic_name)
         self._fetchers.close_idle()
         return errors
 
+    async def _delete(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
+        """Raises BrokerError where the files cannot be deleted; the replica is out of service all the same."""
+        self._remember_deletion(topic_partition, topic_id, leader_epoch)
+        partition = self._partitions.pop(topic_partition, None)
+        if partition is not None and partition.is_leader:
+            for listener in self._listeners:
+                listener.on_follower(topic_partition, partition.leader_epoch)
+        try:
+            await self._logs.delete(topic_partition)
+            logger.info("%s: deleted", topic_partition)
+        except BrokerError as error:
+            logger.error("%s cannot be deleted: %s", topic_partition, error)
+            raise
+
+    def _forget_topic_without_partitions(self, topic: str) -> None:
+        if not any(partition.topic == topic for partition in self._partitions):
+            self.traffic.pop(topic, None)
+            self._topic_configs.forget(topic)
+
+    async def delete_strays(self) -> None:
+        """This broker has just been told of every topic that there is. Delete the replicas that were moved to other
+        brokers while it was away, or whose order to go was lost with the controller that gave it (KAFKA-1120).
+
+        Only what is certain: it is this very topic that has its replicas elsewhere, in a leader epoch in which, or
+        after which, nothing was written here. Whoever tells it has the highest controller epoch that this broker knows
+        of; and a newer controller that gives a replica to this broker does so in a later leader epoch.
+        """
+        for log in list(self._logs.logs()):
+            topic_partition = log.partition
+            known = self._metadata.partition(topic_partition)
+            if (
+                known is None
+                or self._config.broker_id in known.replicas
+                or not log.topic_id
+                or self._metadata.topic_id(topic_partition.topic) != log.topic_id
+            ):
+                continue
+            last_epoch = log.latest_epoch
+            if last_epoch > known.leader_epoch:
+                logger.error(
+                    "%s: it is on the brokers %s, and not on this one, in leader epoch %d; but this one has records of "
+                    "epoch %d: they are kept",
+                    topic_partition,
+                    known.replicas,
+                    known.leader_epoch,
+                    last_epoch,
+                )
+                continue
+            logger.warning("%s: it is on the brokers %s, and not on this one", topic_partition, known.replicas)
+            self._fetchers.stop_following(topic_partition)
+            with suppress(BrokerError):  # its directory has failed; logged
+                await self._delete(topic_partition, log.topic_id, known.leader_epoch)
+            self._check_waits(topic_partition)
+            self._forget_topic_without_partitions(topic_partition.topic)
+
     def reconsider_isrs(self) -> None:
-        """The controller announced brokers: followers that waited to be known as alive may join now."""
+        """The controller has said which brokers live: see `IsrWriter.reconsider`."""
         self.isr_writer.reconsider()
 
     def log_dir_failed(self) -> None:
@@ -766,6 +899,30 @@ class ReplicaManager:
             for listener in self._listeners:
                 listener.on_follower(topic_partition, partition.leader_epoch)
         self._check_waits(topic_partition)
+
+
+def _settings(config: BrokerConfig) -> Settings:
+    return Settings(
+        broker_id=config.broker_id,
+        lag_time_max_s=config.replica_lag_time_max_ms / 1_000,
+        min_insync_replicas=config.min_insync_replicas,
+    )
+
+
+def _cleaner_settings(config: BrokerConfig) -> CleanerSettings:
+    return CleanerSettings(
+        config.log_cleaner_backoff_ms,
+        config.log_cleaner_dedupe_buffer_size,
+        config.log_cleaner_io_max_bytes_per_second,
+    )
+
+
+def _changed(quota: ReplicationQuota | None, bytes_per_s: int | None, clock: Clock) -> ReplicationQuota | None:
+    """What was used up of the quota still counts."""
+    if quota is None or bytes_per_s is None:
+        return _quota(bytes_per_s, clock)
+    quota.bytes_per_s = bytes_per_s
+    return quota
 
 
 def _quota(bytes_per_s: int | None, clock: Clock) -> ReplicationQuota | None:

@@ -9,7 +9,7 @@ its records. What is admitted stays so while this leadership lasts, as a leader'
 enough to ask `leads_in` before reading.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import Enum
 
 import msgspec
@@ -35,6 +35,7 @@ from minibroker.protocol.model import (
     NO_EPOCH,
     NO_LEADER,
     LeaderAndIsr,
+    ReplicaAssignment,
     TopicPartition,
     min_insync_replicas,
     replicas_to_commit,
@@ -63,6 +64,8 @@ class Fetched(msgspec.Struct, frozen=True):
 
     truncated_to: int | None = None
     appended: bool = False
+    is_stuck: bool = False
+    """It was to truncate, but there was nothing to cut: the next fetch will say the same."""
 
 
 class Traffic:
@@ -127,6 +130,9 @@ class Partition:
         self.told_in_broker_epoch = NO_EPOCH
         """The broker epoch in which this broker was told its role."""
         self.assignment: tuple[int, ...] = ()
+        """All replicas, also those that a reassignment adds or removes."""
+        self.replication_factor = 0
+        """As in `ReplicaAssignment`."""
         self.isr: tuple[int, ...] = ()
         """The committed ISR: what ZooKeeper is known to hold."""
         self.isr_epochs: tuple[int, ...] = ()
@@ -146,6 +152,20 @@ class Partition:
         self._store_start_soon = store_start_soon
         self._give_up = give_up
         self._topic_min_insync_replicas = min_insync_replicas
+
+    def reconfigure(
+        self,
+        settings: Settings,
+        min_insync_replicas: int | None,
+        leader_quota: ReplicationQuota | None,
+        follower_quota: ReplicationQuota | None,
+    ) -> None:
+        """As in the constructor, from now on. Whoever calls it looks after what waits, and after the ISR: with another
+        min.insync.replicas something may be committed, or be no longer."""
+        self._settings = settings
+        self._topic_min_insync_replicas = min_insync_replicas
+        self.leader_quota = leader_quota
+        self.follower_quota = follower_quota
 
     # -- what the controller says --
 
@@ -178,6 +198,12 @@ class Partition:
         self._adopt(state, Role.FOLLOWER)
         self.followers = {}
 
+    def stop_leading(self) -> None:
+        """The controller has stopped this replica: it leads no more, and follows none, until it is told a role."""
+        self.role = Role.FOLLOWER
+        self.leader_id = NO_LEADER
+        self.followers = {}
+
     def _adopt(self, state: LeaderAndIsrPartition, role: Role) -> None:
         self.role = role
         self.leader_id = state.leader
@@ -188,7 +214,11 @@ class Partition:
             self.partition_epoch = state.partition_epoch
         self.leader_epoch = state.leader_epoch
         self.controller_epoch = state.controller_epoch
-        self.assignment = tuple(state.replicas)
+        assignment = ReplicaAssignment(
+            tuple(state.replicas), tuple(state.adding_replicas), tuple(state.removing_replicas)
+        )
+        self.assignment = assignment.replicas
+        self.replication_factor = assignment.replication_factor
 
     # -- leader: appends --
 
@@ -205,11 +235,11 @@ class Partition:
 
     @property
     def min_insync_replicas(self) -> int:
-        return min_insync_replicas(self._configured_min_insync_replicas, len(self.assignment))
+        return min_insync_replicas(self._configured_min_insync_replicas, self.replication_factor)
 
     @property
     def _replicas_to_commit(self) -> int:
-        return replicas_to_commit(self._configured_min_insync_replicas, len(self.assignment))
+        return replicas_to_commit(self._configured_min_insync_replicas, self.replication_factor)
 
     def append(self, records: Buffer, *, required_acks: int, now_ms: int) -> AppendInfo:
         """Append as leader. Raises BrokerError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all), and what the
@@ -269,10 +299,21 @@ class Partition:
         self.high_watermark = reached
         return True
 
+    def disregard_the_gone(self) -> bool:
+        """A follower outside of the ISR whose broker has died, or is about to stop, is not waited for any more, however
+        recently it had caught up: it will not join. True if the high watermark moved."""
+        awaited = self.maximal_isr
+        for broker_id, follower in self.followers.items():
+            if broker_id not in awaited and self._alive_epoch(broker_id) is None:
+                follower.last_caught_up_s = float("-inf")
+        return self.advance_high_watermark()
+
     def isr_to_propose(self) -> tuple[int, ...] | None:
         """The ISR that this leader would write now: without those that lag, with those that have caught up. None where
         it is right as it is, or where a change is on its way already. The same ISR again where others are eligible
-        beside it though it is large enough, as after a change of the setting: until they are not, nothing is committed.
+        beside it though it is large enough, as after a change of the setting, or where one of them has lost something:
+        until they are not, nothing is committed. But not before all of the ISR have fetched in this epoch: of those
+        that have not, nobody knows whether they live.
         """
         if not self.is_leader or self.proposed_isr is not None:
             return None
@@ -285,7 +326,11 @@ class Partition:
             self._settings.lag_time_max_s,
         )
         joining = [b for b in self.followers if b not in self.isr and self._may_join(b)]
-        to_be_cleared = bool(self.eligible) and len(self.isr) >= self._replicas_to_commit
+        to_be_cleared = (
+            bool(self.eligible)
+            and len(self.isr) >= self._replicas_to_commit
+            and all(follower.log_end_offset >= 0 for b, follower in self.followers.items() if b in self.isr)
+        )
         if not out and not joining and not to_be_cleared:
             return None
         members = [b for b in self.isr if b not in out] + joining
@@ -400,12 +445,19 @@ class Partition:
         try:
             diverging = self.check_fetch(fetch, replica_id)
         except BrokerError as error:
-            return self.refusal(error.code)
+            refusal = self.refusal(error.code)
+            if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and replica_id != CONSUMER:
+                start = self.log.log_start_offset
+                refusal.diverging_epoch = EpochEndOffset(self.log.epoch_at(start - 1), start)
+            return refusal
         return None if diverging is None else self._response(b"", diverging)
 
     def check_fetch(self, fetch: FetchPartition, replica_id: int) -> EpochEndOffset | None:
         """Raises BrokerError (not leader, another epoch, out of range, no replica of this partition). The diverging
         epoch where the follower's log is not a prefix of this one (KIP-595), which includes a follower that is ahead.
+
+        A follower whose log is empty and that does not know what came before it has nothing to compare. To go on where
+        this log holds records before that would make it one without them, so that is out of range.
         """
         self._require_leader(fetch.current_leader_epoch)
         log = self.log
@@ -414,9 +466,9 @@ class Partition:
             epoch, end_offset = log.end_offset_for(fetch.last_fetched_epoch)
             if epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:
                 return EpochEndOffset(epoch, end_offset)
-        if replica_id != CONSUMER and fetch.fetch_offset > log.log_end_offset:
-            return EpochEndOffset(log.latest_epoch, log.log_end_offset)
-        if not log.log_start_offset <= fetch.fetch_offset <= log.log_end_offset:
+        compares_nothing = replica_id != CONSUMER and fetch.last_fetched_epoch == NO_EPOCH
+        end_offset = log.log_start_offset if compares_nothing else log.log_end_offset
+        if not log.log_start_offset <= fetch.fetch_offset <= end_offset:
             problem = (
                 f"offset {fetch.fetch_offset} of {self.topic_partition}, "
                 f"which holds {log.log_start_offset} to {log.log_end_offset}"
@@ -483,10 +535,12 @@ class Partition:
             current_leader_epoch=self.leader_epoch,
         )
 
-    def offset_for(self, timestamp_ms: int, current_leader_epoch: int, replica_id: int) -> tuple[int, int]:
+    def offset_for(
+        self, timestamp_ms: int, current_leader_epoch: int, replica_id: int
+    ) -> Generator[None, None, tuple[int, int]]:
         """(timestamp, offset) for ListOffsets; offset -1 where there is no such record. "Latest" is the high
-        watermark, which a new leader does not know until it has reached the start of its epoch (KIP-207). Raises
-        BrokerError."""
+        watermark, which a new leader does not know until it has reached the start of its epoch (KIP-207). In steps,
+        as `Search`. Raises BrokerError."""
         self._require_leader(current_leader_epoch)
         end = self.readable_end(replica_id)
         if timestamp_ms == EARLIEST_TIMESTAMP:
@@ -497,13 +551,18 @@ class Partition:
             raise self._high_watermark_not_known()
         if timestamp_ms == LATEST_TIMESTAMP:
             return -1, end
+        epoch = self.leader_epoch
         try:
             if timestamp_ms == MAX_TIMESTAMP:
-                found = self.log.newest_record(end)
+                found = yield from self.log.newest_record(end)
             else:
-                found = self.log.offset_for_timestamp(timestamp_ms, end)
+                found = yield from self.log.offset_for_timestamp(timestamp_ms, end)
         except BrokerError as error:
+            self._require_leader(current_leader_epoch)
             raise self._considered(error, replica_id) from error
+        if self.leader_epoch != epoch:
+            return (yield from self.offset_for(timestamp_ms, current_leader_epoch, replica_id))
+        self._require_leader(current_leader_epoch)
         return found if found is not None else (-1, -1)
 
     def _high_watermark_not_known(self) -> BrokerError:
@@ -554,12 +613,20 @@ class Partition:
         which to await `deletion`.
 
         Raises BrokerError, and then nothing was deleted: NOT_LEADER_OR_FOLLOWER, also where this leader may have a
-        successor that it has not heard of; NOT_ENOUGH_REPLICAS; OFFSET_OUT_OF_RANGE above the high watermark;
-        OFFSET_NOT_AVAILABLE where a new leader does not know yet how high that is (KIP-207); or the disk has failed."""
+        successor that it has not heard of; POLICY_VIOLATION in a topic that is compacted alone; NOT_ENOUGH_REPLICAS;
+        OFFSET_OUT_OF_RANGE above the high watermark; OFFSET_NOT_AVAILABLE where a new leader does not know yet how high
+        that is (KIP-207); or the disk has failed."""
         self._require_leader(NO_EPOCH)
         if self._may_be_deposed(self.told_in_broker_epoch):
             raise BrokerError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"another broker may lead {self.topic_partition} by now"
+            )
+        if not self.log.config.delete:
+            raise BrokerError(
+                ErrorCode.POLICY_VIOLATION,
+                f"topic {self.topic_partition.topic} has cleanup.policy=compact, which keeps every key's latest "
+                f"record, however old: send a record without a value for each key that is to go, or set "
+                f"cleanup.policy=compact,delete",
             )
         if len(self.isr) < self.min_insync_replicas:
             raise self._not_enough_replicas()
@@ -638,7 +705,9 @@ class Partition:
         records that are about to be cut (KAFKA-14704).
         """
         if response.diverging_epoch is not None:
-            return Fetched(truncated_to=self._truncate_to_divergence(response.diverging_epoch))
+            before = self.log.log_end_offset, self.log.latest_epoch
+            truncated_to = self._truncate_to_divergence(response.diverging_epoch)
+            return Fetched(truncated_to, is_stuck=(truncated_to, self.log.latest_epoch) == before)
         appended = len(response.records) > 0
         if appended:
             self._begin_with(response.records)
@@ -657,9 +726,15 @@ class Partition:
             if header.base_offset < end <= header.last_offset:
                 self.log.truncate_fully_and_start_at(header.base_offset)
 
-    def restart_at(self, offset: int) -> None:
-        """The leader's log begins after this one's end: drop everything and follow from there (KAFKA-9491)."""
-        self.log.truncate_fully_and_start_at(offset)
+    def is_to_restart(self, leader_start_offset: int) -> bool:
+        """This log was out of the leader's range, and cannot go on with it: the leader's begins after its end, or it
+        is empty and does not know what came before it."""
+        return leader_start_offset > self.log.log_end_offset or self.log.latest_epoch == NO_EPOCH
+
+    def restart_at(self, offset: int, previous_epoch: int = NO_EPOCH) -> None:
+        """Drop everything and follow from where the leader's log begins (KAFKA-9491). `previous_epoch`: of the record
+        before, where the leader knows it."""
+        self.log.truncate_fully_and_start_at(offset, previous_epoch)
         self.high_watermark = offset
 
     def _truncate_to_divergence(self, leader: EpochEndOffset) -> int:

@@ -18,14 +18,14 @@ class ReplicationQuota:
     """Over any time, no more than `bytes_per_s` times that, and BURST_S, and one answer."""
 
     def __init__(self, bytes_per_s: int, clock: Clock) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._clock = clock
         self.free_at_s = clock.monotonic() - BURST_S
         """When all that was recorded will have had its time. By the monotonic clock."""
 
     def record(self, size: int) -> None:
         begin_s = max(self.free_at_s, self._clock.monotonic() - BURST_S)
-        self.free_at_s = begin_s + size / self._bytes_per_s
+        self.free_at_s = begin_s + size / self.bytes_per_s
 
     @property
     def is_exceeded(self) -> bool:

@@ -89,6 +89,8 @@ def _decode_lines(path: str, data: bytes) -> list[str]:
         version, count, *lines = unsealed(path, data).decode().splitlines()
         if int(version) != _VERSION or int(count) != len(lines):
             raise ValueError(f"version {version}, {count} lines announced, {len(lines)} found")
+    except MalformedFile:  # a ValueError, too
+        raise
     except ValueError as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error
     return lines

@@ -8,8 +8,9 @@ What stays, and why:
 - offsets, timestamps, leader epochs, producers' sequences. A batch loses records, nothing else changes.
 - A record without a value, a tombstone, deletes its key. It must be there for those who have read what it deletes, so
   the batch is told, when it is first cleaned, from when on its tombstones may go: `delete.retention.ms` later
-  (KIP-534; KAFKA-4529 took the age of a file for that). Batches behind the end of the pass are not told, since what
-  their tombstones delete is still there.
+  (KIP-534; KAFKA-4529 took the age of a file for that). A wall clock may be set, and set right again, so two clocks
+  are asked (`Now`); only across a start of the broker the wall clock alone has to be believed. Batches behind the end
+  of the pass are not told, since what their tombstones delete is still there.
 - Control batches: who reads transactions needs them.
 - The first batch of each leader epoch, emptied if need be: a log that is copied, or recovered, learns from it where the
   epoch begins, and tells deposed leaders by that where to cut off what was never acknowledged (KIP-101).
@@ -22,7 +23,9 @@ It all happens in worker threads, in slices, on files that it opens for itself: 
 no danger to the reading, only to its use. So when the log is cut, or is closed, the pass is given up
 (`stop`), and the segment under way with it. Those that were swapped in before stay.
 
-A batch that cannot be read, or has a wrong CRC, ends it: written anew, it would pass for good.
+A batch that has a wrong CRC ends it: written anew, it would pass for good. One whose CRC is right is as its producer
+sent it, and that may be anything, also in a topic that was not always compacted: what cannot be decoded, or not be
+encoded again, stays as it is, lest one batch keep its log from ever being cleaned.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from minibroker.protocol.records import (
     NO_LEADER_EPOCH,
     BatchHeader,
     CorruptRecord,
+    DecodedBatch,
     check_header,
     decode_batch,
     parse_header,
@@ -70,6 +74,15 @@ class Source(NamedTuple):
     segment: Segment
     end_offset: int
     size: int
+
+
+class Now(NamedTuple):
+    """By the clock that is behind, and by the one that is ahead: the wall clock, and one that goes on from what that
+    said when the log was opened, however it is set since. Between a `latest_ms` and an `earliest_ms` that is as much
+    later, so much time has passed by both."""
+
+    earliest_ms: int
+    latest_ms: int
 
 
 class Compaction:
@@ -122,10 +135,10 @@ class Compaction:
                 if header.last_offset < self._first_dirty:
                     continue
                 if header.records_count and not header.is_control:
-                    batch = decode_batch(data, header, check_crc=False)
-                    if not self._key_map.has_room_for(batch.count):
-                        return
-                    if batch.keys is not None:
+                    batch = _decoded(data, header)
+                    if batch is not None and batch.keys is not None:
+                        if not self._key_map.has_room_for(batch.count):
+                            return
                         self._key_map.put(batch.keys, batch.offsets)
                 self.end = header.next_offset
                 done += header.size
@@ -157,7 +170,7 @@ class Compaction:
 
     # -- 3: each group of segments --
 
-    def write(self, group: Sequence[Source], cleaned: Segment, now_ms: int) -> Iterator[int]:
+    def write(self, group: Sequence[Source], cleaned: Segment, now: Now) -> Iterator[int]:
         """Fill `cleaned`, which is empty, with what stays of the group; it is on disk then, without indexes."""
         pieces: list[bytes | bytearray] = []
         appended: list[Appended] = []
@@ -169,7 +182,7 @@ class Compaction:
                 position += header.size
                 read += header.size
                 is_last = number == len(group) - 1 and position == source.size
-                kept = self._kept(header, data, is_last, now_ms)
+                kept = self._kept(header, data, is_last, now)
                 self.has_changed = self.has_changed or kept is not data
                 if kept is not None:
                     pieces.append(kept)
@@ -198,17 +211,19 @@ class Compaction:
             cleaned.size = 0
         return cleaned
 
-    def _kept(self, header: BatchHeader, data: bytes, is_last: bool, now_ms: int) -> bytes | bytearray | None:
+    def _kept(self, header: BatchHeader, data: bytes, is_last: bool, now: Now) -> bytes | bytearray | None:
         """What stays of a batch: `data` itself where that is all of it. None: nothing."""
         if header.base_offset >= self.end or header.is_control:
             return data
         is_needed = is_last or header.last_offset in self._needed
         if not header.records_count:
             return data if is_needed else None
-        batch = decode_batch(data, header, check_crc=False)
+        batch = _decoded(data, header)
+        if batch is None:
+            return data
         # What is copied from a replica that has compacted it brings that one's word, given when its own log was clean.
         horizon_ms = header.delete_horizon_ms if header.base_offset < self._first_dirty else None
-        tombstones_go = horizon_ms is not None and horizon_ms <= now_ms
+        tombstones_go = horizon_ms is not None and horizon_ms <= now.earliest_ms
         keys, values = batch.keys, batch.values
         if keys is None:
             kept = []
@@ -223,12 +238,27 @@ class Compaction:
             kept = [index for index in kept if values[index] is not None]
         if not kept:
             return _in_place(without_records(header)) if is_needed else None
+        written: bytearray | None = None
         if horizon_ms is None and any(values[index] is None for index in kept):
-            try:
-                return _in_place(with_records(batch, kept, now_ms + self._delete_retention_ms))
-            except ValueError:
-                pass  # there is no room for the new timestamp deltas: these tombstones stay
-        return data if len(kept) == batch.count else _in_place(with_records(batch, kept))
+            # Where there is no room for the new timestamp deltas, these tombstones stay.
+            written = _written(batch, kept, now.latest_ms + self._delete_retention_ms)
+        if written is None and len(kept) < batch.count:
+            written = _written(batch, kept)
+        return data if written is None else _in_place(written)
+
+
+def _decoded(data: bytes, header: BatchHeader) -> DecodedBatch | None:
+    try:
+        return decode_batch(data, header, check_crc=False)
+    except CorruptRecord:
+        return None
+
+
+def _written(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: int | None = None) -> bytearray | None:
+    try:
+        return with_records(batch, kept, delete_horizon_ms)
+    except ValueError:
+        return None
 
 
 def _in_place(batch: bytearray) -> bytearray:

@@ -26,7 +26,8 @@ With several directories (`log.dirs`) it is the broker that is believed or not, 
 word. Each directory is judged as above, and the least of it counts. Beside that they vouch for each other: each has an
 id, and the file names all directories that the broker had (`combined`). So it is noticed if one was taken out of
 `log.dirs`, or if an empty disk is mounted in its place: otherwise its replicas would be made anew, empty, by a broker
-that is believed. One that failed while others went on is noted in those, as its own disk may not take the note.
+that is believed. One that failed while others went on is noted in those, as its own disk may not take the note; and so
+is one that could not be opened, for whatever reason: a process that was killed may have left it more than it wrote.
 What is not noticed: a broker that has gone on with other directories, none of which is there any more, and gets back
 old ones, or an old copy.
 
@@ -99,7 +100,8 @@ class Verdict(NamedTuple):
 
 def combined(witnesses: Sequence[Witness], unopened: int) -> Verdict:
     """What may be believed of a broker that has opened these directories, at least one, and could not open `unopened`
-    others: which ones those are is not known, but no replica that may be in them is made anew meanwhile. Pure.
+    others, which are among those that are missing: no replica that may be in them is made anew meanwhile, and they are
+    not believed when they are back. Pure.
 
     A directory that is new costs no trust where all others are there: it is one more.
     """
@@ -116,6 +118,8 @@ def combined(witnesses: Sequence[Witness], unopened: int) -> Verdict:
     elif any(other.directory_id not in (w.directories or (w.directory_id,)) for w in old for other in old):
         doubt = "a directory is back without which the broker had gone on"
     directories = known if unopened else present
+    if unopened:
+        failed |= missing
     return Verdict(
         trusted_since=SINCE_THIS_REGISTRATION if doubt else least_of(w.trusted_since for w in old),
         synced_since=SINCE_THIS_REGISTRATION if doubt else least_of(w.synced_since for w in old),

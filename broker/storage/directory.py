@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from posixpath import dirname
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from minibroker.broker.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
@@ -32,11 +33,14 @@ from minibroker.broker.storage.checkpoints import (
     encode_meta_properties,
 )
 from minibroker.broker.storage.continuity import CONTINUITY_FILE
+from minibroker.broker.storage.io_errors import Trouble, shortage, trouble_of
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 from minibroker.protocol.world import Lock, World
 
 logger = logging.getLogger("minibroker.storage")
+
+T = TypeVar("T")
 
 _OWN_FILES = (
     RECOVERY_POINT_FILE,
@@ -51,11 +55,19 @@ _OWN_FILES = (
     "controller-timeline.jsonl.1",
 )
 FLUSHES_AT_ONCE = 3
-"""Of one directory: each takes a worker thread, and a disk that hangs must leave one for other work."""
+"""Each takes a worker thread of the directory, and leaves one for other work."""
+HUNG_AFTER_S = 30
+"""A disk hangs when no call has returned for so long though some are under way. One that is only slow returns some."""
+_LOOK_S = 1.0
 
-_DELETE_SUFFIX = "-delete"
+SHORTAGE_LOG_INTERVAL_S = 10.0
+
+DELETED = "-delete"
+STRAY = "-stray"
+"""Of a topic that was deleted while this directory was not there (Kafka's strays): kept, for somebody to remove."""
+
 _MAX_FILE_NAME = 255
-_DELETED_NAME = re.compile(r".+-[0-9]+\.[0-9a-f]{32}-delete", re.ASCII)
+_MOVED_NAME = re.compile(rf".+-[0-9]+\.[0-9a-f]{{32}}({DELETED}|{STRAY})", re.ASCII)
 _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.ASCII)
 
 
@@ -90,8 +102,16 @@ class LogDirectory:
         self.first_dirty_offsets = OffsetCheckpoint(world.disk, f"{path}/{CLEANER_OFFSET_FILE}")
         self.failure: BaseException | None = None
         """Why it is offline; None while it is not."""
+        self._silent_until_s = -math.inf
+        self.silent_s = 0.0
+        """For how long no call has returned though some were under way."""
         self._listeners: list[Callable[[], None]] = []
+        self._on_silence: Callable[[], None] = lambda: None
+        self._calls = 0
+        self._look: asyncio.TimerHandle | None = None
+        self._hung = asyncio.Event()
         self._disk = world.disk
+        self._executor = world.new_executor(path)
         self._lock: Lock | None = None
 
     def _path(self, name: str) -> str:
@@ -194,8 +214,12 @@ class LogDirectory:
         partitions: list[TopicPartition] = []
         deleted: list[str] = []
         for name in self._disk.list(self.path):
-            if _DELETED_NAME.fullmatch(name):
+            moved = _MOVED_NAME.fullmatch(name)
+            if moved is not None and moved[1] == DELETED:
                 deleted.append(name)
+                continue
+            if moved is not None:
+                logger.warning("ignoring %s: its topic was deleted, so it can be removed", self._path(name))
                 continue
             partition = partition_of(name)
             if partition is not None:
@@ -217,6 +241,58 @@ class LogDirectory:
             self.first_dirty_offsets,
         ):
             checkpoint.lower(partition, offset)
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        """As `Executor.run`, in the threads of this directory: one whose disk hangs holds up none but itself."""
+        self._calls += 1
+        if self._look is None:
+            self._look_later()
+        try:
+            return await self._executor.run(function, *arguments)
+        finally:
+            self._calls -= 1
+            self.silent_s = 0.0
+            if not self._calls and self._look is not None:
+                self._look.cancel()
+                self._look = None
+
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_now)
+
+    def _look_now(self) -> None:
+        # Counted, not measured: while this process is stopped, what has returned is not seen.
+        self.silent_s += _LOOK_S
+        self._look_later()
+        if self.silent_s >= HUNG_AFTER_S and not self.is_hung:
+            self._on_silence()
+
+    def on_silence(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when the disk hangs, and again every second until it does not, or is given up."""
+        self._on_silence = listener
+
+    def give_up(self) -> None:
+        """Take the directory offline for good, since its disk hangs: nobody waits for it any more."""
+        self.fail(TimeoutError(f"no call has returned for {self.silent_s:.0f} s: the disk hangs"), "work in it")
+        self._hung.set()
+
+    @property
+    def is_hung(self) -> bool:
+        """It was given up. Worker threads may still be at work in it, and go on at any time."""
+        return self._hung.is_set()
+
+    async def unless_hung(self, work: Awaitable[T]) -> T:
+        """What `work` returns. Raises BrokerError KAFKA_STORAGE_ERROR once the directory is given up. Then, and where
+        the caller is cancelled, the work goes on: what it uses must be left to it."""
+        loop = asyncio.get_running_loop()
+        task, hung = asyncio.ensure_future(work, loop=loop), loop.create_task(self._hung.wait())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may have gone
+        try:
+            await asyncio.wait((task, hung), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hung.cancel()
+        if not task.done():
+            self.check()
+        return task.result()
 
     # -- whether its disk has failed --
 
@@ -241,7 +317,34 @@ class LogDirectory:
                 ErrorCode.KAFKA_STORAGE_ERROR, f"the log directory {self.path} is offline: {self.failure!r}"
             )
 
+    def refuse(self, error: OSError, doing: str, *, is_read: bool = False) -> NoReturn:
+        """For what has changed nothing (`is_read`), or will be done again from its beginning. Raises BrokerError:
+        Shortage, UNKNOWN_SERVER_ERROR where it is a bug; else as `fail_and_raise`."""
+        trouble = trouble_of(error, is_read=is_read)
+        if trouble is Trouble.SHORTAGE:
+            self.tell_of_shortage(error, doing)
+            raise shortage(doing, error) from error
+        if trouble is Trouble.BUG:
+            logger.error("%s failed, which is a bug: %r", doing, error, exc_info=error)
+            raise BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{doing} failed: {error}") from error
+        self.fail_and_raise(error, doing)
+
+    def tell_of_shortage(self, error: OSError, doing: str) -> None:
+        """Now and then: many calls may meet the same one. In the event loop."""
+        now_s = self.world.clock.monotonic()
+        if now_s >= self._silent_until_s:
+            self._silent_until_s = now_s + SHORTAGE_LOG_INTERVAL_S
+            logger.warning("%s", shortage(doing, error).detail)
+
+    def fail_unless_short(self, error: OSError, doing: str) -> None:
+        """As `fail`, for what may as well be left undone where there is a shortage."""
+        if trouble_of(error) is Trouble.SHORTAGE:
+            self.tell_of_shortage(error, doing)
+        else:
+            self.fail(error, doing)
+
     def fail_and_raise(self, error: OSError, doing: str) -> NoReturn:
+        """Take the directory offline, and raise BrokerError KAFKA_STORAGE_ERROR. For what may be halfway done."""
         self.fail(error, doing)
         raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{doing} failed: {error}") from error
 
@@ -254,7 +357,8 @@ def partition_of(directory: str) -> TopicPartition | None:
     return TopicPartition(match[1], int(match[2]))
 
 
-def deleted_name(partition: TopicPartition, unique: str) -> str:
-    """`<topic>-<partition>.<unique>-delete`, with the topic cut where a file name would be too long."""
-    suffix = f"-{partition.partition}.{unique}{_DELETE_SUFFIX}"
+def moved_name(partition: TopicPartition, unique: str, suffix: str) -> str:
+    """`<topic>-<partition>.<unique><suffix>`, with the topic cut where a file name would be too long. The suffix is
+    DELETED or STRAY."""
+    suffix = f"-{partition.partition}.{unique}{suffix}"
     return partition.topic[: _MAX_FILE_NAME - len(suffix)] + suffix

@@ -124,7 +124,8 @@ class SparseIndex:
 
 
 class StoredIndex:
-    """A sealed segment's index: `count` entries in a file that is opened for each search. Raises OSError."""
+    """A sealed segment's index: `count` entries in a file that is opened for each search. Raises OSError, and
+    InvalidIndex where the file has become shorter."""
 
     def __init__(self, disk: Disk, path: str, layout: Layout, count: int) -> None:
         self._disk = disk
@@ -147,7 +148,10 @@ class StoredIndex:
         try:
 
             def entry(index: int) -> Entry:
-                key, value = self._layout.entry.unpack(file.pread(size, index * size))
+                data = file.pread(size, index * size)
+                if len(data) < size:
+                    raise InvalidIndex(f"{self._path} ends before entry {index} of {self._count}")
+                key, value = self._layout.entry.unpack(data)
                 return key, value
 
             found = bisect_right(range(self._count), target, key=lambda index: entry(index)[column]) - 1

@@ -75,10 +75,13 @@ class LeaderEpochCache:
             self.version += 1
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Forget what lies before `start_offset`; the epoch that holds it begins there from now on."""
-        above = bisect_right(self._entries, start_offset, key=_start_of)
-        if above > 1 or (above == 1 and self._entries[0].start_offset < start_offset):
-            self._entries[:above] = [EpochEntry(self._entries[above - 1].epoch, start_offset)]
+        """Forget what lies before `start_offset`, but for the epoch of the record right before it, which begins with
+        that record from now on: by it an empty log knows which history it goes on with. (In Kafka the epoch begins at
+        `start_offset`, so that an empty log forgets it with its next `truncate_from_end`.)"""
+        last_gone = start_offset - 1
+        above = bisect_right(self._entries, last_gone, key=_start_of)
+        if above > 1 or (above == 1 and self._entries[0].start_offset < last_gone):
+            self._entries[:above] = [EpochEntry(self._entries[above - 1].epoch, last_gone)]
             self.version += 1
 
     def clear(self) -> None:

@@ -38,16 +38,17 @@ line of defence).
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple, NoReturn
 
 from minibroker.broker.storage.checkpoints import encode_epochs
 from minibroker.broker.storage.cleanable import Candidate, Cleanable, cleanable, groups
-from minibroker.broker.storage.compaction import CannotBeCleaned, Compaction, Source
+from minibroker.broker.storage.compaction import CannotBeCleaned, Compaction, Now, Source
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.io_errors import Trouble, shortage, trouble_of
 from minibroker.broker.storage.key_map import KeyMap
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import Producer, ProducerState
@@ -58,7 +59,7 @@ from minibroker.broker.storage.snapshots import drop_snapshots_above, load_produ
 from minibroker.broker.storage.swap import Swap, remove_cleaned
 from minibroker.broker.storage.validator import validated_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import (
     CRC_END,
     BatchHeader,
@@ -75,9 +76,18 @@ logger = logging.getLogger("minibroker.storage")
 _MAX_PIECES = 512
 """A vectored write takes at most 1,024 pieces (IOV_MAX)."""
 _NO_TIMESTAMP = -1
+SHORTAGE_PAUSE_S = 1.0
+"""Before a flush that could not be carried out is tried again."""
 _KEPT_SNAPSHOTS = 2
 """Besides those at the beginning of a segment."""
 _base_offset_of = attrgetter("base_offset")
+
+_SEARCH_STEP = 64
+"""Headers of batches, at a microsecond each."""
+
+Search = Generator[None, None, tuple[int, int] | None]
+"""A search that may go over a whole segment, in steps of 0.1 ms; other things may be done between two of them. What it
+finds was right when it began, or later. Raises BrokerError as a method of `Log` does."""
 
 Pace = Callable[[int, asyncio.Event], Awaitable[None]]
 """Waits as long as the reading and writing of so many bytes should take, or until the event is set."""
@@ -101,11 +111,15 @@ class LogInvariantViolated(RuntimeError):
     """The caller broke the log's contract; going on would make replicas differ."""
 
 
+class _LogChanged(Exception):
+    """A search has to begin anew: segments are not those that they were."""
+
+
 class Log:
     """All methods but `flush`, `checkpoint` and `close` are synchronous and belong to the event loop.
 
     Every method raises BrokerError: KAFKA_STORAGE_ERROR once the log directory has failed (this call's I/O error
-    included), NOT_LEADER_OR_FOLLOWER once the log is closed.
+    included; but see `Shortage`), NOT_LEADER_OR_FOLLOWER once the log is closed.
     """
 
     def __init__(
@@ -123,6 +137,8 @@ class Log:
         """Empty where the topic's id is not known."""
         self.config = config
         self.path = path
+        self.log_dir = directory.path
+        """The log directory that it is in."""
         self.on_flushed: Callable[[], None] = lambda: None
         """Called when `safe_end_offset` may have moved by a flush; with `synced` alone."""
         self._directory = directory
@@ -149,12 +165,19 @@ class Log:
         self._changes = 0
         """Segments created, removed and truncated."""
         self._synced_changes = 0
+        self._cuts = 0
+        """How often it was truncated."""
         self._written_now: Flush | None = None
+        self._shortage: OSError | None = None
+        """What kept the last flush from being carried out."""
         self._flushing: asyncio.Task[None] | None = None
         self._retired: list[Segment] = []
         self._removal: Removal | None = None
+        self._damage_told = ""
         self._removing: asyncio.Task[None] | None = None
         self._first_dirty_offset = first_dirty_offset
+        self._wall_clock_ahead_ms = self._clock.wall_ms() - self._monotonic_ms()
+        """When the log was opened."""
         self._compaction: Compaction | None = None
         self._removal_waits = False
         """Old segments are to be removed before the next compaction."""
@@ -274,7 +297,8 @@ class Log:
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append batches as the leader has them, offsets and epochs included.
 
-        They must begin at the log's end, without gaps, unless the topic is compacted: what was removed leaves gaps.
+        They must begin at the log's end or after it: compaction leaves gaps. It may have been switched on before this
+        broker heard of it, and what it has left behind is there after it was switched off, so gaps are always taken.
         Raises BrokerError CORRUPT_MESSAGE and LogInvariantViolated, with nothing written.
         """
         self._require_usable()
@@ -290,8 +314,7 @@ class Log:
                 validate_batch(records, header, position)
             except CorruptRecord as error:
                 raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}, fetched batch: {error}") from error
-            continues = header.base_offset == offset or (header.base_offset > offset and self.config.compact)
-            if not continues or header.partition_leader_epoch < epoch:
+            if header.base_offset < offset or header.partition_leader_epoch < epoch:
                 raise LogInvariantViolated(
                     f"{self.partition} is at offset {offset} in epoch {epoch}; a batch of offset {header.base_offset} "
                     f"and epoch {header.partition_leader_epoch} does not continue it"
@@ -353,7 +376,7 @@ class Log:
         try:
             segment = self._create_segment(self._log_end_offset)
         except OSError as error:
-            self._directory.fail_and_raise(error, f"rolling {self.path}")
+            self._directory.refuse(error, f"rolling {self.path}")
         self._active.seal()
         self._segments.append(segment)
         self._active = segment
@@ -398,7 +421,7 @@ class Log:
                 if data is not None:
                     return data
         except OSError as error:
-            self._directory.fail_and_raise(error, f"reading {segment.path}")
+            self._directory.refuse(error, f"reading {segment.path}", is_read=True)
         except CorruptRecord as error:
             self._report_damage(error)
         return b""
@@ -424,66 +447,99 @@ class Log:
         try:
             total = self._segments[last].locate(up_to_offset) - self._segments[first].locate(offset)
         except OSError as error:
-            self._directory.fail_and_raise(error, f"reading {self.path}")
+            self._directory.refuse(error, f"reading {self.path}", is_read=True)
         except CorruptRecord as error:
             self._report_damage(error)
         return total + sum(segment.size for segment in self._segments[first:last])
 
-    def offset_for_timestamp(self, timestamp_ms: int, up_to_offset: int) -> tuple[int, int] | None:
+    def offset_for_timestamp(self, timestamp_ms: int, up_to_offset: int) -> Search:
         """Timestamp and offset of the first record below `up_to_offset` whose timestamp is `timestamp_ms` or later."""
-        self._require_usable()
-        start = self._log_start_offset
-        try:
-            for segment in self._segments[self._segment_index(start) :]:
-                if segment.max_timestamp < timestamp_ms:
-                    continue
-                for position, header in segment.batches_since(timestamp_ms, start):
-                    if header.base_offset >= up_to_offset:
-                        return None
+        return self._search(lambda: self._first_since(timestamp_ms, up_to_offset))
+
+    def newest_record(self, up_to_offset: int) -> Search:
+        """Timestamp and offset of the record below `up_to_offset` with the largest timestamp, the first of several
+        (KIP-734). None where no record has a timestamp."""
+        return self._search(lambda: self._newest(up_to_offset))
+
+    def _search(self, attempt: Callable[[], Search]) -> Search:
+        while True:
+            self._require_usable()
+            try:
+                return (yield from attempt())
+            except _LogChanged:
+                continue
+            except OSError as error:
+                self._directory.refuse(error, f"reading {self.path}", is_read=True)
+            except CorruptRecord as error:
+                self._report_damage(error)
+
+    def _first_since(self, timestamp_ms: int, up_to_offset: int) -> Search:
+        start, cuts = self._log_start_offset, self._cuts
+        for segment in self._segments[self._segment_index(start) :]:
+            if segment.max_timestamp < timestamp_ms:
+                continue
+            self._require_unchanged(segment, cuts)
+            for number, (position, header) in enumerate(segment.batches_since(timestamp_ms, start), 1):
+                if header.base_offset >= up_to_offset:
+                    return None
+                is_young = header.max_timestamp >= timestamp_ms
+                if is_young:
                     for timestamp, offset in self._times(segment, position, header):
                         if timestamp >= timestamp_ms and offset >= start:
                             return (timestamp, offset) if offset < up_to_offset else None
-        except OSError as error:
-            self._directory.fail_and_raise(error, f"reading {segment.path}")
-        except CorruptRecord as error:
-            self._report_damage(error)
+                if is_young or number % _SEARCH_STEP == 0:
+                    yield
+                    self._require_unchanged(segment, cuts)
         return None
 
-    def newest_record(self, up_to_offset: int) -> tuple[int, int] | None:
-        """Timestamp and offset of the record below `up_to_offset` with the largest timestamp, the first of several
-        (KIP-734). None where no record has a timestamp."""
-        self._require_usable()
-        start = self._log_start_offset
+    def _newest(self, up_to_offset: int) -> Search:
+        start, cuts = self._log_start_offset, self._cuts
         newest = (_NO_TIMESTAMP, 0)
         """With the offset negated, so that the larger one is the better one."""
-        segments = [s for s in self._segments[self._segment_index(start) :] if s.base_offset < up_to_offset]
-        try:
-            for segment in sorted(segments, key=lambda s: (-s.max_timestamp, s.base_offset)):
-                if segment.max_timestamp < newest[0]:
-                    break
-                best: tuple[int, BatchHeader] | None = None
-                for position, header in segment.newest_batches(start, up_to_offset):
-                    if header.base_offset < start or header.last_offset >= up_to_offset:
-                        # Its largest timestamp may be that of a record that does not count.
-                        newest = max(newest, self._newest_of(segment, position, header, up_to_offset))
-                    elif header.records_count and (best is None or header.max_timestamp > best[1].max_timestamp):
-                        best = position, header
-                if best is not None and best[1].max_timestamp >= newest[0]:
-                    newest = max(newest, self._newest_of(segment, *best, up_to_offset))
-        except OSError as error:
-            self._directory.fail_and_raise(error, f"reading {segment.path}")
-        except CorruptRecord as error:
-            self._report_damage(error)
+        extents = zip(self._segments, self.extents(), strict=True)
+        ends = [(s, min(extent.end_offset, up_to_offset)) for s, extent in extents if start < extent.end_offset]
+        for segment, end in sorted(ends, key=lambda item: (-item[0].max_timestamp, item[0].base_offset)):
+            if segment.max_timestamp < newest[0]:
+                break
+            if segment.base_offset < end:
+                self._require_unchanged(segment, cuts)
+                newest = max(newest, (yield from self._newest_in(segment, max(start, segment.base_offset), end, cuts)))
         timestamp, negated = newest
         return None if timestamp == _NO_TIMESTAMP else (timestamp, -negated)
 
-    def _newest_of(self, segment: Segment, position: int, header: BatchHeader, up_to_offset: int) -> tuple[int, int]:
-        """The largest timestamp of a batch's records within the log and below `up_to_offset`, and the first offset that
-        has it, negated."""
+    def _newest_in(self, segment: Segment, start: int, end: int, cuts: int) -> Generator[None, None, tuple[int, int]]:
+        """As `_newest_of`, of all records of a segment from `start` to below `end`."""
+        if segment.newest is not None and segment.newest[0] == (start, end):
+            return segment.newest[1]
+        newest = (_NO_TIMESTAMP, 0)
+        best: tuple[int, BatchHeader] | None = None
+        for number, (position, header) in enumerate(segment.newest_batches(start, end), 1):
+            if header.base_offset < start or header.last_offset >= end:
+                # Its largest timestamp may be that of a record that does not count.
+                newest = max(newest, self._newest_of(segment, position, header, start, end))
+            elif header.records_count and (best is None or header.max_timestamp > best[1].max_timestamp):
+                best = position, header
+            if number % _SEARCH_STEP == 0:
+                yield
+                self._require_unchanged(segment, cuts)
+        if best is not None:
+            newest = max(newest, self._newest_of(segment, *best, start, end))
+        segment.newest = (start, end), newest
+        return newest
+
+    def _require_unchanged(self, segment: Segment, cuts: int) -> None:
+        """Raises BrokerError once the log is closed, and _LogChanged where it has another segment in that place."""
+        self._require_usable()
+        if cuts != self._cuts or self._segments[self._segment_index(segment.base_offset)] is not segment:
+            raise _LogChanged
+
+    def _newest_of(self, segment: Segment, position: int, header: BatchHeader, start: int, end: int) -> tuple[int, int]:
+        """The largest timestamp of a batch's records from `start` to below `end`, and the first offset that has it,
+        negated."""
         records = [
             (timestamp, -offset)
             for timestamp, offset in self._times(segment, position, header)
-            if self._log_start_offset <= offset < up_to_offset
+            if start <= offset < end
         ]
         return max(records, default=(_NO_TIMESTAMP, 0))
 
@@ -505,7 +561,9 @@ class Log:
         return max(0, bisect_right(self._segments, offset, key=_base_offset_of) - 1)
 
     def _report_damage(self, error: CorruptRecord) -> NoReturn:
-        logger.error("%s is damaged on disk: %s", self.partition, error)
+        if str(error) != self._damage_told:  # followers ask again for ever
+            self._damage_told = str(error)
+            logger.error("%s is damaged on disk: %s", self.partition, error)
         raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition} is damaged on disk: {error}") from error
 
     # -- leader epochs --
@@ -538,11 +596,13 @@ class Log:
             return
         index = self._segment_index(offset)
         segment = self._segments[index]
+        has_begun = False
         try:
             position = segment.locate(offset)
             # With the batch before, wherever compaction has left a gap: what nobody can read must not be waited for.
             offset = segment.end_before(position)
             self._begin_cut(offset)
+            has_begun = True
             # From the end backwards, so that a crash in between leaves a log without a gap.
             for later in reversed(self._segments[index + 1 :]):
                 self._drop(later)
@@ -555,17 +615,20 @@ class Log:
             self._epochs.truncate_from_end(offset)
             self._rewind_producers(offset)
         except OSError as error:
-            self._directory.fail_and_raise(error, f"truncating {self.path} to offset {offset}")
+            self._cut_failed(error, f"truncating {self.path} to offset {offset}", has_begun=has_begun)
         except CorruptRecord as error:
             self._closed = True  # cut halfway
             self._report_damage(error)
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drop everything: the log is empty, and its next offset is `offset`."""
+    def truncate_fully_and_start_at(self, offset: int, previous_epoch: int = NO_EPOCH) -> None:
+        """Drop everything: the log is empty, and its next offset is `offset`. `previous_epoch`: of the record before,
+        where that is known."""
         self._require_usable()
+        has_begun = False
         try:
             # Down to 0: of the files that vanish a power cut may keep any, and recovery must look for gaps.
             self._begin_cut(0, keep=False)
+            has_begun = True
             if self._removal is not None:
                 self._segments[:0] = self._removal.stop()
             self._pending_snapshots.clear()
@@ -577,12 +640,14 @@ class Log:
             self._changes += 1
             self._log_start_offset = self._log_end_offset = offset
             self._epochs.clear()
+            if previous_epoch != NO_EPOCH:
+                self._epochs.assign(previous_epoch, offset - 1)
             self._producers = ProducerState()
             # After a power cut no old snapshot may pass for one of this log, nor may it begin later than here.
             self._disk.sync_directory(self.path)
             self._synced_changes = self._changes
         except OSError as error:
-            self._directory.fail_and_raise(error, f"emptying {self.path}")
+            self._cut_failed(error, f"emptying {self.path}", has_begun=has_begun)
         self._make_safe()
 
     def move_log_start_offset(self, offset: int) -> None:
@@ -638,9 +703,10 @@ class Log:
             return
         kept = self._segments[count].base_offset
         try:
-            is_whole = await self._directory.world.executor.run(sync_snapshot, self._disk, self.path, kept)
+            reading = self._directory.run(sync_snapshot, self._disk, self.path, kept)
+            is_whole = await self._directory.unless_hung(reading)
         except OSError as error:
-            self._directory.fail_and_raise(error, f"reading snapshots of {self.path}")
+            self._directory.refuse(error, f"reading snapshots of {self.path}")
         if not is_whole:
             self._snapshots = [offset for offset in self._snapshots if offset != kept]
         is_same = count == self._count_old(start) and kept == self._segments[count].base_offset
@@ -653,14 +719,14 @@ class Log:
         self._epochs.truncate_from_start(kept)
         self._removal = Removal(self._disk, self.path, removed, snapshots)
         self._removing = asyncio.get_running_loop().create_task(self._remove(), name=f"removal {self.partition}")
-        await asyncio.shield(self._removing)
+        await self._directory.unless_hung(self._removing)
 
     async def _remove(self) -> None:
         assert self._removal is not None
         try:
-            await self._directory.world.executor.run(self._removal.carry_out)
+            await self._directory.run(self._removal.carry_out)
         except OSError as error:
-            self._directory.fail(error, f"removing segments of {self.path}")
+            self._directory.fail_unless_short(error, f"removing segments of {self.path}")
         finally:
             for segment in self._removal.stop():
                 segment.close()
@@ -669,6 +735,7 @@ class Log:
     def _begin_cut(self, offset: int, *, keep: bool = True) -> None:
         """From now on nothing may rely on what a flush under way writes, nor on a checkpoint that says more than
         `offset`; nor, unless `keep`, on any snapshot."""
+        self._cuts += 1
         if self._compaction is not None:
             self._compaction.stop()
         self._finish_swap()
@@ -679,6 +746,12 @@ class Log:
             cut = offset if keep else -1
             work.lowest_cut = cut if work.lowest_cut is None else min(work.lowest_cut, cut)
         self._directory.lower_offsets(self.partition, offset)
+
+    def _cut_failed(self, error: OSError, doing: str, *, has_begun: bool) -> NoReturn:
+        """`has_begun`: what is left is neither the old log nor the new one."""
+        if has_begun:
+            self._directory.fail_and_raise(error, doing)
+        self._directory.refuse(error, doing)
 
     def _drop(self, segment: Segment) -> None:
         segment.remove_files()
@@ -721,7 +794,7 @@ class Log:
             try:
                 oldest_ms = self._segments[self._segment_index(found.first_dirty)].first_timestamp
             except OSError as error:
-                self._directory.fail_and_raise(error, f"reading {self.path}")
+                self._directory.refuse(error, f"reading {self.path}", is_read=True)
             except CorruptRecord as error:
                 self._report_damage(error)
             is_overdue = now_ms - oldest_ms > max_lag_ms
@@ -754,7 +827,7 @@ class Log:
         self._compacting = asyncio.get_running_loop().create_task(
             self._compact(self._compaction, sources, pace), name=f"compaction {self.partition}"
         )
-        return await asyncio.shield(self._compacting)
+        return await self._directory.unless_hung(self._compacting)
 
     def _sources(self, end: int) -> list[Source]:
         """The segments that begin below `end`, without those that are only waiting for their removal."""
@@ -783,7 +856,7 @@ class Log:
         except OSError as error:
             if work.stopped.is_set() and self._directory.failure is None:
                 return False  # the files are not the log's any more
-            self._directory.fail_and_raise(error, f"compacting {self.path}")
+            self._directory.refuse(error, f"compacting {self.path}")
         except (CorruptRecord, ValueError) as error:
             if work.stopped.is_set():
                 return False
@@ -794,7 +867,7 @@ class Log:
     async def _in_slices(self, phase: Iterator[int], work: Compaction, pace: Pace) -> bool:
         while not work.stopped.is_set():
             self._directory.check()
-            done = await self._directory.world.executor.run(next, phase, None)
+            done = await self._directory.run(next, phase, None)
             if done is None:
                 return not work.stopped.is_set()
             await pace(done, work.stopped)
@@ -802,11 +875,11 @@ class Log:
 
     async def _replace(self, group: list[Source], work: Compaction, pace: Pace) -> bool:
         """Write a group of segments anew, and let the log have the result."""
-        run, base = self._directory.world.executor.run, group[0].segment.base_offset
+        run, base = self._directory.run, group[0].segment.base_offset
         cleaned = await run(work.create, base)
         is_wanted = False
         try:
-            whole = await self._in_slices(work.write(group, cleaned, self._clock.wall_ms()), work, pace)
+            whole = await self._in_slices(work.write(group, cleaned, self._now()), work, pace)
             is_wanted = whole and (len(group) > 1 or work.has_changed)
         finally:
             if not is_wanted:
@@ -823,43 +896,55 @@ class Log:
         self._swap = swap = Swap(self._disk, self.path, cleaned, group[-1].end_offset, old)
         for segment in old:
             self._let_go(segment)
-        try:
-            await run(swap.carry_out)
-            self._finish_swap()
-        except OSError as error:
-            self._directory.fail_and_raise(error, f"swapping segments of {self.path}")
+        while not self._closed and self._directory.failure is None:
+            try:
+                await run(swap.carry_out)
+                self._finish_swap()
+                break
+            except OSError as error:
+                doing = f"swapping segments of {self.path}"
+                if trouble_of(error) is not Trouble.SHORTAGE:
+                    self._directory.fail_and_raise(error, doing)
+                self._directory.tell_of_shortage(error, doing)
+                await asyncio.sleep(SHORTAGE_PAUSE_S)
         return not work.stopped.is_set()
 
+    def _now(self) -> Now:
+        times = self._clock.wall_ms(), self._wall_clock_ahead_ms + self._monotonic_ms()
+        return Now(min(times), max(times))
+
+    def _monotonic_ms(self) -> int:
+        return round(self._clock.monotonic() * 1_000)
+
     def _finish_swap(self) -> None:
-        """Nothing is under way any more that changes names of segments. Raises OSError."""
-        swap, self._swap = self._swap, None
+        """Nothing is under way any more that changes names of segments. Raises OSError; it can be repeated."""
+        swap = self._swap
         if swap is not None:
             swap.carry_out()
             swap.segment.indexes_stored()
+            self._swap = None
 
     # -- flushing --
 
     async def flush(self) -> None:
         """On return, all that was appended before the call survives a power cut. Several callers share one fdatasync.
 
-        Raises BrokerError KAFKA_STORAGE_ERROR: then the log directory is offline.
+        Raises BrokerError KAFKA_STORAGE_ERROR: then the log directory is offline, unless it is a Shortage.
         """
         self._directory.check()
         target = self._log_end_offset
         while self._recovery_point < min(target, self._log_end_offset) and not self._closed:
-            await asyncio.shield(self._flush_task())
-            self._directory.check()
+            await self._wait_for_flush(self._flush_task())
 
     async def checkpoint(self) -> None:
         """`flush`, and write what makes a restart short: index entries and producer state up to now."""
         self._directory.check()
         self._forget_silent_producers()
         if self._flushing is not None:
-            await asyncio.shield(self._flushing)
-            self._directory.check()
+            await self._wait_for_flush(self._flushing)
         if self._has_unwritten() and not self._closed:
             self._take_snapshot()
-            await asyncio.shield(self._flush_task())
+            await self._wait_for_flush(self._flush_task())
         await self.flush()
 
     def _forget_silent_producers(self) -> None:
@@ -903,9 +988,23 @@ class Log:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._directory.fail(error, f"flushing {self.path}")
-        if self.config.synced and not self._closed and self._directory.failure is None:
+        if self._shortage is not None:
+            self._directory.tell_of_shortage(self._shortage, f"flushing {self.path}")
+            asyncio.get_running_loop().call_later(SHORTAGE_PAUSE_S, self._flush_after_shortage)
+        elif self.config.synced and not self._closed and self._directory.failure is None:
             self._make_safe()
             self.on_flushed()
+
+    def _flush_after_shortage(self) -> None:
+        if not self._closed and self._directory.failure is None:
+            self._flush_in_background()
+
+    async def _wait_for_flush(self, flush: asyncio.Task[None]) -> None:
+        """Raises BrokerError where it was not carried out."""
+        await self._directory.unless_hung(flush)
+        self._directory.check()
+        if self._shortage is not None:
+            raise shortage(f"flushing {self.path}", self._shortage)
 
     async def _flush(self) -> None:
         """Write one picture of the log. What fails ends up in the directory's `failure`."""
@@ -922,12 +1021,22 @@ class Log:
         work = self._written_now = self._picture()
         self._bytes_since_flush = 0
         try:
-            await self._directory.world.executor.run(work.carry_out, self._directory.world)
+            await self._directory.run(work.carry_out, self._directory.world)
         except OSError as error:
-            self._directory.fail(error, f"flushing {self.path}")
+            if trouble_of(error) is not Trouble.SHORTAGE:
+                self._directory.fail(error, f"flushing {self.path}")
+                return
+            # Nothing that was to be opened was written to, and no fdatasync has failed: the next flush does it all.
+            self._shortage = error
+            cut = work.lowest_cut
+            self._pending_snapshots[:0] = [taken for taken in work.snapshots if cut is None or taken[0] <= cut]
+            self._snapshots = sorted({*self._snapshots, *(offset for offset, _ in work.snapshots)})
+            if cut is not None:
+                self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, cut)
             return
         finally:
             self._written_now = None
+        self._shortage = None
         written = [offset for offset, _ in work.snapshots]
         self._snapshots = sorted({*self._snapshots, *written} - set(work.old_snapshots))
         self._synced_changes = max(self._synced_changes, work.changes)
@@ -974,17 +1083,18 @@ class Log:
     # -- the end --
 
     async def close(self) -> None:
-        """Wait for a flush that is under way and close the files. Flushes nothing: see `checkpoint`."""
+        """Wait for a flush that is under way and close the files. Flushes nothing: see `checkpoint`. Raises BrokerError
+        KAFKA_STORAGE_ERROR where the disk hangs: then files stay open that a worker thread may be at work with."""
         self._closed = True
         if self._compaction is not None and self._compacting is not None:
             self._compaction.stop()
-            await asyncio.wait([self._compacting])
+            await self._directory.unless_hung(asyncio.wait([self._compacting]))
         if self._flushing is not None:
-            await asyncio.shield(self._flushing)
+            await self._directory.unless_hung(self._flushing)
         if self._removal is not None and self._removing is not None:
             for segment in self._removal.stop():
                 segment.close()
-            await asyncio.shield(self._removing)
+            await self._directory.unless_hung(self._removing)
         for segment in self._segments:
             segment.close()
 

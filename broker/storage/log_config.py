@@ -23,6 +23,9 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The oldest segments may be deleted without which the log still has this much; None: however many there are."""
     synced: bool = False
     """durability=synced: what was appended is flushed at once, and counts for nothing before it is."""
+    delete: bool = True
+    """The oldest records may be deleted, by age, by size, or on demand; what `retention_ms` and `retention_bytes` say
+    counts only then."""
     compact: bool = False
     """Of each key the latest record alone need stay; records without a key are refused."""
     min_cleanable_dirty_ratio: float = 0.5

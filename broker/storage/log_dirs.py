@@ -1,13 +1,17 @@
 """The log directories of a broker (`log.dirs`): which replica is in which, and what becomes of one whose disk fails.
 
 Each directory has a `LogManager` of its own, with its lock, checkpoints and marker of a clean stop. One that cannot be
-opened, or whose disk fails later, is offline until the broker is started again; the others serve on. As long as that
-lasts nothing is written there, and no replica that may be in it is made anew in another: its broker may be on record as
-having what was acknowledged, and would lead with an empty log. So only a replica that is new to the cluster
-(`is_new`, as in Kafka) goes to a directory that is online, the one with the fewest.
+opened, or whose disk fails or hangs later, is offline until the broker is started again; the others serve on. As long
+as that lasts nothing new is written there, and no replica that may be in it is made anew in another: its broker may be
+on record as having what was acknowledged, and would lead with an empty log. So only a replica that is new to the
+cluster (`is_new`, as in Kafka) goes to a directory that is online, the one with the fewest.
 
-A replica that is in two directories is served from neither, since nothing says which of the two is right (Kafka does
+A replica that is in two directories is served from neither, where nothing says which of the two is right (Kafka does
 not start then): somebody must take one away.
+
+A *stray* is what a directory has of a topic that was deleted while that directory was not in `log.dirs`. The next topic
+of its name tells: ids tell their age (`protocol.topic_ids`), and no topic is made while an older one has its name. So
+only the replica of an older topic gives way, never one of a newer topic to an order that comes late.
 
 Whether this broker's data can be believed, all its directories decide together: see `continuity`.
 """
@@ -21,12 +25,14 @@ from functools import partial
 from typing import Any
 
 from minibroker.broker.storage.continuity import combined, least_of
-from minibroker.broker.storage.directory import LogDirectoryFailed
+from minibroker.broker.storage.directory import HUNG_AFTER_S, LogDirectoryFailed
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.recovery_progress import RecoveryProgress
+from minibroker.protocol.topic_ids import age, is_older
 from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.storage")
@@ -46,7 +52,6 @@ class LogDirs:
     ) -> None:
         """`log_dirs` are absolute paths, none within another. The rest as for `LogManager`."""
         self.paths = tuple(log_dirs)
-        self._world = world
         self._candidates = [
             LogManager(
                 world, path, broker_id, default_config=default_config, checkpoint_interval_ms=checkpoint_interval_ms
@@ -80,6 +85,7 @@ class LogDirs:
                 raise LogDirectoryFailed("; ".join(self.offline.values()))
             for manager in self._managers:
                 manager.on_offline(partial(self._failed, manager))
+                manager.on_silence(partial(self._silent, manager))
         except BaseException:
             await self.close(clean=False)
             raise
@@ -100,10 +106,25 @@ class LogDirs:
         for partition, managers in sorted(homes.items()):
             if len(managers) < 2:
                 continue
+            held = [await manager.topic_id(partition) for manager in managers]
+            await self._going_on(self._set_strays_aside(partition, max(held, key=lambda topic_id: age(topic_id) or -1)))
+            managers = [manager for manager in managers if manager.has(partition)]
+            if len(managers) < 2:
+                continue
             where = " and in ".join(manager.log_dir for manager in managers)
             for manager in managers:
                 await self._going_on(manager.distrust(f"{partition} is in {where}"))
                 await manager.set_aside(partition, f"it is in {where}, and which of them is right cannot be told")
+
+    async def _set_strays_aside(self, partition: TopicPartition, topic_id: str) -> None:
+        """What belongs to an older topic of that name is in nobody's way any more. Raises BrokerError
+        KAFKA_STORAGE_ERROR."""
+        for manager in self._managers:
+            held = await manager.topic_id(partition)
+            if is_older(held, topic_id):
+                await manager.set_stray_aside(
+                    partition, f"its topic, {held}, was deleted, and {topic_id} came after it"
+                )
 
     async def _agree(self) -> None:
         verdict = combined([manager.witness() for manager in self._managers], len(self._unopened))
@@ -116,8 +137,7 @@ class LogDirs:
         """Stop. With `clean`, what is in the directories that are online is on disk on return, with the marker that
         says so. Whoever appends must have stopped before. What fails on the way is raised when all are closed."""
         if clean and len(self.online) > 1:
-            for manager in self.online:
-                await self._going_on(manager.checkpoint_recovery_points())
+            await asyncio.gather(*(self._going_on(manager.checkpoint_recovery_points()) for manager in self.online))
             await self.note_failed()  # while the others can still be written to
         outcomes = await asyncio.gather(
             *(manager.close(clean=clean, broker_epoch=broker_epoch) for manager in self._managers),
@@ -126,6 +146,11 @@ class LogDirs:
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
+
+    @property
+    def recovery(self) -> dict[str, RecoveryProgress]:
+        """How far opening the logs is, by directory."""
+        return {manager.log_dir: manager.recovery for manager in self._candidates}
 
     # -- which are online --
 
@@ -149,12 +174,18 @@ class LogDirs:
         for listener in self._listeners:
             listener(manager)
 
+    def _silent(self, manager: LogManager) -> None:
+        """Its disk hangs. It is given up where the broker can go on with another; not where they all hang, as then it
+        is no matter of one disk, and may pass."""
+        others = [other for other in self.online if other is not manager]
+        if manager.failure is not None or any(other.silent_s < HUNG_AFTER_S / 2 for other in others):
+            manager.give_up()
+
     async def note_failed(self) -> None:
         """Durable on return in the directories that are online: which others have failed. They are not believed when
         they are back, whether or not their own disks could take that note."""
         failed = [manager.directory_id for manager in self._managers if manager.failure is not None]
-        for manager in self.online:
-            await self._going_on(manager.note_failed(failed))
+        await asyncio.gather(*(self._going_on(manager.note_failed(failed)) for manager in self.online))
 
     # -- what the cluster may believe --
 
@@ -189,14 +220,11 @@ class LogDirs:
 
     def logs_in(self, path: str) -> list[Log]:
         """Of one directory; empty where that is offline."""
-        return [log for manager in self.online if manager.log_dir == path for log in manager.logs()]
+        return [log for manager in self._online_at(path) for log in manager.logs()]
 
     async def space(self, path: str) -> tuple[int, int]:
-        """Of a directory's disk: how many bytes it has, and how many can still be taken; -1 where it does not tell."""
-        try:
-            return await self._world.executor.run(self._world.disk.space, path)
-        except OSError:
-            return -1, -1
+        """As `LogManager.space`, of any directory."""
+        return await next(manager.space() for manager in self._candidates if manager.log_dir == path)
 
     @property
     def damaged(self) -> dict[TopicPartition, str]:
@@ -250,8 +278,10 @@ class LogDirs:
     async def get_or_create(
         self, partition: TopicPartition, topic_id: str, config: LogConfig, *, is_new: bool = False
     ) -> Log:
-        """As `LogManager.get_or_create`; also KAFKA_STORAGE_ERROR where the replica is in a directory that is offline,
-        or may be. `is_new`: the partition is, so no directory can have it from before."""
+        """As `LogManager.get_or_create`, but a replica of an older topic gives way; also KAFKA_STORAGE_ERROR where the
+        replica is in a directory that is offline, or may be. `is_new`: the partition is, so no directory can have it
+        from before."""
+        await self._set_strays_aside(partition, topic_id)
         homes = self._homes(partition)
         self._check_homes(homes, partition, may_be_unknown=is_new)
         if len(homes) > 1:  # set aside when they were opened
@@ -277,42 +307,34 @@ class LogDirs:
         """As `LogManager.high_watermark`."""
         return max((manager.high_watermark(partition) for manager in self._homes(partition)), default=0)
 
-    async def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Write them down, each in its directory. A directory that does not take it goes offline."""
-        staged = [(manager, manager.stage_high_watermarks(high_watermarks)) for manager in self.online]
-        for manager, picture in staged:
-            try:
-                await self._world.executor.run(manager.write_high_watermarks, picture)
-            except BrokerError as error:
-                manager.fail(error.__cause__ or error, "writing high watermarks")
+    async def checkpoint_high_watermarks(self, path: str, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """Write down those of the logs in one directory, if it is online. Where it does not take it, it goes offline;
+        so do those below."""
+        for manager in self._online_at(path):
+            await self._going_on(manager.checkpoint_high_watermarks(high_watermarks))
 
-    def write_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """As above, at once: blocks."""
-        for manager in self.online:
-            try:
-                manager.write_high_watermarks(manager.stage_high_watermarks(high_watermarks))
-            except BrokerError as error:
-                manager.fail(error.__cause__ or error, "writing high watermarks")
-
-    async def checkpoint_log_start_offsets(self) -> None:
-        """As `LogManager.checkpoint_log_start_offsets`, in every directory that is online."""
-        for manager in self.online:
+    async def checkpoint_log_start_offsets(self, path: str) -> None:
+        """As `LogManager.checkpoint_log_start_offsets`."""
+        for manager in self._online_at(path):
             await self._going_on(manager.checkpoint_log_start_offsets())
 
-    async def checkpoint_first_dirty_offsets(self) -> None:
-        """As `LogManager.checkpoint_first_dirty_offsets`, in every directory that is online."""
-        for manager in self.online:
+    async def checkpoint_first_dirty_offsets(self, path: str) -> None:
+        """As `LogManager.checkpoint_first_dirty_offsets`."""
+        for manager in self._online_at(path):
             await self._going_on(manager.checkpoint_first_dirty_offsets())
 
-    async def checkpoint_synced(self) -> None:
-        """As `LogManager.checkpoint_synced`, in every directory that is online."""
-        for manager in self.online:
+    async def checkpoint_synced(self, path: str) -> None:
+        """As `LogManager.checkpoint_synced`."""
+        for manager in self._online_at(path):
             await self._going_on(manager.checkpoint_synced())
 
-    async def remove_old_segments(self) -> None:
-        """As `LogManager.remove_old_segments`, in every directory that is online."""
-        for manager in self.online:
+    async def remove_old_segments(self, path: str) -> None:
+        """As `LogManager.remove_old_segments`."""
+        for manager in self._online_at(path):
             await self._going_on(manager.remove_old_segments())
+
+    def _online_at(self, path: str) -> list[LogManager]:
+        return [manager for manager in self.online if manager.log_dir == path]
 
     async def _going_on(self, work: Awaitable[object]) -> None:
         """Where a directory fails meanwhile, that has been told already."""

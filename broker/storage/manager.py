@@ -12,11 +12,10 @@ time for each partition.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from minibroker.broker.storage.checkpoints import (
@@ -28,19 +27,35 @@ from minibroker.broker.storage.checkpoints import (
     encode_topic_id,
 )
 from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity, Verdict, Witness
-from minibroker.broker.storage.directory import LogDirectory, LogDirectoryFailed, deleted_name
+from minibroker.broker.storage.directory import (
+    DELETED,
+    STRAY,
+    DataDirectoryUnusable,
+    LogDirectory,
+    LogDirectoryFailed,
+    moved_name,
+)
+from minibroker.broker.storage.io_errors import DISK_ERRORS, Shortage, Trouble, shortage, trouble_of
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover
+from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover, to_be_read
+from minibroker.broker.storage.recovery_progress import DirectoryProgress, LogProgress
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 from minibroker.protocol.records import CorruptRecord
+from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.storage")
 
-DISK_ERRORS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""They are about the disk, not about the file on which they occurred."""
+MOST_FOR_FILES = 1 / 2
+MOST_IN_ALL = 15 / 16
+"""Of the descriptors that the process may have, so many at most are taken when a log is created."""
+
+NEWS_INTERVAL_S = 5.0
+"""How often a recovery that takes long says how far it is."""
+
+T = TypeVar("T")
 
 _COPIED_AGAIN = (
     "It is copied again once another broker leads and nothing depends on this one; until then, nothing of it is deleted"
@@ -90,6 +105,7 @@ class LogManager:
         self._high_watermarks = self._directory.high_watermarks
         self._first_dirty_offsets = self._directory.first_dirty_offsets
         self._continuity = DataContinuity(self._disk, log_dir, world.random)
+        self._progress = DirectoryProgress()
         self._logs: dict[TopicPartition, Log] = {}
         self._unsettled: set[TopicPartition] = set()
         self._partition_locks: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
@@ -97,6 +113,10 @@ class LogManager:
         self._stopping = asyncio.Event()
         self._checkpoints: asyncio.Task[None] | None = None
         self._removals: set[asyncio.Task[None]] = set()
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        """In a worker thread. Raises BrokerError KAFKA_STORAGE_ERROR where the disk hangs."""
+        return await self._directory.unless_hung(self._directory.run(function, *arguments))
 
     def _path(self, name: str) -> str:
         return f"{self.log_dir}/{name}"
@@ -118,16 +138,24 @@ class LogManager:
                 log_start_offsets = self._read_offsets(self._log_start_offsets, shows_losses=True)
                 self._read_offsets(self._high_watermarks)
                 self._read_offsets(self._first_dirty_offsets)
-                await self._open_logs(recovery_points, log_start_offsets)
+                starts_are_known = self._log_start_offsets.is_written and self._disk.exists(
+                    self._log_start_offsets.path
+                )
+                if not starts_are_known:
+                    self._log_start_offsets.stage({})  # to be written, even if every log begins at 0
+                await self._open_logs(recovery_points, log_start_offsets if starts_are_known else None)
                 # What the files promised may be more than what is there.
                 await self._write_recovery_points()
                 await self._lower_high_watermarks()
-                await self._write_log_start_offsets()
                 await self._write_first_dirty_offsets()
             except BaseException:
                 await self.close(clean=False)
                 raise
         except OSError as error:
+            if trouble_of(error, is_read=True) is Trouble.SHORTAGE:
+                raise DataDirectoryUnusable(
+                    shortage(f"opening the data directory {self.log_dir}", error).detail
+                ) from error
             raise LogDirectoryFailed(
                 f"the data directory {self.log_dir} cannot be used: {error}. Check that it is a directory, that the "
                 f"broker's user may write to it and that the disk is not full, or choose another with log.dirs or "
@@ -148,27 +176,43 @@ class LogManager:
             return {}
 
     async def _open_logs(
-        self, recovery_points: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]
+        self, recovery_points: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int] | None
     ) -> None:
+        """`log_start_offsets`: 0 for those that it does not name; None: not known."""
         found, deleted = self._directory.contents()
         for name in deleted:
             logger.info("removing %s, left over from a deletion", self._path(name))
             self._remove_in_background(self._path(name))
 
+        # A replica that could not be opened last time was not part of the clean stop.
+        clean = frozenset(p for p in found if self.was_clean and p in recovery_points)
         disk_failures: list[OSError] = []
+
+        async def measure(partition: TopicPartition) -> None:
+            try:
+                to_do = await self._run(
+                    to_be_read, self._disk, self._path(str(partition)), recovery_points.get(partition, 0)
+                )
+            except OSError as error:
+                if error.errno in DISK_ERRORS:
+                    disk_failures.append(error)
+                return  # any other is met again when this log is opened, and dealt with there
+            self._progress.measured(partition, to_do)
 
         async def open_one(partition: TopicPartition) -> None:
             try:
-                opened = await self._world.executor.run(
+                opened = await self._run(
                     self._open_log,
                     partition,
-                    # A replica that could not be opened last time was not part of the clean stop.
-                    self.was_clean and partition in recovery_points,
+                    partition in clean,
                     recovery_points.get(partition, 0),
-                    log_start_offsets.get(partition, 0),
+                    None if log_start_offsets is None else log_start_offsets.get(partition, 0),
+                    self._progress.of(partition),
                 )
             except (DamagedLog, MalformedFile, CorruptRecord, OSError) as error:
-                if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+                if isinstance(error, OSError) and (
+                    error.errno in DISK_ERRORS or trouble_of(error, is_read=True) is Trouble.SHORTAGE
+                ):
                     disk_failures.append(error)
                     return
                 self.damaged[partition] = (
@@ -177,9 +221,19 @@ class LogManager:
                 self.healable.add(partition)
                 logger.error("%s", self.damaged[partition])
                 return
+            finally:
+                self._progress.opened(partition)
             self._adopt(partition, opened, self._default_config)
 
-        await asyncio.gather(*(open_one(partition) for partition in found))
+        self._progress.begin(found)
+        news = asyncio.get_running_loop().create_task(self._tell_progress(), name="news of the recovery")
+        try:
+            await asyncio.gather(*(measure(partition) for partition in found if partition not in clean))
+            if not disk_failures:
+                await asyncio.gather(*(open_one(partition) for partition in found))
+        finally:
+            news.cancel()
+            self._progress.given_up()
         if disk_failures:
             raise disk_failures[0]
         if self.damaged:
@@ -188,7 +242,24 @@ class LogManager:
         if gone:
             await self._distrust(f"the directories of {', '.join(map(str, gone[:10]))} are gone")
 
-    def _open_log(self, partition: TopicPartition, clean: bool, recovery_point: int, log_start_offset: int) -> _Opened:
+    @property
+    def recovery(self) -> RecoveryProgress:
+        """How far opening the logs is. Once it has ended nothing remains, of as much as there was to do."""
+        return self._progress.now
+
+    async def _tell_progress(self) -> None:
+        while True:
+            await asyncio.sleep(NEWS_INTERVAL_S)
+            logger.info("recovering %s: %s", self.log_dir, self.recovery)
+
+    def _open_log(
+        self,
+        partition: TopicPartition,
+        clean: bool,
+        recovery_point: int,
+        log_start_offset: int | None,
+        progress: LogProgress | None = None,
+    ) -> _Opened:
         """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
         directory = self._path(str(partition))
         topic_id = self._read_topic_id(directory)
@@ -201,6 +272,7 @@ class LogManager:
             index_interval_bytes=self._default_config.index_interval_bytes,
             now_ms=self._world.clock.wall_ms(),
             before_loss=self._continuity.distrust,
+            progress=progress,
         )
         return _Opened(topic_id, recovered)
 
@@ -259,7 +331,7 @@ class LogManager:
     async def _note(self, write: Callable[[Any], None], what: object) -> None:
         self._directory.check()
         try:
-            await self._world.executor.run(write, what)
+            await self._run(write, what)
         except OSError as error:
             self._directory.fail_and_raise(error, f"writing {self._path(CONTINUITY_FILE)}")
 
@@ -279,7 +351,7 @@ class LogManager:
 
     async def _distrust(self, reason: str) -> None:
         """Raises OSError."""
-        await self._world.executor.run(self._continuity.distrust, reason)
+        await self._run(self._continuity.distrust, reason)
 
     # -- logs --
 
@@ -307,8 +379,8 @@ class LogManager:
         if partition not in self.damaged:
             return ""
         try:
-            return await self._world.executor.run(self._read_topic_id, self._path(str(partition)))
-        except (MalformedFile, OSError):
+            return await self._run(self._read_topic_id, self._path(str(partition)))
+        except (MalformedFile, OSError, BrokerError):
             return ""
 
     def set_aside(self, partition: TopicPartition, reason: str, *, is_damaged: bool = False) -> Awaitable[None]:
@@ -334,7 +406,10 @@ class LogManager:
         async with self._exclusively(partition):
             with suppress(BrokerError):  # the directory is offline, and everybody has been told
                 await log.checkpoint()  # a clean stop vouches for this log, too
-            await log.close()
+            if partition in self.damaged:
+                self._recovery_points.stage({**self._recovery_points.values, partition: log.recovery_point})
+            with suppress(BrokerError):
+                await log.close()
 
     async def get_or_create(self, partition: TopicPartition, topic_id: str, config: LogConfig) -> Log:
         """The partition's log, with `config` from now on. An empty `topic_id` is not checked.
@@ -357,18 +432,28 @@ class LogManager:
                     ErrorCode.INCONSISTENT_TOPIC_ID,
                     f"{log.path} belongs to the topic with id {log.topic_id}, not {topic_id}",
                 )
+            if log is None:
+                self._check_room(partition)
             with self._under_way(partition):
                 try:
                     if log is None:
-                        opened = await self._world.executor.run(self._create_log, partition, topic_id)
+                        opened = await self._run(self._create_log, partition, topic_id)
                         log = self._adopt(partition, opened, config)
                     elif topic_id and not log.topic_id:
-                        await self._world.executor.run(self._write_topic_id, log.path, topic_id)
+                        await self._run(self._write_topic_id, log.path, topic_id)
                         log.topic_id = topic_id
                 except OSError as error:
-                    self._directory.fail_and_raise(error, f"creating {self._path(str(partition))}")
+                    self._directory.refuse(error, f"creating {self._path(str(partition))}")
             log.configure(config)
             return log
+
+    def _check_room(self, partition: TopicPartition) -> None:
+        """Raises Shortage where one more log would leave too few descriptors to others: to connections, without which
+        no log is of use, and to the segments that those which are here begin."""
+        files, used, limit = self._disk.descriptors()
+        if files >= limit * MOST_FOR_FILES or used >= limit * MOST_IN_ALL:
+            reason = f"{used} of the {limit} descriptors that this process may have are taken, {files} of them by files"
+            raise shortage(f"creating {self._path(str(partition))}", reason)
 
     def _create_log(self, partition: TopicPartition, topic_id: str) -> _Opened:
         """In a worker thread. Raises OSError."""
@@ -378,11 +463,16 @@ class LogManager:
         fresh = not self._disk.exists(directory)
         self._disk.make_directories(directory)
         recovered = self._open_log(partition, fresh, 0, 0).recovered
-        if topic_id:
-            self._write_topic_id(directory, topic_id)
-        else:
-            self._disk.sync_directory(directory)
-        self._disk.sync_directory(self.log_dir)
+        try:
+            if topic_id:
+                self._write_topic_id(directory, topic_id)
+            else:
+                self._disk.sync_directory(directory)
+            self._disk.sync_directory(self.log_dir)
+        except BaseException:
+            for segment in recovered.segments:
+                segment.close()
+            raise
         return _Opened(topic_id, recovered)
 
     def _read_topic_id(self, directory: str) -> str:
@@ -396,29 +486,46 @@ class LogManager:
     async def delete(self, partition: TopicPartition) -> None:
         """Forget the log, and remove its files in the background; nothing where there is none. Once this returns, a
         restart does not find it. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        doomed = await self._move_away(partition, DELETED)
+        if doomed:
+            self._remove_in_background(doomed)
+
+    async def set_stray_aside(self, partition: TopicPartition, reason: str) -> None:
+        """Forget the log, and rename its directory, which nothing reads or removes from then on; nothing where there is
+        none. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        stray = await self._move_away(partition, STRAY)
+        if stray:
+            logger.warning("%s: what was here is in %s now, and can be removed: %s", partition, stray, reason)
+
+    async def _move_away(self, partition: TopicPartition, suffix: str) -> str:
+        """Under which path it is now; empty where there is none. Durable on return."""
         log = self._logs.pop(partition, None)
         with self._under_way(partition):
             async with self._exclusively(partition):
                 if log is None:
                     log = self._logs.pop(partition, None)  # it was being created
                 if log is None and partition not in self.damaged:
-                    return
+                    return ""
                 self._directory.check()
                 if log is not None:
                     await log.close()
                 self._forget_damage(partition)
                 self.reports.pop(partition, None)
-                doomed = self._path(deleted_name(partition, f"{self._world.random.getrandbits(128):032x}"))
+                moved = self._path(moved_name(partition, f"{self._world.random.getrandbits(128):032x}", suffix))
                 try:
-                    names = await self._world.executor.run(self._disk.list, self.log_dir) if log is None else None
+                    names = await self._run(self._disk.list, self.log_dir) if log is None else None
                     if names is not None and str(partition) not in names:
-                        return  # it was damaged, and somebody has moved it away
+                        await self._run(self._disk.sync_directory, self.log_dir)
+                        return ""  # it was damaged, and somebody has moved it away; or an earlier attempt has
                     # A recovery point whose log is gone would be taken for a loss by the next start.
-                    await self._world.executor.run(self._directory.lower_offsets, partition, 0)
-                    await self._world.executor.run(self._rename_away, self._path(str(partition)), doomed)
+                    await self._run(self._directory.lower_offsets, partition, 0)
+                    await self._run(self._rename_away, self._path(str(partition)), moved)
                 except OSError as error:
-                    self._directory.fail_and_raise(error, f"deleting {self._path(str(partition))}")
-                self._remove_in_background(doomed)
+                    path = self._path(str(partition))
+                    if trouble_of(error) is Trouble.SHORTAGE:
+                        self.damaged[partition] = f"the replica in {path} could not be moved away: {error}"
+                    self._directory.refuse(error, f"renaming {path}")
+        return moved
 
     def _forget_damage(self, partition: TopicPartition) -> None:
         self.damaged.pop(partition, None)
@@ -434,8 +541,8 @@ class LogManager:
             if self._directory.failure is None:
                 self._unsettled.discard(partition)
 
-    def _rename_away(self, path: str, doomed: str) -> None:
-        self._disk.rename(path, doomed)
+    def _rename_away(self, path: str, moved: str) -> None:
+        self._disk.rename(path, moved)
         self._disk.sync_directory(self.log_dir)
 
     def _remove_in_background(self, path: str) -> None:
@@ -446,9 +553,9 @@ class LogManager:
 
     async def _remove_tree(self, path: str) -> None:
         try:
-            await self._world.executor.run(self._disk.remove_tree, path)
+            await self._directory.run(self._disk.remove_tree, path)
         except OSError as error:
-            self._directory.fail(error, f"removing {path}")
+            self._directory.fail_unless_short(error, f"removing {path}")  # the next start removes it
 
     @asynccontextmanager
     async def _exclusively(self, partition: TopicPartition) -> AsyncIterator[None]:
@@ -478,11 +585,22 @@ class LogManager:
         try:
             await self._write_recovery_points()
         except OSError as error:
-            self._directory.fail_and_raise(error, f"writing {self._recovery_points.path}")
+            self._directory.refuse(error, f"writing {self._recovery_points.path}")
 
     async def _write_recovery_points(self) -> None:
+        """And where the logs begin."""
         points = {partition: log.recovery_point for partition, log in self._logs.items()}
-        await self._world.executor.run(self._recovery_points.write, self._recovery_points.stage(points))
+        points |= self._of_damaged(self._recovery_points)
+        staged = self._recovery_points.stage(points)
+        # First, since a recovery point says that all is there from where the log begins.
+        await self._write_log_start_offsets()
+        await self._run(self._recovery_points.write, staged)
+
+    def _of_damaged(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
+        """What the file says of replicas that are out of service stays. Without its recovery point, the next start
+        would take what had been safe for a tail that nobody had flushed, and cut it at the damage; and what had been
+        deleted would be back where somebody repairs the files."""
+        return {p: checkpoint.values[p] for p in self.damaged if p in checkpoint.values}
 
     async def remove_old_segments(self) -> None:
         """Take off the disk what lies below the logs' start. Raises BrokerError KAFKA_STORAGE_ERROR."""
@@ -492,7 +610,9 @@ class LogManager:
         await self._checkpoint_recovery_points()
         starts = await self.checkpoint_log_start_offsets()
         for log in logs:
-            await log.remove_old_segments(starts.get(log.partition, 0))
+            # A log may have been flushed since, and then its own recovery point is not on disk yet.
+            recovery_point = self._recovery_points.stored.get(log.partition, 0)
+            await log.remove_old_segments(min(starts.get(log.partition, 0), recovery_point))
 
     async def checkpoint_log_start_offsets(self) -> Mapping[TopicPartition, int]:
         """Write down where logs begin, if not at 0. Returns what is on disk. Raises BrokerError KAFKA_STORAGE_ERROR."""
@@ -500,12 +620,13 @@ class LogManager:
         try:
             return await self._write_log_start_offsets()
         except OSError as error:
-            self._directory.fail_and_raise(error, f"writing {self._log_start_offsets.path}")
+            self._directory.refuse(error, f"writing {self._log_start_offsets.path}")
 
     async def _write_log_start_offsets(self) -> Mapping[TopicPartition, int]:
         offsets = {p: log.log_start_offset for p, log in self._logs.items() if log.log_start_offset > 0}
+        offsets |= self._of_damaged(self._log_start_offsets)
         if offsets != self._log_start_offsets.values or not self._log_start_offsets.is_written:
-            await self._world.executor.run(self._log_start_offsets.write, self._log_start_offsets.stage(offsets))
+            await self._run(self._log_start_offsets.write, self._log_start_offsets.stage(offsets))
         return offsets
 
     async def checkpoint_first_dirty_offsets(self) -> None:
@@ -514,14 +635,15 @@ class LogManager:
         try:
             await self._write_first_dirty_offsets()
         except OSError as error:
-            self._directory.fail_and_raise(error, f"writing {self._first_dirty_offsets.path}")
+            self._directory.refuse(error, f"writing {self._first_dirty_offsets.path}")
 
     async def _write_first_dirty_offsets(self) -> None:
         checkpoint = self._first_dirty_offsets
         known = checkpoint.values  # before the controller's first order, logs do not know their topics' settings
         offsets = {p: log.first_dirty_offset for p, log in self._logs.items() if log.config.compact or p in known}
+        offsets |= self._of_damaged(checkpoint)
         if offsets != known or not checkpoint.is_written:
-            await self._world.executor.run(checkpoint.write, checkpoint.stage(offsets))
+            await self._run(checkpoint.write, checkpoint.stage(offsets))
 
     def high_watermark(self, partition: TopicPartition) -> int:
         """As last checkpointed, 0 where it never was: of this very log, and not past what it held then."""
@@ -532,12 +654,24 @@ class LogManager:
         and the mark of a log that is not there, of the next topic of that name."""
         before = self._high_watermarks.values
         marks = {p: min(mark, self._logs[p].log_end_offset) for p, mark in before.items() if p in self._logs}
+        marks |= self._of_damaged(self._high_watermarks)
         short = sorted(p for p, mark in marks.items() if mark < before[p])
         if short:  # no crash explains that: a mark is lowered before its log is cut
             reason = f"{', '.join(map(str, short[:10]))} ended further on, by the high watermarks on file"
-            await self._world.executor.run(self._continuity.distrust, reason, False)
+            await self._run(self._continuity.distrust, reason, False)
         if marks != before:
-            await self._world.executor.run(self._high_watermarks.write, self._high_watermarks.stage(marks))
+            await self._run(self._high_watermarks.write, self._high_watermarks.stage(marks))
+
+    async def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """Write them down. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        staged = self.stage_high_watermarks(high_watermarks)
+        try:
+            await self._run(self.write_high_watermarks, staged)
+        except Shortage:
+            raise
+        except BrokerError as error:
+            self._directory.fail(error.__cause__ or error, "writing high watermarks")
+            raise
 
     def stage_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> Staged:
         """A picture of the high watermarks, to be written by `write_high_watermarks`. Logs that are not named keep what
@@ -546,7 +680,8 @@ class LogManager:
         To be taken in the event loop, where logs are cut and deleted: so all of it is from before, or all from after
         that."""
         before = self._high_watermarks.values
-        return self._high_watermarks.stage({p: high_watermarks.get(p, before.get(p, 0)) for p in self._logs})
+        marks = {p: high_watermarks.get(p, before.get(p, 0)) for p in self._logs}
+        return self._high_watermarks.stage(marks | self._of_damaged(self._high_watermarks))
 
     def write_high_watermarks(self, staged: Staged) -> None:
         """Blocks; in any thread. Raises BrokerError KAFKA_STORAGE_ERROR."""
@@ -554,9 +689,10 @@ class LogManager:
         try:
             self._high_watermarks.write(staged)
         except OSError as error:
-            raise BrokerError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"writing {self._high_watermarks.path}: {error}"
-            ) from error
+            doing = f"writing {self._high_watermarks.path}"
+            if trouble_of(error) is Trouble.SHORTAGE:
+                raise shortage(doing, error) from error
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{doing}: {error}") from error
 
     async def _checkpoint_regularly(self) -> None:
         while not self._stopping.is_set():
@@ -568,8 +704,9 @@ class LogManager:
                     return
                 try:
                     await self.checkpoint_recovery_points()
-                    await self.checkpoint_log_start_offsets()
                     await self.checkpoint_first_dirty_offsets()
+                except Shortage:
+                    continue
                 except BrokerError:
                     return  # the directory is offline, and everybody has been told
 
@@ -577,6 +714,13 @@ class LogManager:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._directory.fail(error, task.get_name())
+
+    async def space(self) -> tuple[int, int]:
+        """Of the disk: how many bytes it has, and how many can still be taken; -1 where it does not tell."""
+        try:
+            return await self._run(self._disk.space, self.log_dir)
+        except (OSError, BrokerError):
+            return -1, -1
 
     # -- failure and end --
 
@@ -592,6 +736,23 @@ class LogManager:
         """Something other than a log could not be written to this directory: it goes offline all the same."""
         self._directory.fail(error, doing)
 
+    def fail_unless_short(self, error: OSError, doing: str) -> None:
+        """As `LogDirectory.fail_unless_short`."""
+        self._directory.fail_unless_short(error, doing)
+
+    def on_silence(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when the disk hangs, and again every second until it does not, or is given up."""
+        self._directory.on_silence(listener)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long no call for the directory has returned though some were under way."""
+        return self._directory.silent_s
+
+    def give_up(self) -> None:
+        """The disk hangs: the directory is offline, and nobody waits for it any more."""
+        self._directory.give_up()
+
     @property
     def failure(self) -> BaseException | None:
         """Why the directory is offline; None while it is not."""
@@ -604,7 +765,8 @@ class LogManager:
         if self._checkpoints is not None:
             await asyncio.wait([self._checkpoints])
         if self._removals:
-            await asyncio.wait(set(self._removals))
+            with suppress(BrokerError):
+                await self._directory.unless_hung(asyncio.wait(set(self._removals)))
         opened = self._directory.is_taken and self._checkpoints is not None
         clean = clean and opened and self._directory.failure is None
         if clean:
@@ -614,10 +776,11 @@ class LogManager:
                     if outcome is not None:
                         raise outcome
                 await self._checkpoint_recovery_points()
-                await self.checkpoint_log_start_offsets()
                 await self.checkpoint_first_dirty_offsets()
             except BrokerError:
                 clean = False  # the directory went offline, and everybody has been told
+        if self._directory.is_hung:
+            return  # worker threads may be at work there: the files stay open, and the lock taken
         for log in self.logs():
             await log.close()
         if opened and self._directory.failure is not None:

@@ -30,12 +30,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from minibroker.broker.storage.checkpoints import LEADER_EPOCH_FILE, MalformedFile, decode_epochs
+from minibroker.broker.storage.checkpoints import (
+    LEADER_EPOCH_FILE,
+    LOG_START_OFFSET_FILE,
+    MalformedFile,
+    decode_epochs,
+)
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX
 from minibroker.broker.storage.leader_epochs import LeaderEpochCache
 from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.broker.storage.recovery_progress import LogProgress
 from minibroker.broker.storage.segment import LOG_SUFFIX, Appended, Segment, file_name, parse_file_name
-from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, drop_snapshots_above, load_producers
+from minibroker.broker.storage.snapshots import (
+    SNAPSHOT_SUFFIX,
+    drop_snapshots_above,
+    drop_snapshots_below,
+    load_producers,
+)
 from minibroker.broker.storage.swap import finish_swap
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
@@ -61,6 +72,10 @@ _EVERY_OFFSET = 1 << 62
 
 class DamagedLog(MinibrokerError):
     """The replica cannot be opened without deleting what was safely on disk. Says where."""
+
+
+class _MissedCleanStop(Exception):
+    """The log goes on where a broker that stopped in order would have flushed it."""
 
 
 class RecoveryReport(NamedTuple):
@@ -101,7 +116,9 @@ class _Bad(NamedTuple):
 class _Scan:
     """Reads a segment's batches with their CRCs checked. `bad` says at the end whether something else follows."""
 
-    def __init__(self, segment: Segment, position: int, next_base: int | None, leader_epoch: int) -> None:
+    def __init__(
+        self, segment: Segment, position: int, next_base: int | None, leader_epoch: int, progress: LogProgress
+    ) -> None:
         self.position = position
         # Where the very first batch is damaged, the log ends before it, and not where the segment begins.
         self.next_offset = segment.first_offset_at(position)
@@ -109,6 +126,7 @@ class _Scan:
         self.leader_epoch = leader_epoch
         self._segment = segment
         self._next_base = next_base
+        self._progress = progress
 
     def batches(self) -> Iterator[tuple[int, BatchHeader]]:
         size = self._segment.size
@@ -145,6 +163,7 @@ class _Scan:
             self.position += header.size
 
     def _read(self, size: int) -> bytes:
+        self._progress.left(self._segment.size - self.position)
         return self._segment.file.pread(size, self.position)
 
     def _contradiction(self, header: BatchHeader) -> str:
@@ -159,27 +178,82 @@ class _Scan:
         return ""
 
 
+def _is_flushed(next_base: int | None, recovery_point: int) -> bool:
+    return next_base is not None and next_base <= recovery_point
+
+
+def to_be_read(disk: Disk, directory: str, recovery_point: int) -> LogProgress:
+    """What `recover` will have before it after a crash: the segments that reach past the recovery point. Blocks. Raises
+    OSError."""
+    parsed = [name for name in map(parse_file_name, disk.list(directory)) if name is not None]
+    bases = [base for base, suffix in parsed if suffix == LOG_SUFFIX]
+    sizes: list[int] = []
+    for index, base in enumerate(bases):
+        next_base = bases[index + 1] if index + 1 < len(bases) else None
+        if not _is_flushed(next_base, recovery_point):
+            file = disk.open(f"{directory}/{file_name(base, LOG_SUFFIX)}")
+            sizes.append(file.size())
+            file.close()
+    return LogProgress(sizes)
+
+
 def recover(
     disk: Disk,
     directory: str,
     *,
     recovery_point: int,
     clean: bool,
-    log_start_offset: int,
+    log_start_offset: int | None,
     index_interval_bytes: int,
     now_ms: int,
     before_loss: Callable[[str, bool], None] = lambda reason, was_flushed: None,
+    progress: LogProgress | None = None,
 ) -> Recovered:
     """Open the log in `directory`, repairing what a crash left. Blocks.
 
     `recovery_point` is what the checkpoint says, 0 if nothing; `clean`: the broker stopped cleanly, so all of the log
-    is on disk. A directory without segments becomes an empty log that begins at `log_start_offset`. `before_loss` is
+    is on disk, unless it goes on past that point: then it could not be opened, or was set aside, when the broker
+    stopped. A directory without segments becomes an empty log that begins at `log_start_offset`; None: not known, and
+    the log begins where its first segment does. `before_loss` is
     called before anything is cut that is more than an incomplete last batch, since afterwards nothing shows it: with
-    the reason, and whether what is missing had been flushed for certain. A swap of compacted segments that was under
-    way is carried out first. Raises DamagedLog, CorruptRecord and MalformedFile (damage below the recovery point),
-    OSError.
+    the reason, and whether what is missing had been flushed for certain. `progress`, as `to_be_read` returns it, is
+    told how far this is. A swap of compacted segments that was under way is carried out first. Raises DamagedLog,
+    CorruptRecord and MalformedFile (damage below the recovery point), OSError.
     """
     finish_swap(disk, directory, index_interval_bytes)
+    if log_start_offset is not None:
+        _require_first_segment(disk, directory, log_start_offset, recovery_point)
+
+    def attempt(clean: bool) -> Recovered:
+        return _recover(
+            disk,
+            directory,
+            recovery_point,
+            clean,
+            log_start_offset or 0,
+            index_interval_bytes,
+            now_ms,
+            before_loss,
+            progress or LogProgress(),
+        )
+
+    try:
+        return attempt(clean)
+    except _MissedCleanStop:
+        return attempt(False)
+
+
+def _recover(
+    disk: Disk,
+    directory: str,
+    recovery_point: int,
+    clean: bool,
+    log_start_offset: int,
+    index_interval_bytes: int,
+    now_ms: int,
+    before_loss: Callable[[str, bool], None],
+    progress: LogProgress,
+) -> Recovered:
     bases, snapshots = _tidy(disk, directory)
     segments: list[Segment] = []
     problem = ""
@@ -192,32 +266,38 @@ def recover(
             next_base = bases[index + 1] if index + 1 < len(bases) else None
             segment = Segment(disk, directory, base, index_interval_bytes)
             segments.append(segment)
-            flushed = next_base is not None and (clean or next_base <= recovery_point)
-            if flushed and segment.load_sealed():
+            flushed = _is_flushed(next_base, _EVERY_OFFSET if clean else recovery_point)
+            sealed_end = segment.load_sealed() if flushed else None
+            if sealed_end is not None and (sealed_end == next_base or _is_being_removed(next_base, log_start_offset)):
                 assert next_base is not None
                 end_offset = next_base
                 continue
             rebuilt += flushed
             start = 0
             if flushed:
+                progress.found(segment.size)
                 segment.clear_indexes()
             else:
                 segment.load_active()
                 start = segment.resume(_EVERY_OFFSET if clean else recovery_point, segment.size)
-            scan = _Scan(segment, start, next_base, leader_epoch)
+            progress.begin(segment.size)
+            scan = _Scan(segment, start, next_base, leader_epoch, progress)
             for position, header in scan.batches():
                 segment.note(Appended(header.last_offset, header.max_timestamp, header.size), position)
             scanned += scan.position - start
             leader_epoch = scan.leader_epoch
             end_offset = scan.next_offset
+            if clean and end_offset > recovery_point:
+                raise _MissedCleanStop
             if scan.bad is not None:
                 problem = f"{segment.path}, position {scan.position}: {scan.bad.problem}"
             elif next_base is not None and end_offset != next_base:
                 problem = f"{segment.path} ends at offset {end_offset}, but the next segment begins at {next_base}"
-            if problem and flushed and next_base is not None and next_base <= log_start_offset:
-                problem, end_offset = "", next_base  # being removed: a power cut keeps any of the names
+            if problem and flushed and next_base is not None and _is_being_removed(next_base, log_start_offset):
+                problem, end_offset = "", next_base
             if not (flushed or clean):
                 _write_again(segment, start, scan.position)
+            progress.end()
             if not problem:
                 if next_base is not None:
                     segment.seal()
@@ -225,7 +305,10 @@ def recover(
                     _store_indexes(disk, segment)
                 continue
             if flushed:
-                raise DamagedLog(f"{problem}, where it had been safely on disk; opening it would delete what follows")
+                raise DamagedLog(
+                    f"{problem}, where it had been safely on disk; opening it would delete what follows. (To do "
+                    f"without that, stop the broker, and move this segment and those after it elsewhere)"
+                )
             lost_more = next_base is not None or scan.bad is None or not scan.bad.incomplete
             if lost_more:
                 before_loss(problem, clean)
@@ -252,7 +335,8 @@ def recover(
             # For names that a truncation or a roll changed: what this start saw, the next must see, whatever happens.
             disk.sync_directory(directory)
         snapshots = drop_snapshots_above(disk, directory, snapshots, believed)
-        snapshots = [offset for offset in snapshots if offset >= segments[0].base_offset]
+        # Of another log, or left by a removal of old segments that was interrupted.
+        snapshots = drop_snapshots_below(disk, directory, snapshots, segments[0].base_offset)
         producers, snapshot_offset = load_producers(disk, directory, snapshots)
         replay(segments, min(snapshot_offset, epochs_end), end_offset, producers, snapshot_offset, epochs, now_ms)
     except BaseException:
@@ -273,6 +357,23 @@ def recover(
         snapshots=snapshots,
         report=RecoveryReport(end_offset, scanned, cut, lost_more, rebuilt, problem),
     )
+
+
+def _require_first_segment(disk: Disk, directory: str, log_start_offset: int, recovery_point: int) -> None:
+    """A log whose first segments are gone would pass for one that begins later, and a leader's followers delete what
+    lies before its beginning. (Where a log was emptied to begin later, both offsets are lowered before.)"""
+    names = (parse_file_name(name) for name in disk.list(directory))
+    first = min((parsed[0] for parsed in names if parsed is not None and parsed[1] == LOG_SUFFIX), default=None)
+    if first is not None and log_start_offset < min(first, recovery_point):
+        raise DamagedLog(
+            f"{directory} begins at offset {first}, but all from {log_start_offset} on had been safely on disk. (To do "
+            f"without what is missing, stop the broker and remove {LOG_START_OFFSET_FILE})"
+        )
+
+
+def _is_being_removed(next_base: int | None, log_start_offset: int) -> bool:
+    """The segment before that one lies below the log's start: a power cut keeps any of the names."""
+    return next_base is not None and next_base <= log_start_offset
 
 
 def _write_again(segment: Segment, start: int, end: int) -> None:

@@ -84,6 +84,8 @@ class Segment:
         self._known: dict[int, int] = {base_offset: 0}
         self._distrusted: set[Layout] = set()
         """Index files that were found to be damaged."""
+        self.newest: tuple[tuple[int, int], tuple[int, int]] | None = None
+        """What was found last: between which offsets, and what. For whoever looks for the newest record."""
 
     @classmethod
     def create(
@@ -157,7 +159,7 @@ class Segment:
     def truncate(self, offset: int, position: int) -> None:
         """Cut the batches from `offset` on, which begin at `position`, and be ready to append again."""
         self.cut(position)
-        self._first_timestamp = None
+        self._first_timestamp = self.newest = None
         self._known = {self.base_offset: 0}
         try:
             self._load_indexes()
@@ -229,28 +231,31 @@ class Segment:
         except InvalidIndex:
             self.clear_indexes()
 
-    def load_sealed(self) -> bool:
-        """Check the index files of a segment that was sealed and flushed. False: they must be built again."""
+    def load_sealed(self) -> int | None:
+        """Check the index files of a segment that was sealed and flushed. Returns the offset after its last record;
+        None: they must be built again."""
         try:
             offsets, times = self._read_index(OFFSET_INDEX), self._read_index(TIME_INDEX)
         except InvalidIndex:
-            return False
+            return None
         if times.last is None or not self._index_agrees(offsets):
-            return False
+            return None
         try:
+            next_offset = self.base_offset
             for _, header in self.walk(offsets.last[1] if offsets.last is not None else 0, self.size):
+                next_offset = header.next_offset
                 if header.max_timestamp > times.last[0]:
-                    return False  # the time index was cut short
+                    return None  # the time index was cut short
             self._offset_index, self._time_index = offsets, times
             newest = self.base_offset + times.last[1]
             if not self._is_at(self.locate(newest), newest, times.last[0]):
-                return False
+                return None
         except CorruptRecord:
-            return False
+            return None
         self.max_timestamp = times.last[0]
         self._max_timestamp_offset = self.base_offset + times.last[1]
         self.indexes_stored()
-        return True
+        return next_offset
 
     def _read_index(self, layout: Layout) -> SparseIndex:
         path = self._index_path(layout)
@@ -328,11 +333,31 @@ class Segment:
 
     def _is_at(self, position: int, last_offset: int, max_timestamp: int | None = None) -> bool:
         """Whether a batch with this last offset, and this largest timestamp, if one is given, begins there."""
+        if position < 0:
+            return False
         try:
             header = parse_header(self.file.pread(HEADER_SIZE, position))
         except CorruptRecord:
             return False
         return header.last_offset == last_offset and max_timestamp in (None, header.max_timestamp)
+
+    def _floor(self, layout: Layout, key: int) -> Entry | None:
+        """As `SparseIndex.floor`; None also where the index cannot be read any more."""
+        try:
+            return self._index(layout).floor(key)
+        except InvalidIndex:
+            self._distrust_index(layout)
+            return None
+
+    def _floor_by_value(self, layout: Layout, value: int) -> Entry | None:
+        try:
+            return self._index(layout).floor_by_value(value)
+        except InvalidIndex:
+            self._distrust_index(layout)
+            return None
+
+    def _index(self, layout: Layout) -> SparseIndex | StoredIndex:
+        return self._offset_index if layout is OFFSET_INDEX else self._time_index
 
     def _distrust_index(self, layout: Layout) -> None:
         if layout not in self._distrusted:
@@ -346,7 +371,7 @@ class Segment:
             return position
         if offset <= self.base_offset:
             return 0
-        entry = self._offset_index.floor(offset - self.base_offset)
+        entry = self._floor(OFFSET_INDEX, offset - self.base_offset)
         for position, header in self._walk_from(entry, self.size):
             if header.last_offset >= offset:
                 return position
@@ -360,7 +385,7 @@ class Segment:
             return None
         end = stop
         if end - start > max_bytes:
-            end = self._last_boundary(start, start + max_bytes)
+            end = self._last_boundary(start, start + max(max_bytes, 0))
             if end == start:
                 if not min_one:
                     return b""
@@ -375,14 +400,14 @@ class Segment:
     def end_before(self, position: int) -> int:
         """The offset after the last batch that begins before the one at `position`."""
         end = self.base_offset
-        entry = self._offset_index.floor_by_value(position - 1)
+        entry = self._floor_by_value(OFFSET_INDEX, position - 1)
         for _, header in self._walk_from(entry, position):
             end = header.next_offset
         return end
 
     def _last_boundary(self, start: int, limit: int) -> int:
         """The last position up to `limit` where a batch begins, at least `start`. `limit` is within the segment."""
-        entry = self._offset_index.floor_by_value(limit)
+        entry = self._floor_by_value(OFFSET_INDEX, limit)
         if entry is not None and entry[1] <= start:
             walked = self.walk(start, self.size)
         else:
@@ -401,8 +426,9 @@ class Segment:
         known[offset] = position
 
     def batches_since(self, timestamp_ms: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-        """The batches that may hold the first record from `offset` on with a timestamp of `timestamp_ms` or later."""
-        entry = self._time_index.floor(timestamp_ms)
+        """All batches from the first one on that may hold a record from `offset` on with a timestamp of `timestamp_ms`
+        or later."""
+        entry = self._floor(TIME_INDEX, timestamp_ms)
         if entry is not None:
             # All records before the batch that brought this entry's timestamp are older than it.
             brought_by = self.base_offset + entry[1]
@@ -410,9 +436,7 @@ class Segment:
                 offset = max(offset, brought_by)
             else:
                 self._distrust_index(TIME_INDEX)
-        for position, header in self.walk(self.locate(offset), self.size):
-            if header.max_timestamp >= timestamp_ms:
-                yield position, header
+        return self.walk(self.locate(offset), self.size)
 
     def newest_batches(self, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
         """Some of the batches with offsets from `start` to below `end`, in order: among them the first of those with
@@ -422,11 +446,15 @@ class Segment:
         of the offset index, and what comes after the last such entry is little.
         """
         position = self.locate(start)
-        indexed = self._offset_index.floor(end - 1 - self.base_offset)
-        newest = None if indexed is None else self._time_index.floor_by_value(indexed[0])
+        indexed = self._floor(OFFSET_INDEX, end - 1 - self.base_offset)
+        newest = None if indexed is None else self._floor_by_value(TIME_INDEX, indexed[0])
         if indexed is not None and newest is not None and self.base_offset + newest[1] >= start:
-            found, header = next(self.walk(self.locate(self.base_offset + newest[1]), self.size))
-            if (header.last_offset, header.max_timestamp) != (self.base_offset + newest[1], newest[0]):
+            found = self.locate(self.base_offset + newest[1])
+            _, header = next(self.walk(found, self.size), (found, None))
+            if header is None or (header.last_offset, header.max_timestamp) != (
+                self.base_offset + newest[1],
+                newest[0],
+            ):
                 self._distrust_index(TIME_INDEX)
             elif not self._is_at(indexed[1], self.base_offset + indexed[0]):
                 self._distrust_index(OFFSET_INDEX)

@@ -60,6 +60,14 @@ def drop_snapshots_above(disk: Disk, directory: str, snapshots: list[int], offse
     return [snapshot for snapshot in snapshots if snapshot <= offset]
 
 
+def drop_snapshots_below(disk: Disk, directory: str, snapshots: list[int], offset: int) -> list[int]:
+    """Remove the snapshots of states before `offset`. Returns those kept."""
+    for snapshot in snapshots:
+        if snapshot < offset:
+            remove_snapshot(disk, directory, snapshot)
+    return [snapshot for snapshot in snapshots if snapshot >= offset]
+
+
 def load_producers(disk: Disk, directory: str, snapshots: list[int]) -> tuple[ProducerState, int]:
     """The state of the newest readable snapshot, and the offset that it stands for; an empty one and 0 if none is."""
     for offset in reversed(snapshots):

@@ -61,7 +61,7 @@ class Swap:
         self._is_done = False
 
     def carry_out(self) -> None:
-        """Blocks, also while another thread does it. Raises OSError: then the disk has failed, and what is there is for
+        """Blocks, also while another thread does it. Raises OSError; then it can be repeated, or what is there is for
         the next start to find out."""
         with self._running:
             if self._is_done:
@@ -118,6 +118,8 @@ def decode_marker(path: str, data: bytes) -> int:
         if version != "0":
             raise ValueError(f"version {version}")
         return int(end_offset)
+    except MalformedFile:  # a ValueError, too
+        raise
     except ValueError as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error
 

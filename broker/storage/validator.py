@@ -6,6 +6,9 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
+    LIMIT,
+    MAX_BODY_BYTES,
+    MAX_RECORDS,
     BatchHeader,
     Buffer,
     CorruptRecord,
@@ -15,6 +18,10 @@ from minibroker.protocol.records import (
     validate_batch,
     validate_produced,
 )
+
+_MAX_COMPACTED_BODY_BYTES = MAX_BODY_BYTES - 16 * MAX_RECORDS
+"""Decompressed: compaction writes the offset of each record that it leaves, and must find room for that. What it could
+not write anew would keep a key that was deleted."""
 
 
 def validated_headers(records: Buffer, partition: TopicPartition, config: LogConfig, now_ms: int) -> list[BatchHeader]:
@@ -40,17 +47,23 @@ def validated_headers(records: Buffer, partition: TopicPartition, config: LogCon
             validate_batch(records, header, position, as_produced=True)
             validate_produced(header)
             if config.compact:
-                keys = decode_batch(records, header, position, check_crc=False).keys
+                if headers:  # as in Kafka: all are decoded here, and 70 bytes may become a million records
+                    raise InvalidRecord("more than one batch, and the topic is compacted: send one at a time")
+                batch = decode_batch(
+                    records, header, position, check_crc=False, max_body_bytes=_MAX_COMPACTED_BODY_BYTES
+                )
+                keys = batch.keys
                 if keys is None or None in keys:
                     raise InvalidRecord("a record without a key, and the topic is compacted: give each record a key")
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
         except InvalidRecord as error:
             raise BrokerError(ErrorCode.INVALID_RECORD, f"{partition}: {error}") from error
-        if header.base_timestamp < 0 or header.max_timestamp < 0:
+        if not (0 <= header.base_timestamp <= LIMIT and 0 <= header.max_timestamp <= LIMIT):
             raise BrokerError(
                 ErrorCode.INVALID_TIMESTAMP,
-                f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms",
+                f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms; "
+                f"allowed are 0 to {LIMIT}",
             )
         if latest_ms is not None and header.max_timestamp > latest_ms:
             raise BrokerError(

@@ -8,6 +8,7 @@ and may say anything.
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from minibroker.broker.storage.checkpoints import (
     CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
+    LOCK_FILE,
     LOG_START_OFFSET_FILE,
     META_PROPERTIES_FILE,
     PARTITION_METADATA_FILE,
@@ -49,9 +51,19 @@ BUILT_AGAIN = "stop the broker and remove the file: it is built again from the b
 """What helps where nothing but a file that is derived from the batches is wrong."""
 
 
+_WITHOUT_IT = {
+    RECOVERY_POINT_FILE: "the next start reads all logs from their beginning",
+    LOG_START_OFFSET_FILE: "the next start goes on without it, and records may be back that had been deleted",
+    HIGH_WATERMARK_FILE: "the next start goes on without it",
+    CLEANER_OFFSET_FILE: "the next start goes on without it, and compacts from the beginning",
+}
+"""What damage to a checkpoint comes to. None is to be removed: a broker that sees damage lets the cluster know."""
+
+
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Something that is wrong. `position` to `end` are bytes of the file; `offset` is the first that is concerned.
-    `costs_records`: records are missing or cannot be read; otherwise all that is wrong can be built again."""
+    `costs_records`: records are missing or cannot be read; otherwise all that is wrong can be built again.
+    `is_unclear`: nothing may be wrong at all; what would tell is not at hand."""
 
     file: str
     problem: str
@@ -59,10 +71,11 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     end: int | None = None
     offset: int | None = None
     costs_records: bool = False
+    is_unclear: bool = False
 
 
 class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition's directory holds. `log_end_offset`: what the next record would get."""
+    """What a partition's directory, or one segment of it, holds. `log_end_offset`: what the next record would get."""
 
     directory: str
     segments: int
@@ -87,17 +100,56 @@ class Checkpointed(NamedTuple):
 
     recovery_point: int | None = None
     log_start_offset: int | None = None
+    """Not None wherever that file can be read."""
     high_watermark: int | None = None
-    first_dirty_offset: int | None = None
-    """Not None: the topic is compacted."""
+    is_compacted: bool | None = None
+    """None: not known, since that file is not there, or damaged."""
 
 
-_CHECKPOINTS = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
-"""In the order of `Checkpointed`."""
+_Offsets = Mapping[TopicPartition, int]
+
+
+class _Checkpoints(NamedTuple):
+    """Those of a data directory; None: there is none, or it is damaged."""
+
+    recovery_points: _Offsets | None
+    log_start_offsets: _Offsets | None
+    high_watermarks: _Offsets | None
+    first_dirty_offsets: _Offsets | None
+
+    @classmethod
+    def read(cls, path: Path, findings: list[Finding]) -> _Checkpoints:
+        return cls(
+            *(
+                _read_offsets(path / name, findings)
+                for name in (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
+            )
+        )
+
+    def of(self, partition: TopicPartition) -> Checkpointed:
+        return Checkpointed(
+            (self.recovery_points or {}).get(partition),
+            # Where it is 0, it is left out.
+            None if self.log_start_offsets is None else self.log_start_offsets.get(partition, 0),
+            (self.high_watermarks or {}).get(partition),
+            None if self.first_dirty_offsets is None else partition in self.first_dirty_offsets,
+        )
 
 
 def is_data_directory(path: Path) -> bool:
     return (path / META_PROPERTIES_FILE).is_file()
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a broker has this data directory open: it holds a lock for as long as it lives."""
+    try:
+        with (path / LOCK_FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def verify_data_directory(path: Path) -> DirectoryReport:
@@ -113,19 +165,15 @@ def verify_data_directory(path: Path) -> DirectoryReport:
             if file.exists():
                 decode(str(file), file.read_bytes())
         except MalformedFile as error:
-            findings.append(Finding(file=str(file), problem=str(error)))
-    recovery_points, *other_offsets = (_read_offsets(path / name, findings) for name in _CHECKPOINTS)
+            findings.append(Finding(file=str(file), problem=_damage(file, error)))
+    checkpoints = _Checkpoints.read(path, findings)
     directories = {partition: child for child in sorted(path.iterdir()) if (partition := _partition_at(child))}
-    for partition, offset in sorted(recovery_points.items()):
+    for partition, offset in sorted((checkpoints.recovery_points or {}).items()):
         if offset > 0 and partition not in directories:
             problem = f"{offset} records of {partition} had been on disk, and its directory is gone"
             findings.append(Finding(file=str(path / RECOVERY_POINT_FILE), problem=problem, costs_records=True))
     reports = [
-        verify_partition(
-            directory,
-            Checkpointed(recovery_points.get(partition), *(offsets.get(partition) for offsets in other_offsets)),
-        )
-        for partition, directory in sorted(directories.items())
+        verify_partition(directory, checkpoints.of(partition)) for partition, directory in sorted(directories.items())
     ]
     return DirectoryReport(directory=str(path), partitions=reports, findings=findings)
 
@@ -135,19 +183,24 @@ def checkpointed(directory: Path) -> Checkpointed:
     partition = _partition_at(directory)
     if partition is None or not is_data_directory(directory.parent):
         return Checkpointed()
-    return Checkpointed(*(_read_offsets(directory.parent / name, []).get(partition) for name in _CHECKPOINTS))
+    return _Checkpoints.read(directory.parent, []).of(partition)
 
 
 def _partition_at(path: Path) -> TopicPartition | None:
     return partition_of(path.name) if path.is_dir() else None
 
 
-def _read_offsets(path: Path, findings: list[Finding]) -> Mapping[TopicPartition, int]:
+def _read_offsets(path: Path, findings: list[Finding]) -> _Offsets | None:
     try:
-        return decode_offsets(str(path), path.read_bytes()) if path.exists() else {}
+        return decode_offsets(str(path), path.read_bytes()) if path.exists() else None
     except MalformedFile as error:
-        findings.append(Finding(file=str(path), problem=f"{error}; {BUILT_AGAIN}"))
-        return {}
+        findings.append(Finding(file=str(path), problem=f"{_damage(path, error)}; {_WITHOUT_IT[path.name]}"))
+        return None
+
+
+def _damage(path: Path, error: MalformedFile) -> str:
+    """What is wrong, without the path."""
+    return str(error).removeprefix(f"{path} is ")
 
 
 def verify_partition(directory: Path, known: Checkpointed) -> PartitionReport:
@@ -164,22 +217,31 @@ def verify_partition(directory: Path, known: Checkpointed) -> PartitionReport:
         bases = []
     for number, base in enumerate(bases):
         walk.segment(base, bases[number + 1] if number + 1 < len(bases) else None)
+    walk.tell_of_unclear_gaps()
     if not markers:
         walk.compare_with_checkpoints(bases[0] if bases else 0)
         walk.compare_epochs()
     for offset in names.get(SNAPSHOT_SUFFIX, []):
         walk.snapshot(offset)
     walk.topic_id()
-    return PartitionReport(
-        directory=str(directory),
-        segments=len(bases),
-        batches=walk.batches,
-        records=walk.records,
-        bytes=walk.bytes,
-        log_start_offset=max(known.log_start_offset or 0, bases[0] if bases else 0),
-        log_end_offset=walk.next_offset,
-        findings=walk.findings,
-    )
+    return walk.report(directory, len(bases), bases[0] if bases else 0)
+
+
+def verify_segment(path: Path, known: Checkpointed) -> PartitionReport:
+    """One segment with its indexes, whatever is in the others. `known` is said of its partition. Raises OSError."""
+    base = int(path.stem)
+    later = (int(child.stem) for child in path.parent.glob(f"*{LOG_SUFFIX}") if base_offset_of(child.name))
+    walk = _Walk(path.parent, known, base)
+    walk.segment(base, min((other for other in later if other > base), default=None))
+    walk.tell_of_unclear_gaps()
+    return walk.report(path, 1, base)
+
+
+class _Gap(NamedTuple):
+    file: Path
+    position: int
+    first: int
+    last: int
 
 
 @dataclass
@@ -196,12 +258,26 @@ class _Walk:
     bytes: int = 0
     epoch_starts: list[EpochEntry] = field(default_factory=list)
     """Of the batches."""
+    unclear_gaps: list[_Gap] = field(default_factory=list)
+    """Legal if the topic is or was compacted, and that is not known."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def relied_upon(self) -> int:
         """Up to where the files beside the batches are believed at the next start."""
         return self.next_offset if self.known.recovery_point is None else self.known.recovery_point
+
+    def report(self, path: Path, segments: int, first_base: int) -> PartitionReport:
+        return PartitionReport(
+            directory=str(path),
+            segments=segments,
+            batches=self.batches,
+            records=self.records,
+            bytes=self.bytes,
+            log_start_offset=max(self.known.log_start_offset or 0, first_base),
+            log_end_offset=self.next_offset,
+            findings=self.findings,
+        )
 
     def segment(self, base: int, next_base: int | None) -> None:
         path = self.directory / file_name(base, LOG_SUFFIX)
@@ -254,8 +330,9 @@ class _Walk:
     def _batch(self, path: Path, batch: Batch, next_base: int | None) -> None:
         header, position = batch.header, batch.position
         first, last = header.base_offset, header.last_offset
-        may_leave_gaps = self.known.first_dirty_offset is not None
-        if first < self.next_offset or (first > self.next_offset and not may_leave_gaps):
+        if first > self.next_offset and self.known.is_compacted is None:
+            self.unclear_gaps.append(_Gap(path, position, self.next_offset, first - 1))
+        elif first < self.next_offset or (first > self.next_offset and not self.known.is_compacted):
             self._gap(path, position, first, f"a batch of offset {first} where {self.next_offset} is next")
         if next_base is not None and last >= next_base:
             self._gap(path, position, last, f"offset {last} in a segment that ends before {next_base}")
@@ -276,6 +353,21 @@ class _Walk:
         self.records += header.records_count
         self.next_offset = max(self.next_offset, last + 1)
 
+    def tell_of_unclear_gaps(self) -> None:
+        """All in one finding."""
+        if not self.unclear_gaps:
+            return
+        gap, others = self.unclear_gaps[0], len(self.unclear_gaps) - 1
+        missing = f"offset {gap.first} is" if gap.first == gap.last else f"offsets {gap.first} to {gap.last} are"
+        more = f", and there are {others} more such gaps up to {self.unclear_gaps[-1].last}" if others else ""
+        problem = (
+            f"{missing} missing between two batches{more}: legal if the topic is or was compacted, lost otherwise; the "
+            f"{CLEANER_OFFSET_FILE} that would tell cannot be read, or is not at hand"
+        )
+        self.findings.append(
+            Finding(file=str(gap.file), problem=problem, position=gap.position, offset=gap.first, is_unclear=True)
+        )
+
     def compare_with_checkpoints(self, first_base: int) -> None:
         recovery_point, log_start_offset, high_watermark, _ = self.known
         for name, offset, what in (
@@ -292,7 +384,8 @@ class _Walk:
                         costs_records=True,
                     )
                 )
-        if log_start_offset is not None and log_start_offset < first_base:
+        # A log that was emptied, to begin later, is known by its recovery point, which was lowered before.
+        if log_start_offset is not None and log_start_offset < min(first_base, recovery_point or 0):
             problem = f"the log should begin at offset {log_start_offset}, and its first segment begins at {first_base}"
             self.findings.append(
                 Finding(file=str(self.directory), problem=problem, offset=log_start_offset, costs_records=True)
@@ -307,18 +400,21 @@ class _Walk:
         try:
             entries = decode_epochs(str(path), path.read_bytes())
         except MalformedFile as error:
-            self.findings.append(Finding(file=str(path), problem=f"{error}; {BUILT_AGAIN}"))
+            self.findings.append(Finding(file=str(path), problem=f"{_damage(path, error)}; {BUILT_AGAIN}"))
             return
         if any(finding.costs_records for finding in self.findings):
             return  # an epoch may have begun in what is missing
         end = min(self.relied_upon, self.next_offset)
         said = {entry.epoch: entry.start_offset for entry in entries if entry.start_offset < end}
-        first = self.known.log_start_offset or 0
+        first = self.known.log_start_offset
+        if first is None:  # what begins before this file's entries may lie before the log's start
+            first = min((entry.start_offset for entry in entries), default=end)
+        may_leave_gaps = self.known.is_compacted or bool(self.unclear_gaps)
         found = {entry.epoch: entry.start_offset for entry in self.epoch_starts if entry.start_offset < end}
         for epoch in sorted({*said, *found}):
             # What begins the log may be cut off at its start, and then the epoch begins there.
             by_file, by_batches = max(said.get(epoch, -1), first), max(found.get(epoch, -1), first)
-            if self.known.first_dirty_offset is not None and epoch in said:
+            if may_leave_gaps and epoch in said:
                 # Of a compacted log's epoch the first batches may be gone, or all of them.
                 by_batches = by_file if epoch not in found else min(by_file, by_batches)
             if by_file != by_batches:
@@ -348,7 +444,7 @@ class _Walk:
             if path.exists():
                 decode_topic_id(str(path), path.read_bytes())
         except MalformedFile as error:
-            problem = f"{error}; the broker does not open this replica"
+            problem = f"{_damage(path, error)}; the broker does not open this replica"
             self.findings.append(Finding(file=str(path), problem=problem, costs_records=True))
 
 

@@ -1,4 +1,4 @@
-"""`minibroker brokers`: what is on the disks of each."""
+"""`minibroker brokers`: which there are, and what is on the disks of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from minibroker.client.admin import LogDirDescription
+from minibroker.client.admin import ClusterDescription, LogDirDescription
+from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -19,14 +20,22 @@ from minibroker.client.cli.output import (
     run,
 )
 from minibroker.client.cli.topics import open_admin
+from minibroker.client.errors import BrokersFailed
 
 app = typer.Typer(help="Look at the brokers.", no_args_is_help=True)
 
 
-@app.callback()
-def group() -> None:
-    # With it, a group of one command stays a group.
-    ...
+@app.command(name="list")
+def list_brokers(
+    bootstrap: BootstrapOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
+) -> None:
+    """List the brokers that are alive, and say which of them is the controller."""
+    cluster = run(_cluster(bootstrap_servers(bootstrap, data)))
+    rows = [broker._asdict() | {"controller": broker.id == cluster.controller_id} for broker in cluster.brokers]
+    if format is Format.JSON:
+        print_json(rows)
+    else:
+        print_table(("broker", "host", "port", "rack", "controller"), [tuple(row.values()) for row in rows])
 
 
 @app.command(name="log-dirs")
@@ -36,8 +45,11 @@ def log_dirs(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the log directories of brokers: their replicas, the room on their disks, and which are offline."""
-    found = run(_describe(bootstrap_servers(bootstrap, data), brokers or None))
+    """Show the log directories of brokers: their replicas, the room on their disks, and which are offline.
+
+    Exit code 1 where a broker does not answer, or is away; those of the others are shown."""
+    found, failed = run(_describe(bootstrap_servers(bootstrap, data), brokers or None))
+    errors = {} if failed is None else {broker: pastable(str(error)) for broker, error in sorted(failed.errors.items())}
     if format is Format.JSON:
         print_json(
             [
@@ -55,6 +67,7 @@ def log_dirs(
                 for broker, descriptions in found.items()
                 for described in descriptions
             ]
+            + [{"broker": broker, "log_dir": None, "error": error, **_UNKNOWN} for broker, error in errors.items()]
         )
     else:
         print_table(
@@ -63,17 +76,40 @@ def log_dirs(
                 (
                     broker,
                     described.log_dir,
-                    len(described.replicas),
-                    sum(replica.size for replica in described.replicas.values()),
+                    None if described.error else len(described.replicas),
+                    None if described.error else sum(replica.size for replica in described.replicas.values()),
                     described.usable_bytes,
                     "online" if described.error is None else f"offline: {described.error}",
                 )
                 for broker, descriptions in found.items()
                 for described in descriptions
-            ],
+            ]
+            + [(broker, None, None, None, None, f"unknown: {error}") for broker, error in errors.items()],
         )
+    if failed is not None:
+        raise failed
 
 
-async def _describe(bootstrap: str, brokers: list[int] | None) -> dict[int, tuple[LogDirDescription, ...]]:
+_UNKNOWN = {"total_bytes": None, "usable_bytes": None, "replicas": None}
+
+
+async def _cluster(bootstrap: str) -> ClusterDescription:
     async with open_admin(bootstrap) as admin:
-        return await admin.describe_log_dirs(brokers)
+        return await admin.describe_cluster()
+
+
+async def _describe(
+    bootstrap: str, brokers: list[int] | None
+) -> tuple[dict[int, tuple[LogDirDescription, ...]], BrokersFailed | None]:
+    """Of those that answer; and what went wrong elsewhere. By default also those that are away, but have replicas."""
+    async with open_admin(bootstrap) as admin:
+        if brokers is None:
+            alive = {broker.id for broker in (await admin.describe_cluster()).brokers}
+            topics = (await admin.describe_topics()).values()
+            brokers = sorted(alive.union(*(one.replicas for topic in topics for one in topic.partitions)))
+        try:
+            return await admin.describe_log_dirs(brokers), None
+        except BrokersFailed as failed:
+            if not failed.results:
+                raise
+            return failed.results, failed

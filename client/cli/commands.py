@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from minibroker.client.cli import brokers, topics
+from minibroker.client.cli import brokers, configs, reassign, topics
 from minibroker.client.cli.bench import consume as bench_consume
 from minibroker.client.cli.bench import durability as bench_durability
 from minibroker.client.cli.bench import latency as bench_latency
 from minibroker.client.cli.bench import produce as bench_produce
 from minibroker.client.cli.consume import consume
+from minibroker.client.cli.elect import elect
 from minibroker.client.cli.produce import produce
+from minibroker.client.cli.timeline import timeline
 
 
 def _print_version(asked: bool) -> None:
@@ -37,7 +39,11 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
     app.callback()(options)
     app.add_typer(topics.app, name="topics")
     app.add_typer(brokers.app, name="brokers")
+    app.add_typer(reassign.app, name="reassign")
+    app.add_typer(configs.app, name="configs")
     app.command()(produce)
     app.command()(consume)
+    app.command()(elect)
+    app.command()(timeline)
     for command in (bench_produce.produce, bench_consume.consume, bench_latency.latency, bench_durability.durability):
         bench.command()(command)

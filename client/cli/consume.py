@@ -25,7 +25,7 @@ from minibroker.client.cli.record_format import Formatter, formatter
 from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition, parse_start_position
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ApiTimedOut
+from minibroker.client.errors import ApiTimedOut, CorruptBatch
 from minibroker.client.records import ConsumerBatch
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -118,6 +118,13 @@ async def _consume(
                 if consumed == count:
                     break
                 idle_since = time.monotonic()
+        except CorruptBatch as error:
+            topic, number = error.partition
+            behind = "an offset behind it" if error.next_offset is None else error.next_offset
+            raise MinibrokerError(
+                f"{error.partition} {error.problem}. Try again, or go on behind it: "
+                f"`minibroker consume {topic} --partition {number} --from {behind}`"
+            ) from error
         except asyncio.CancelledError:
             note(f"{consumed} records")
             raise

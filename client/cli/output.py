@@ -20,7 +20,7 @@ import uvloop
 from minibroker.client.cli import hints
 from minibroker.client.cli.hints import comes_from, pastable
 from minibroker.client.cli.plain_help import HELP_OPTIONS, make_plain, plain_error
-from minibroker.client.errors import DeliveryFailed, InvalidSetting, PartitionErrors, TopicErrors
+from minibroker.client.errors import BrokersFailed, DeliveryFailed, InvalidSetting, PartitionErrors, TopicErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.rpc import RequestTimedOut
 
@@ -125,8 +125,14 @@ def name_and_value(option: str, text: str, example: str) -> tuple[str, str]:
 
 
 def settings_of(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
-    """The settings of an option that may be repeated; the last of a name wins. Raises UsageError."""
-    return dict(name_and_value(option, text, example) for text in texts)
+    """The settings of an option that may be repeated, each name once. Raises UsageError."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, value = name_and_value(option, text, example)
+        if name in settings:
+            raise UsageError(f"{option} gives {name} as {settings[name]!r} and as {value!r}: give it once")
+        settings[name] = value
+    return settings
 
 
 def run(command: Coroutine[Any, Any, T]) -> T:
@@ -255,7 +261,9 @@ def _exit_code(error: Exception) -> int:
             return TIMED_OUT
         case DeliveryFailed(failures=failures):
             parts = {_exit_code(failure.error) for failure in failures}
-        case TopicErrors(errors=errors) | PartitionErrors(errors=errors):
+        case PartitionErrors(results=results) | BrokersFailed(results=results) if results:
+            return FAILURE
+        case TopicErrors(errors=errors) | PartitionErrors(errors=errors) | BrokersFailed(errors=errors):
             parts = {_exit_code(one) for one in errors.values()}
         case _:
             return FAILURE

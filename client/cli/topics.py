@@ -1,13 +1,15 @@
-"""`minibroker topics`: create, list, describe, delete, delete-records."""
+"""`minibroker topics`: create, list, describe, alter, delete, delete-records."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Annotated
 
 import typer
 
 from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
@@ -24,12 +26,16 @@ from minibroker.client.cli.output import (
     run,
     settings_of,
 )
+from minibroker.client.cli.topic_details import PartitionDetails, details_of, own_settings
+from minibroker.client.errors import PartitionErrors
 from minibroker.protocol.messages import UP_TO_HIGH_WATERMARK
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 
-app = typer.Typer(help="Create, list, describe and delete topics, and their oldest records.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, list, describe, alter and delete topics, and their oldest records.", no_args_is_help=True
+)
 
 
 def checked_topic(name: str) -> str:
@@ -110,23 +116,73 @@ def describe(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show leader, replicas and in-sync replicas of each partition of a topic."""
+    """Show leader, replicas, in-sync replicas, and offline replicas, if any, of each partition of a topic; its first
+    offset, the offset after its last record, and the bytes that its leader has of it; and the topic's own settings."""
     checked_topic(name)
-    topic = run(described(bootstrap_servers(bootstrap, data), name))
+    topic, details, settings = run(_describe(bootstrap_servers(bootstrap, data), name))
     if format is Format.JSON:
         print_json(
             {
                 "name": topic.name,
                 "topic_id": topic.topic_id,
                 "internal": topic.is_internal,
-                "partitions": [partition._asdict() for partition in topic.partitions],
+                "configs": settings,
+                "partitions": [p._asdict() | details[p.partition]._asdict() for p in topic.partitions],
             }
         )
+        return
+    columns: list[object] = [
+        "partition",
+        "leader",
+        "leader epoch",
+        "replicas",
+        "isr",
+        "offline",
+        "start",
+        "end",
+        "size",
+    ]
+    rows: list[list[object]] = []
+    for p in topic.partitions:
+        start, end, sizes = details[p.partition]
+        size = None if p.leader is None else sizes.get(p.leader)
+        rows.append([p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.offline_replicas, start, end, size])
+    if not any(p.offline_replicas for p in topic.partitions):
+        offline = columns.index("offline")
+        columns, *rows = ([*row[:offline], *row[offline + 1 :]] for row in (columns, *rows))
+    print_table([str(column) for column in columns], rows)
+    if settings is None:
+        texts = [f"unknown: `minibroker configs describe --topic {name}` says why"]
     else:
-        print_table(
-            ("partition", "leader", "leader epoch", "replicas", "isr"),
-            [(p.partition, p.leader, p.leader_epoch, p.replicas, p.isr) for p in topic.partitions],
-        )
+        shown = {setting: "(secret)" if value is None else value for setting, value in settings.items()}
+        texts = [f"{setting}={value}" for setting, value in shown.items()] or ["none of its own"]
+    sys.stdout.write(pastable(f"settings: {' '.join(texts)}") + "\n")
+
+
+@app.command()
+def alter(
+    name: TopicArgument,
+    partitions: Annotated[
+        int,
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            max=10_000,
+            help="How many there are to be: more than now. Records of one key may end up in another one than before.",
+        ),
+    ],
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Give a topic more partitions, and wait until they have leaders and the brokers know them."""
+    checked_topic(name)
+    topic = run(_alter(bootstrap_servers(bootstrap, data), name, partitions))
+    if format is Format.JSON:
+        print_json(_summary(topic))
+    else:
+        sys.stdout.write(f"altered {name}: {len(topic.partitions)} partitions\n")
 
 
 @app.command()
@@ -171,7 +227,7 @@ def delete_records(
 ) -> None:
     """Delete the oldest records of a topic's partitions, for good, and wait until no replica that may lead has them.
 
-    Prints where each partition begins now."""
+    Prints where each partition begins now, or why records of it were not deleted. Exit code 1 where any failed."""
     checked_topic(name)
     offset = _offset_of(before)
     servers = bootstrap_servers(bootstrap, data)
@@ -180,11 +236,19 @@ def delete_records(
     which = "all records" if offset == UP_TO_HIGH_WATERMARK else f"the records before offset {offset}"
     where = "partition" if len(numbers) == 1 else "partitions"
     confirm(f"Delete {which} of {name}, {where} {', '.join(map(str, numbers))}?", yes)
-    begin = run(_delete_records(servers, {TopicPartition(name, number): offset for number in numbers}))
+    deleted, failed = run(_delete_records(servers, {TopicPartition(name, number): offset for number in numbers}))
+    errors = failed.errors if failed is not None else {}
+    rows = [
+        (p.partition, deleted.get(p), pastable(str(errors[p])) if p in errors else None)
+        for p in sorted({*deleted, *errors})
+    ]
     if format is Format.JSON:
-        print_json([{"partition": number, "low_watermark": offset} for (_, number), offset in sorted(begin.items())])
+        print_json([{"partition": number, "low_watermark": low, "error": error} for number, low, error in rows])
     else:
-        print_table(("partition", "begins at"), [(number, offset) for (_, number), offset in sorted(begin.items())])
+        width = 2 if failed is None else 3
+        print_table(("partition", "begins at", "error")[:width], [row[:width] for row in rows])
+    if failed is not None:
+        raise failed
 
 
 async def _create(
@@ -193,6 +257,19 @@ async def _create(
     async with open_admin(bootstrap) as admin:
         await admin.create_topic(name, partitions=partitions, replication_factor=replication_factor, configs=configs)
         return await admin.describe_topic(name)
+
+
+async def _alter(bootstrap: str, name: str, partitions: int) -> TopicDescription:
+    async with open_admin(bootstrap) as admin:
+        await admin.create_partitions(name, partitions)
+        return await admin.describe_topic(name)
+
+
+async def _describe(
+    bootstrap: str, name: str
+) -> tuple[TopicDescription, dict[int, PartitionDetails], dict[str, str | None] | None]:
+    topic = await described(bootstrap, name)
+    return topic, *await asyncio.gather(details_of(bootstrap, topic), own_settings(bootstrap, name))
 
 
 async def _describe_all(bootstrap: str) -> list[TopicDescription]:
@@ -205,9 +282,17 @@ async def _delete(bootstrap: str, name: str) -> None:
         await admin.delete_topic(name)
 
 
-async def _delete_records(bootstrap: str, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+async def _delete_records(
+    bootstrap: str, offsets: dict[TopicPartition, int]
+) -> tuple[dict[TopicPartition, int], PartitionErrors | None]:
+    """Where those partitions begin now in which that succeeded; and what went wrong elsewhere."""
     async with open_admin(bootstrap) as admin:
-        return await admin.delete_records(offsets)
+        try:
+            return await admin.delete_records(offsets), None
+        except PartitionErrors as failed:
+            if not failed.results:
+                raise
+            return failed.results, failed
 
 
 def _offset_of(text: str) -> int:

@@ -61,12 +61,13 @@ def difference(live: Mapping[int, Broker], registered: Mapping[int, Broker]) -> 
 # --- Taking office -------------------------------------------------------------------------------------------
 
 
-def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = ()) -> Plan:
+def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = (), *, deletes_topics: bool = True) -> Plan:
     """The first plan of a tenure: fill the empty picture with what was read, and tell all live brokers which ones are
     live.
 
     `refused` are registered brokers that accept no connection: their registration is removed, and they are dead
-    from the start. `settle` over all partitions comes next, then deletions.
+    from the start. `deletes_topics`: Kafka's `delete.topic.enable`. `settle` over all partitions comes next, then
+    deletions.
     """
     builder = PlanBuilder()
     live = [broker for _, broker in sorted(snapshot.brokers.items()) if broker.id not in refused]
@@ -80,7 +81,10 @@ def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = ()) 
     for topic in sorted(snapshot.topics):
         builder.change(TopicAdded(topic, snapshot.topics[topic]))
     for topic in snapshot.topics_to_delete:
-        if topic in snapshot.topics:
+        if not deletes_topics:
+            builder.write(RemoveNode(delete_topic_path(topic)))
+            builder.note(f"topic {topic} is not deleted, and the request is dropped: delete.topic.enable is false")
+        elif topic in snapshot.topics:
             builder.change(DeletionQueued(topic))
             builder.follow_up(ResumeDeletions(state.controller_epoch))
         elif topic not in snapshot.malformed_topics:
@@ -178,7 +182,11 @@ def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
     builder.announce(
         (broker.id for broker in brokers),
         (p for p in state.assignments if not state.is_queued_for_deletion(p.topic)),
-        (DeletedTopic(topic, state.topic_ids[topic]) for topic in state.topics_to_delete),
+        (
+            DeletedTopic(topic, state.topic_ids[topic])
+            for topic in state.topics_to_delete
+            if state.is_queued_for_deletion(topic)
+        ),
         names_the_last=True,
     )
     return builder.build()
@@ -213,7 +221,7 @@ def replicas_answered(
             builder.change(report)
     for partition in in_order(errors):
         replica = PartitionReplica(partition, broker_id)
-        if partition not in state.assignments or broker_id not in state.live_brokers:
+        if broker_id not in state.assignments.get(partition, ()) or broker_id not in state.live_brokers:
             continue
         failed = replica in state.failed_replicas
         if errors[partition] is ErrorCode.KAFKA_STORAGE_ERROR and not failed:
@@ -279,9 +287,8 @@ def settle(
 
 def _settle_new(builder: PlanBuilder, state: ClusterState, partition: TopicPartition, created_in: set[str]) -> bool:
     live = state.live_replicas(partition)
-    first = elections.first_state(
-        state.assignments[partition], state.live_brokers_of(partition), state.controller_epoch
-    )
+    staying = state.staying_brokers_of(partition)
+    first = elections.first_state(state.assignments[partition], staying, state.controller_epoch)
     if first is None:
         builder.note(f"{partition} stays new: none of its replicas {list(state.assignments[partition])} is alive")
         return False
@@ -303,20 +310,34 @@ def _settle_known(
     settings: TopicSettings,
     tell: Container[int],
 ) -> bool:
-    current = state.leadership[partition]
     assignment = state.assignments[partition]
-    live = state.live_replicas(partition)
     live_brokers = state.live_brokers_of(partition)
-    position = state.partition_state(partition)
-    target, election = elections.decide(
+    decision = elections.decide(
         assignment,
-        current,
+        state.leadership[partition],
         elections.trusted_by_what_is_flushed(live_brokers) if settings.is_synced else live_brokers,
         state.controller_epoch,
-        to_commit=replicas_to_commit(settings.min_insync_replicas, len(assignment)),
+        to_commit=replicas_to_commit(settings.min_insync_replicas, state.assignment(partition).replication_factor),
         unclean=settings.unclean_leader_election,
         log_ends=state.log_ends(partition),
+        stopping=state.shutting_down_brokers,
     )
+    return decided(builder, state, partition, decision, tell)
+
+
+def decided(
+    builder: PlanBuilder,
+    state: ClusterState,
+    partition: TopicPartition,
+    decision: elections.Decision,
+    tell: Container[int] = (),
+) -> bool:
+    """Plan what follows from a decision on a partition that has a state: moves, write, LeaderAndIsr. Returns whether
+    the brokers must hear of it by UpdateMetadata. `tell`: as for `settle`."""
+    target, election = decision
+    current = state.leadership[partition]
+    live = state.live_replicas(partition)
+    position = state.partition_state(partition)
     # A partition that is still new has its state from an earlier controller: perhaps no broker was told of it.
     is_new = position is PartitionState.NEW
 
@@ -332,12 +353,13 @@ def _settle_known(
         if target is not current:
             builder.note(_why_leaderless(partition, current, live))
     elif position is PartitionState.ONLINE and target.leader != current.leader:
-        builder.move_partition(partition, PartitionState.OFFLINE, PartitionState.ONLINE)
+        led = state.is_live(partition, current.leader)  # then it goes from one leader to the next
+        builder.move_partition(partition, *(() if led else (PartitionState.OFFLINE,)), PartitionState.ONLINE)
     elif position is not PartitionState.ONLINE:
         builder.move_partition(partition, PartitionState.ONLINE)
     _take_online(builder, state, partition, live)
 
-    asked = [b for b in assignment if b in tell and b in state.live_brokers]
+    asked = [b for b in state.assignments[partition] if b in tell and b in state.live_brokers]
     """Also of replicas that have failed: one may have been made anew."""
     if target is not current or is_new:
         builder.tell(dict.fromkeys((*live, *asked)), partition, is_new=is_new)
@@ -382,6 +404,6 @@ def topics_to_settle(state: ClusterState, partitions: Iterable[TopicPartition]) 
         and partition in state.assignments
         and not state.is_queued_for_deletion(partition.topic)
         and (live := state.live_brokers_of(partition))
-        and not elections.is_settled(state.leadership[partition], live)
+        and not elections.is_settled(state.leadership[partition], live, state.shutting_down_brokers)
     }
     return tuple(sorted(topics))

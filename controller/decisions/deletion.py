@@ -9,6 +9,9 @@ to remember besides: `resume` looks at them and does what can be done now.
                  |   v             v
                DeletionIneligible (the broker is down, or could not)
 
+A replica that becomes Offline is told to stop (StopReplica without deletion): a leader leads no more from then on, and
+a follower asks no leader that is about to vanish. A second request, right after the first, deletes what is there.
+
 A topic with an ineligible replica waits until the broker is back. Nothing is forgotten before every replica is
 gone: otherwise a broker that returns would bring old records into a new topic of the same name. Nor before every live
 broker has answered that it knows of the deletion (Kafka does not wait for that): otherwise one that was slow, under a
@@ -36,6 +39,19 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import DeletableTopicResult
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.znodes import DELETE_TOPICS, delete_topic_path, topic_config_path
+
+
+def disabled(topics: Iterable[str]) -> list[DeletableTopicResult]:
+    """The answers where `delete.topic.enable` is false."""
+    return [
+        DeletableTopicResult(
+            topic,
+            "",
+            ErrorCode.TOPIC_DELETION_DISABLED,
+            f"topic {topic[:80]!r} is not deleted: delete.topic.enable is false on the controller's broker",
+        )
+        for topic in topics
+    ]
 
 
 def results(state: ClusterState, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
@@ -78,8 +94,8 @@ def request(state: ClusterState, topics: Mapping[str, str]) -> Plan:
     for topic, topic_id in topics.items():
         if is_meant(state, topic, topic_id):
             builder.write(EnsureNode(delete_topic_path(topic)))
-            if not state.is_queued_for_deletion(topic):
-                builder.change(DeletionQueued(topic))
+            if topic not in state.topics_to_delete:
+                _queue(builder, state, topic)
     if any(topic in state.topic_ids and not is_meant(state, topic, topic_id) for topic, topic_id in topics.items()):
         builder.write(EnsureNode(DELETE_TOPICS))
     builder.follow_up(ResumeDeletions(state.controller_epoch))
@@ -104,8 +120,8 @@ def queue(state: ClusterState, topics: Iterable[str], leave_alone: Iterable[str]
     queued = False
     for topic in topics:
         if topic in state.topic_ids:
-            if not state.is_queued_for_deletion(topic):
-                builder.change(DeletionQueued(topic))
+            if topic not in state.topics_to_delete:
+                _queue(builder, state, topic)
                 queued = True
         elif topic not in spared:
             builder.write(RemoveNode(delete_topic_path(topic)))
@@ -113,6 +129,40 @@ def queue(state: ClusterState, topics: Iterable[str], leave_alone: Iterable[str]
     if queued:
         builder.follow_up(ResumeDeletions(state.controller_epoch))
     return builder.build()
+
+
+def dropped(topics: Iterable[str]) -> Plan:
+    """Requests that are not granted, since `delete.topic.enable` is false: they are removed, as Kafka does."""
+    builder = PlanBuilder()
+    for topic in topics:
+        builder.write(RemoveNode(delete_topic_path(topic)))
+        builder.note(f"topic {topic} is not deleted, and the request is dropped: delete.topic.enable is false")
+    return builder.build()
+
+
+def waiting(state: ClusterState, topics: Mapping[str, str]) -> dict[str, str]:
+    """Which of the topics of these ids are not gone yet, and what they wait for, as a sentence; empty where that is
+    their brokers' answers alone."""
+    return {
+        topic: state.ineligible_topics.get(topic, "")
+        for topic, topic_id in topics.items()
+        if state.topic_ids.get(topic) == topic_id
+    }
+
+
+def unanswered(state: ClusterState, topic: str) -> str:
+    """The brokers whose answers a deletion that goes on waits for, as a sentence."""
+    deleting = (
+        r.broker_id for r in state.replicas_of(topic) if state.replica_state(r) is ReplicaState.DELETION_STARTED
+    )
+    brokers = ", ".join(str(broker_id) for broker_id in sorted({*deleting, *state.unaware_brokers.get(topic, ())}))
+    return f"broker {brokers} has not answered yet" if brokers else "it is about to be removed from ZooKeeper"
+
+
+def _queue(builder: PlanBuilder, state: ClusterState, topic: str) -> None:
+    builder.change(DeletionQueued(topic))
+    if state.is_reassigning(topic):
+        builder.change(DeletionIneligible(topic, "its partitions are being reassigned"))
 
 
 def resume(state: ClusterState) -> Plan:
@@ -136,7 +186,13 @@ def resume(state: ClusterState) -> Plan:
 def _can_begin(state: ClusterState, topic: str) -> bool:
     states = state.replica_states_of(topic)
     under_way = ReplicaState.DELETION_STARTED in states
-    return topic not in state.ineligible_topics and not under_way and not _is_finished(state, topic)
+    return is_eligible(state, topic) and not under_way and not _is_finished(state, topic)
+
+
+def is_eligible(state: ClusterState, topic: str) -> bool:
+    """Whether nothing keeps the deletion from going on (Kafka's isTopicEligibleForDeletion). Whoever ends what does
+    raises ResumeDeletions."""
+    return topic not in state.ineligible_topics and not state.is_reassigning(topic)
 
 
 def _begin(builder: PlanBuilder, state: ClusterState, topic: str) -> None:
@@ -148,6 +204,7 @@ def _begin(builder: PlanBuilder, state: ClusterState, topic: str) -> None:
         if state.is_live(*replica):
             if current is not ReplicaState.OFFLINE:
                 builder.move_replica(replica, ReplicaState.OFFLINE)
+                builder.stop(replica, delete=False)
             builder.move_replica(replica, ReplicaState.DELETION_STARTED)
             builder.stop(replica, delete=True)
             continue

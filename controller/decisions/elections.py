@@ -10,7 +10,9 @@ The choice: what was acknowledged is in the log of every *trusted* member of the
   lives and says that it has lost nothing since that epoch (`Broker.trusted_since`). An unknown epoch is believed.
 - Eligible are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then on
   (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). Those that left because they
-  are not trusted stay on record too, but only for the last resort.
+  are not trusted stay on record too, but only for the last resort; and that whatever is left of the ISR, until its
+  leader strikes them off (`Partition.isr_to_propose`). For where one host lost its power, the others may have, too, and
+  nobody has noticed yet: then what is left of the ISR commits nothing, and its logs may be shorter.
 - In a topic with durability=synced they stand for what they had flushed, so they are trusted while their broker says
   that nothing of that is lost (`Broker.synced_since`): after a power cut too, of all brokers at once.
 - The first replica in the assignment that is trusted and in the ISR is elected, or else the first that is trusted and
@@ -20,6 +22,9 @@ The choice: what was acknowledged is in the log of every *trusted* member of the
   better replica will come. Then the one with the longest log leads, since it has the most of what survived.
 - With the topic's unclean.leader.election.enable any live replica may lead, those on record before the others.
 
+A broker that has asked for a controlled shutdown is still alive, but is not elected, and hands over what it leads while
+it can still serve (`for_controlled_shutdown`).
+
 A leader that lives stays, but not one whose broker has registered again since it was elected: that may be another
 process, with another log. It may be elected anew, in an epoch of its own; in that of its predecessor it could give
 other records the same offsets (`Where it differs` in ARCHITECTURE.md).
@@ -27,13 +32,14 @@ other records the same offsets (`Where it differs` in ARCHITECTURE.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
 from minibroker.controller.cluster_state import NOT_WRITTEN, LogEnd
+from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import (
     INITIAL_LEADER_EPOCH,
     NO_EPOCH,
@@ -41,6 +47,7 @@ from minibroker.protocol.model import (
     Broker,
     LeaderAndIsr,
     Member,
+    ReplicaAssignment,
     eligible_after,
     leader_and_isr,
 )
@@ -86,9 +93,13 @@ def leader_stays(state: LeaderAndIsr, live: Live) -> bool:
     return all(m.epoch in (NO_EPOCH, broker.epoch) for m in state.in_sync_members if m.broker_id == state.leader)
 
 
-def is_settled(state: LeaderAndIsr, live: Live) -> bool:
+def is_settled(state: LeaderAndIsr, live: Live, stopping: Collection[int] = ()) -> bool:
     """There is nothing to decide: the leader stays, and so does all of the ISR."""
-    return leader_stays(state, live) and all(is_trusted(member, live) for member in state.in_sync_members)
+    return (
+        leader_stays(state, live)
+        and all(is_trusted(member, live) for member in state.in_sync_members)
+        and not (stopping and any(broker_id in stopping for broker_id in state.isr))
+    )
 
 
 # --- Elections -----------------------------------------------------------------------------------------------
@@ -121,6 +132,16 @@ def elect(
     return None
 
 
+def for_reassignment(assignment: ReplicaAssignment, state: LeaderAndIsr, live: Live) -> int | None:
+    """Who leads once a reassignment is over: the leader, if it belongs to the target, or else the first of the target
+    that is live, in the ISR, and trusted to have all that was acknowledged. None if there is none."""
+    target = assignment.target
+    if state.leader in target and leader_stays(state, live):
+        return state.leader
+    trusted = [m.broker_id for m in state.in_sync_members if m.broker_id in target and is_trusted(m, live)]
+    return _first(target, trusted) if trusted else None
+
+
 def longest_log(
     assignment: Sequence[int], state: LeaderAndIsr, live: Live, log_ends: Mapping[int, LogEnd]
 ) -> int | None:
@@ -131,6 +152,26 @@ def longest_log(
         return None
     best = max(log_ends[broker_id] for broker_id in on_record)
     return _first(assignment, [broker_id for broker_id in on_record if log_ends[broker_id] == best])
+
+
+def for_controlled_shutdown(
+    assignment: Sequence[int], leader: int, isr: Sequence[Member], stopping: Container[int], to_commit: int
+) -> tuple[int, list[Member]]:
+    """Who leads and who is in sync, out of the trusted `isr`, now that the brokers `stopping` are about to stop
+    (Kafka's controlledShutdownPartitionLeaderElection and removeReplicasFromIsr).
+
+    The leader hands over to the first other member that does not stop. Those that stop leave the ISR, so that no write
+    waits for them when they are gone; except for as many as are needed to commit, since without them writes would be
+    refused already now (Kafka lets them go). Where all members stop, everything stays as it is.
+    """
+    staying = [member for member in isr if member.broker_id not in stopping]
+    if not staying:
+        return leader, list(isr)
+    if leader in stopping:
+        leader = _first(assignment, [member.broker_id for member in staying])
+    missing = to_commit - len(staying) if len(isr) >= to_commit else 0
+    kept = [member for member in isr if member.broker_id in stopping][: max(missing, 0)]
+    return leader, [member for member in isr if member in staying or member in kept]
 
 
 def _first(assignment: Sequence[int], among: Sequence[int]) -> int:
@@ -165,37 +206,122 @@ def decide(
     to_commit: int,
     unclean: bool = False,
     log_ends: Mapping[int, LogEnd] | None = None,
+    stopping: Collection[int] = (),
 ) -> Decision:
     """What the state must become now that the brokers in `live`, and no others, are alive. `to_commit`:
-    `model.replicas_to_commit`.
+    `model.replicas_to_commit`. `stopping`: those of the live brokers that are shutting down.
 
-    A replica that has died or is not trusted leaves the ISR, and becomes eligible if the ISR falls too low. Where none
-    can be elected there is no leader, and none leaves. Every change raises the leader epoch, even if only the ISR
-    shrinks (Kafka's removeReplicasFromIsr), which fences what the removed replica still has under way.
+    A replica that has died or is not trusted leaves the ISR, and becomes eligible if the ISR falls too low, or one of
+    those that leave lives and is not trusted, or others are eligible already. Where none can be elected there is no
+    leader, and none leaves. Every change raises the leader epoch, even if only the ISR shrinks (Kafka's
+    removeReplicasFromIsr), which fences what the removed replica still has under way.
 
     `partition_epoch` stays that of `current`: the version that the write expects.
     """
-    if is_settled(current, live):
+    if is_settled(current, live, stopping):
         return Decision(current)
     in_sync = current.in_sync_members
     election = None
     if leader_stays(current, live):
-        leader, isr = current.leader, [member for member in in_sync if is_trusted(member, live)]
+        trusted = [member for member in in_sync if is_trusted(member, live)]
+        leader, isr = for_controlled_shutdown(assignment, current.leader, trusted, stopping, to_commit)
+        if leader != current.leader:
+            election = Election(leader, Basis.IN_SYNC)
+            isr = [Member(leader, live[leader].epoch) if m.broker_id == leader else m for m in isr]
     else:
-        election = elect(assignment, current, live, unclean=unclean, log_ends=log_ends)
+        electable = {b: broker for b, broker in live.items() if b not in stopping} if stopping else live
+        election = elect(assignment, current, electable, unclean=unclean, log_ends=log_ends)
         if election is None:
             return Decision(_successor(current, NO_LEADER, in_sync, current.eligible_members, controller_epoch))
         leader = election.leader
         itself = Member(leader, live[leader].epoch)
         if election.basis is Basis.IN_SYNC:
-            isr = [itself if m.broker_id == leader else m for m in in_sync if is_trusted(m, live)]
+            trusted = [itself if m.broker_id == leader else m for m in in_sync if is_trusted(m, live)]
+            _, isr = for_controlled_shutdown(assignment, leader, trusted, stopping, to_commit)
         else:
             isr = [itself]
     if election is not None and election.may_lose_records:
         eligible: tuple[Member, ...] = ()  # from now on it is the leader's log that counts
     else:
-        eligible = eligible_after(current.eligible_members, in_sync, [m.broker_id for m in isr], to_commit)
+        eligible = _eligible_beside(isr, assignment, current, live, to_commit)
     return Decision(_successor(current, leader, isr, eligible, controller_epoch), election)
+
+
+def _eligible_beside(
+    isr: Sequence[Member], assignment: Sequence[int], current: LeaderAndIsr, live: Live, to_commit: int
+) -> tuple[Member, ...]:
+    in_sync = current.in_sync_members
+    has_lost = any(m.broker_id in live and not is_trusted(m, live) for m in in_sync)
+    enough = len(assignment) + 1 if has_lost or current.eligible else to_commit
+    return eligible_after(current.eligible_members, in_sync, [m.broker_id for m in isr], enough)
+
+
+# --- On request ------------------------------------------------------------------------------------------------
+
+
+def elect_preferred(
+    assignment: Sequence[int], current: LeaderAndIsr, live: Live, controller_epoch: int, *, to_commit: int
+) -> Decision | ErrorCode:
+    """The state in which the preferred leader, the head of the assignment, leads; or why it does not become the leader
+    (Kafka's preferredReplicaPartitionLeaderElection): ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE.
+
+    It must be in the ISR, and trusted: so it has all that was acknowledged, and nothing is lost. The leader that lives
+    stays in the ISR, like all others that are trusted.
+    """
+    preferred = assignment[0]
+    if current.leader == preferred and leader_stays(current, live):
+        return ErrorCode.ELECTION_NOT_NEEDED
+    isr = [m for m in current.in_sync_members if is_trusted(m, live)]
+    if all(m.broker_id != preferred for m in isr):
+        return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    isr = [Member(preferred, live[preferred].epoch) if m.broker_id == preferred else m for m in isr]
+    eligible = _eligible_beside(isr, assignment, current, live, to_commit)
+    state = _successor(current, preferred, isr, eligible, controller_epoch)
+    return Decision(state, Election(preferred, Basis.IN_SYNC))
+
+
+def elect_unclean(
+    assignment: Sequence[int],
+    current: LeaderAndIsr,
+    live: Live,
+    controller_epoch: int,
+    *,
+    to_commit: int,
+    log_ends: Mapping[int, LogEnd] | None = None,
+) -> Decision | ErrorCode:
+    """As `decide` with `unclean`, whatever the topic's setting is, for a partition that has no leader; or why none is
+    elected: ELECTION_NOT_NEEDED, ELIGIBLE_LEADERS_NOT_AVAILABLE where no replica lives (KIP-460).
+
+    A replica that has everything comes first here, too: unclean is the election only where there is none.
+    """
+    if leader_stays(current, live):
+        return ErrorCode.ELECTION_NOT_NEEDED
+    decision = decide(assignment, current, live, controller_epoch, to_commit=to_commit, unclean=True, log_ends=log_ends)
+    return decision if decision.election is not None else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+
+
+def complete(
+    assignment: ReplicaAssignment, current: LeaderAndIsr, live: Live, controller_epoch: int, *, to_commit: int
+) -> LeaderAndIsr | None:
+    """The state with which a reassignment is over: the leader and the ISR belong to the target alone. None where it
+    must wait. `live`, `to_commit`: as for `decide`.
+
+    What is given up here is given up for good, so all that was acknowledged must be in the target's logs, and in as
+    many of them as promised: all of the target are in the ISR, all of the ISR live and are trusted, and nobody else is
+    on record as having what they may lack (`eligible`). A reassignment that was cancelled goes back to replicas some of
+    which may have been away even before: it waits for as many of them as it takes to commit.
+    """
+    if not is_settled(current, live) or current.eligible:
+        return None
+    staying = [m for m in current.in_sync_members if m.broker_id in assignment.target]
+    needed = to_commit if assignment.is_cancelled else len(assignment.target)
+    leader = for_reassignment(assignment, current, live)
+    if leader is None or len(staying) < needed:
+        return None
+    itself = Member(leader, live[leader].epoch)
+    isr = {m.broker_id: itself if m.broker_id == leader else m for m in staying}
+    in_order = [isr[broker_id] for broker_id in assignment.target if broker_id in isr]
+    return leader_and_isr(leader, current.leader_epoch + 1, in_order, (), controller_epoch, current.partition_epoch)
 
 
 def _successor(

@@ -28,8 +28,8 @@ MIN_INSYNC_REPLICAS = "min.insync.replicas"
 DEFAULT = -1
 """In a request: as the broker is configured."""
 
-ConfigCheck = Callable[[str, str], str | None]
-"""From the name and value of a topic setting to what is wrong with it, as a sentence, or None."""
+ConfigCheck = Callable[[Mapping[str, str]], str | None]
+"""From the settings of a topic, by name, to what is wrong with them, as a sentence, or None."""
 
 
 class TopicDefaults(NamedTuple):
@@ -135,7 +135,7 @@ def is_created_by(state: ClusterState, request: CreatableTopic) -> bool:
     topic_id = state.topic_ids.get(request.name)
     return (
         topic_id is not None
-        and not state.is_queued_for_deletion(request.name)
+        and request.name not in state.topics_to_delete
         and request.nonce != b""
         and request.nonce == topic_ids.nonce(topic_id)
     )
@@ -201,7 +201,7 @@ def _assignment(
     partitions = defaults.num_partitions if request.num_partitions == DEFAULT else request.num_partitions
     _check_partition_count(partitions)
     factor = defaults.replication_factor if request.replication_factor == DEFAULT else request.replication_factor
-    live = state.live_broker_ids()
+    live = state.staying_broker_ids()
     if not 1 <= factor <= len(live):
         shown = ", ".join(str(broker_id) for broker_id in live[:20]) or "none"
         default = ", the default" if request.replication_factor == DEFAULT else ""
@@ -210,7 +210,7 @@ def _assignment(
             f"the replication factor is {factor}{default}: it must be 1 to {len(live)}, the number of live brokers "
             f"({shown}); choose another, or start more brokers",
         )
-    return assign_replicas(live, partitions, factor, random)
+    return assign_replicas(state.racks(), partitions, factor, random)
 
 
 def _check_partition_count(partitions: int) -> None:
@@ -244,12 +244,13 @@ def _explicit_assignment(assignments: Sequence[CreatableAssignment], state: Clus
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"partition {partition} is assigned to {brokers}: a broker holds at most one replica of a partition",
             )
-        dead = [b for b in replicas if b not in state.live_brokers]
+        staying = state.staying_broker_ids()
+        dead = [b for b in replicas if b not in staying]
         if dead:
             raise _Refused(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"partition {partition} is assigned to {brokers}, but broker {dead[0]} is not alive: choose live "
-                f"brokers out of {list(state.live_broker_ids()[:20])}, or start it",
+                f"partition {partition} is assigned to {brokers}, but broker {dead[0]} is not alive, or is "
+                f"shutting down: choose live brokers out of {list(staying[:20])}, or start it",
             )
     return dict(sorted(given.items()))
 
@@ -269,10 +270,10 @@ def _config(
                 ErrorCode.INVALID_CONFIG,
                 f"the setting {entry.name!r} is given as {config[entry.name]!r} and as {entry.value!r}: give it once",
             )
-        problem = check_config(entry.name, entry.value)
-        if problem is not None:
-            raise _Refused(ErrorCode.INVALID_CONFIG, problem)
         config[entry.name] = entry.value
+    problem = check_config(config)
+    if problem is not None:
+        raise _Refused(ErrorCode.INVALID_CONFIG, problem)
     if durability != REPLICATED:
         # For good: replicas are elected by it, and no broker may take the topic for anything else.
         config.setdefault(DURABILITY, durability)
@@ -345,7 +346,7 @@ def vanished(state: ClusterState, topics: Iterable[str]) -> Plan:
             f"the znode of topic {topic} is gone, though nobody asked for its deletion: it is forgotten, and its logs "
             f"{' '.join(map(str, state.partitions_of(topic)))} stay on the brokers' disks"
         )
-        if state.is_queued_for_deletion(topic):
+        if topic in state.topics_to_delete:
             builder.write(RemoveNode(delete_topic_path(topic)))
         builder.announce(state.live_brokers, (), [DeletedTopic(topic, state.topic_ids[topic])])
     return builder.build()

@@ -24,6 +24,7 @@ from minibroker.protocol.records.control import (
 from minibroker.protocol.records.header import (
     CRC_END,
     HEADER_SIZE,
+    LIMIT,
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
     MAX_RECORDS,
@@ -48,6 +49,7 @@ from minibroker.protocol.records.rewriting import with_records, without_records
 __all__ = [
     "CRC_END",
     "HEADER_SIZE",
+    "LIMIT",
     "MAGIC_COLUMNS",
     "MAGIC_RECORDS",
     "MAX_BODY_BYTES",

@@ -6,11 +6,12 @@ calls its base timestamp may change, see `BatchHeader.delete_horizon_ms`.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
 from minibroker.protocol.compression import Compression, compress
-from minibroker.protocol.records.body import MAX_BODY_BYTES, DecodedBatch
+from minibroker.protocol.records.body import MAX_BODY_BYTES, DecodedBatch, Header
 from minibroker.protocol.records.columns import encode_columns
 from minibroker.protocol.records.header import (
     DELETE_HORIZON,
@@ -22,12 +23,16 @@ from minibroker.protocol.records.header import (
 )
 from minibroker.protocol.records.varint import encode_records
 
+_T = TypeVar("_T", int, bytes | None, Sequence[Header] | None)
+
 
 def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: int | None = None) -> bytearray:
     """The batch with the records of these indexes alone, at least one, ascending. With `delete_horizon_ms`, that is
     noted in the header.
 
-    Raises ValueError where that cannot be encoded so that `decode_batch` reads it: larger than it may be.
+    No column is written out that the batch says in one element: a megabyte would become as many as it has records.
+    Raises ValueError where that cannot be encoded so that `decode_batch` reads it: larger than it may be, or with
+    timestamps that are.
     """
     header = batch.header
     base_timestamp, attributes = header.base_timestamp, header.attributes
@@ -35,8 +40,9 @@ def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: in
         base_timestamp, attributes = delete_horizon_ms, attributes | DELETE_HORIZON
     timestamps = [batch.base_timestamp + batch.timestamp_deltas[index] for index in kept]
     timestamp_deltas = [timestamp - base_timestamp for timestamp in timestamps]
-    if min(timestamp_deltas) < -LIMIT or max(timestamp_deltas) > LIMIT:
-        raise ValueError(f"timestamps from {min(timestamps)} to {max(timestamps)} are too far from {base_timestamp}")
+    has_deltas = any(timestamp_deltas) or header.magic != MAGIC_COLUMNS
+    if has_deltas and (abs(base_timestamp) > LIMIT or min(timestamp_deltas) < -LIMIT or max(timestamp_deltas) > LIMIT):
+        raise ValueError(f"timestamps from {min(timestamps)} to {max(timestamps)} cannot be told from {base_timestamp}")
     offset_deltas = [batch.offsets[index] - header.base_offset for index in kept]
     keys = None if batch.keys is None else [batch.keys[index] for index in kept]
     values = [batch.values[index] for index in kept]
@@ -44,7 +50,8 @@ def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: in
 
     written = bytearray(HEADER_SIZE)
     if header.magic == MAGIC_COLUMNS:
-        encode_columns(written, offset_deltas, timestamp_deltas, keys, values, headers)
+        timestamp_column = _folded(timestamp_deltas) if has_deltas else None
+        encode_columns(written, offset_deltas, timestamp_column, _folded(keys), _folded(values), _folded(headers))
     else:
         written += encode_records(len(kept), offset_deltas, timestamp_deltas, keys, values, headers)
     if len(written) - HEADER_SIZE > MAX_BODY_BYTES:
@@ -63,6 +70,11 @@ def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: in
             records_count=len(kept),
         ),
     )
+
+
+def _folded(column: Sequence[_T] | None) -> Sequence[_T] | None:
+    """One element, where all are the same."""
+    return column if column is None or column.count(column[0]) < len(column) else column[:1]
 
 
 def without_records(header: BatchHeader) -> bytearray:

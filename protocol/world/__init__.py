@@ -104,6 +104,17 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class Descriptors(NamedTuple):
+    """Of this process."""
+
+    files: int
+    """Open `File`s."""
+    used: int
+    """Files, connections and all else that takes one: so many at least."""
+    limit: int
+    """How many there may be (`ulimit -n`)."""
+
+
 class Lock(Protocol):
     def release(self) -> None: ...
 
@@ -146,6 +157,8 @@ class Disk(Protocol):
     def space(self, path: str) -> tuple[int, int]:
         """Bytes of the file system that the path is on: of all of it, and of what this user can still take."""
         ...
+
+    def descriptors(self) -> Descriptors: ...
 
     def boot_id(self) -> str:
         """Changes with every start of the host, which loses the page cache."""
@@ -332,5 +345,8 @@ class World(Protocol):
     def zookeeper(self) -> ZooKeeper: ...
     @property
     def random(self) -> Random: ...
-    @property
-    def executor(self) -> Executor: ...
+
+    def new_executor(self, name: str) -> Executor:
+        """Worker threads of its own, started when they are needed: a call that never returns costs no other executor
+        one. `name` tells whose they are: a log directory's has its path."""
+        ...

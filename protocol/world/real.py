@@ -6,17 +6,18 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from random import Random, SystemRandom
 from threading import Thread
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from minibroker.protocol.messages import Buffer
-from minibroker.protocol.world import Incoming, ZooKeeper
+from minibroker.protocol.world import Descriptors, Incoming, ZooKeeper
 
 T = TypeVar("T")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -24,6 +25,10 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 _BACKLOG = 1024
 
 LOOKUP_OVERDUE_S = 0.25
+
+THREADS = 4
+"""Of one executor."""
+CLOSE_PATIENCE_S = 5.0
 
 _Addresses = list[tuple[int, str]]
 """Family and numeric address, in the order in which to try them."""
@@ -189,10 +194,15 @@ class RealNetwork:
 # --- Disk ----------------------------------------------------------------------------------------------------
 
 
+_open_files: set[int] = set()
+"""Descriptors of files. A set, since worker threads open and close some."""
+
+
 class RealFile:
     def __init__(self, path: str, *, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._descriptor = os.open(path, flags, 0o644)
+        _open_files.add(self._descriptor)
 
     def pread(self, size: int, position: int) -> bytes:
         data = os.pread(self._descriptor, size, position)
@@ -228,6 +238,7 @@ class RealFile:
 
     def close(self) -> None:
         if self._descriptor >= 0:
+            _open_files.discard(self._descriptor)  # first: another thread may be given the same number at once
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -294,20 +305,38 @@ class RealDisk:
         found = os.statvfs(path)
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
+    def descriptors(self) -> Descriptors:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        try:
+            lowest_free = os.open("/", os.O_RDONLY | os.O_CLOEXEC)  # all below are taken
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            return Descriptors(len(_open_files), limit, limit)
+        os.close(lowest_free)
+        return Descriptors(len(_open_files), lowest_free, limit)
+
     def boot_id(self) -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
 
 
 class RealExecutor:
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="worker")
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
+        self._calls: set[Future[Any]] = set()
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        call = self._pool.submit(function, *arguments)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await asyncio.wrap_future(call)
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
+    def close(self) -> bool:
+        """Wait for the threads to end. False: they do not, since calls hang."""
+        _, hanging = wait(list(self._calls), CLOSE_PATIENCE_S)
+        self._pool.shutdown(wait=not hanging)
+        return not hanging
 
 
 class NoZooKeeper:
@@ -320,14 +349,20 @@ class NoZooKeeper:
 class RealWorld:
     """`zookeeper` is passed in by the composition root, since kazoo is used in the controller package."""
 
-    def __init__(self, zookeeper: ZooKeeper | None = None, *, threads: int = 4) -> None:
+    def __init__(self, zookeeper: ZooKeeper | None = None) -> None:
         self.clock = RealClock()
         self.network = RealNetwork()
         self.disk = RealDisk()
         self.zookeeper: ZooKeeper = zookeeper if zookeeper is not None else NoZooKeeper()
         self.random: Random = SystemRandom()
-        self.executor = RealExecutor(threads)
+        self._executors: list[RealExecutor] = []
 
-    def close(self) -> None:
-        """Wait for the worker threads to end."""
-        self.executor.close()
+    def new_executor(self, name: str) -> RealExecutor:
+        executor = RealExecutor(name)
+        self._executors.append(executor)
+        return executor
+
+    def close(self) -> bool:
+        """Wait for the worker threads to end. False: some hang, and would keep the interpreter from ending, too."""
+        closed = [executor.close() for executor in self._executors]
+        return all(closed)

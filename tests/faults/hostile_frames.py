@@ -62,7 +62,15 @@ REQUESTS_PER_CONNECTION = 20
 PATIENCE_S = 30.0
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 SENTINEL = 2**31 - 1
-ANSWERED_LATER = (apis.CREATE_TOPICS, apis.DELETE_TOPICS, apis.DELETE_RECORDS, apis.INIT_PRODUCER_ID)
+ANSWERED_LATER = (
+    apis.CREATE_TOPICS,
+    apis.DELETE_TOPICS,
+    apis.CREATE_PARTITIONS,
+    apis.DELETE_RECORDS,
+    apis.INIT_PRODUCER_ID,
+    apis.ALTER_PARTITION_REASSIGNMENTS,
+    apis.LIST_PARTITION_REASSIGNMENTS,
+)
 """By a task, or once others have done something, so that a later request can be answered first."""
 LATE_ANSWERS_S = 0.2
 BAD_LOG_LINES = (

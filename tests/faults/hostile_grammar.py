@@ -278,6 +278,7 @@ class _Draw:
             "replica_id": (-1, -1, 1, 2, 3, -2, 99, 2**31 - 1),
             "broker_epoch": (-1, 0, -(2**63)),
             "num_partitions": (-1, 1, 2, 0, -2, 10_001, 2**31 - 1),
+            "count": (-1, 1, 2, 3, 0, 10_001, 2**31 - 1),
             "replication_factor": (-1, 1, 1, 0, 2, 1_000, 2**15 - 1),
             "timeout_ms": (0, 1, 1_000, -1, 2**31 - 1),
             "max_wait_ms": (0, 1, 5, 500, -1, -(2**31), 2**31 - 1),
@@ -289,14 +290,15 @@ class _Draw:
             return random.choice((0, 0, 1, 1, 2))
         if name == "isolation_level" or random.random() < 0.6:
             return random.randrange(-2, 100)
-        lowest, highest = int(node.ge), int(node.le)
+        lowest = int(node.ge)
+        highest = int(node.le) if node.le is not None else int(node.lt) - 1
         return min(max(random.choice(_INTEGERS), lowest), highest)
 
     def _text(self, name: str) -> str:
         random = self.random
         if name == "topic_id":
             return random.choice(("", "", "A" * 22))
-        if self.api is apis.DELETE_TOPICS:
+        if self.api in (apis.DELETE_TOPICS, apis.CREATE_PARTITIONS, apis.ALTER_PARTITION_REASSIGNMENTS):
             return random.choice((*CREATED_TOPICS, "missing", *_ILLEGAL_NAMES[:-4]))
         if self.api is apis.CREATE_TOPICS:
             return random.choice((*CREATED_TOPICS, WATCHED_TOPIC, *_ILLEGAL_NAMES[:-4], "y" * 32_767))

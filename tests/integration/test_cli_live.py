@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -19,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from minibroker.deploy import secret_file
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports, is_free
 from minibroker.deploy.processes import is_alive, wait_until
-from tests.integration.shell import PATIENCE_S, Ended, Shell, start
+from tests.integration.shell import PATIENCE_S, Shell, start
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +72,36 @@ def test_a_topic_is_created_listed_described_and_deleted(minibroker: Shell) -> N
     assert "repeat with --yes" in minibroker.refused(1, "topics", "delete", "orders")
     assert minibroker("topics", "delete", "orders", "--yes", "--format", "json").json() == {"deleted": "orders"}
     assert "UNKNOWN_TOPIC_OR_PARTITION" in minibroker.refused(1, "topics", "describe", "orders")
-    # The name is free again, once the brokers have removed their replicas.
-    again: list[Ended] = []
-
-    def is_created() -> bool:
-        again.append(minibroker("topics", "create", "orders", "--format", "json"))
-        return "is still being deleted: try again" not in again[-1].err
-
-    assert wait_until(is_created, PATIENCE_S)
-    assert again[-1].json()["replication_factor"] == 3
+    # The name is free again.
+    assert minibroker("topics", "create", "orders", "--format", "json").json()["replication_factor"] == 3
     minibroker.ok("topics", "delete", "orders", "--yes")
 
 
+def test_a_topic_gets_more_partitions_and_is_described_with_offsets_sizes_and_settings(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "growing", "--partitions", "1")
+    assert minibroker.ok("topics", "describe", "growing").splitlines()[-1] == "settings: none of its own"
+    minibroker.ok("configs", "alter", "--topic", "growing", "--set", "retention.ms=-1", "--set", "segment.ms=60000")
+    minibroker.ok("produce", "growing", stdin=b"a\nb\nc\n")
+    assert minibroker.ok("topics", "alter", "growing", "--partitions", "3") == "altered growing: 3 partitions\n"
+    for partition in ("1", "2"):
+        minibroker.ok("produce", "growing", "-p", partition, stdin=b"d\n")
+    refusal = minibroker.refused(1, "topics", "alter", "growing", "--partitions", "2")
+    assert "has 3 partitions already, and 2 are asked for" in refusal
+    topic = minibroker("topics", "describe", "growing", "--format", "json").json()
+    assert topic["configs"] == {"retention.ms": "-1", "segment.ms": "60000"}
+    described = topic["partitions"]
+    assert [(each["start_offset"], each["end_offset"]) for each in described] == [(0, 3), (0, 1), (0, 1)]
+    for each in described:
+        assert sorted(each["sizes"]) == sorted(map(str, each["replicas"]))
+        assert min(each["sizes"].values()) > 0
+    lines = minibroker.ok("topics", "describe", "growing").splitlines()
+    assert lines[0].split()[-3:] == ["start", "end", "size"]
+    assert lines[1].split()[-3:] == ["0", "3", str(described[0]["sizes"][str(described[0]["leader"])])]
+    assert lines[-1] == "settings: retention.ms=-1 segment.ms=60000"
+    minibroker.ok("topics", "delete", "growing", "--yes")
+
+
+@pytest.mark.slow
 def test_the_oldest_records_are_deleted_and_consumers_begin_behind_them(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "trimmed", "--partitions", "2")
     for partition in ("0", "1"):
@@ -92,9 +112,14 @@ def test_the_oldest_records_are_deleted_and_consumers_begin_behind_them(minibrok
     left = minibroker.ok("consume", "trimmed", "--exit-at-end", "--output", "%p%s\n")
     assert sorted(left.split()) == ["0a", "0b", "0c", "1c"]
     ended = minibroker(*command, "--before", "end", "--yes", "--format", "json").json()
-    assert ended == [{"partition": 0, "low_watermark": 3}, {"partition": 1, "low_watermark": 3}]
+    assert [(each["partition"], each["low_watermark"], each["error"]) for each in ended] == [(0, 3, None), (1, 3, None)]
+    partly = minibroker(*command, "--before", "3", "-p", "1", "-p", "2", "--yes")
+    assert (partly.code, partly.out.splitlines()[1].split()) == (1, ["1", "3", "-"])
     assert "whose committed records end at 3" in minibroker.refused(1, *command, "--before", "4", "--yes")
     assert "trimmed-2; there are 2 partitions" in minibroker.refused(1, *command, "--before", "1", "-p", "2", "--yes")
+    minibroker.ok("topics", "create", "table", "--partitions", "2", "--config", "cleanup.policy=compact")
+    refusal = minibroker.refused(1, "topics", "delete-records", "table", "--before", "end", "--yes")
+    assert "table-0, table-1: POLICY_VIOLATION: topic table has cleanup.policy=compact" in refusal
 
 
 def test_settings_of_a_topic_are_checked_and_kept(minibroker: Shell) -> None:
@@ -134,6 +159,7 @@ def test_a_file_is_produced_with_keys_and_what_was_done_is_json(minibroker: Shel
     assert printed.index("a=one") < printed.index("a=three")
 
 
+@pytest.mark.slow
 def test_every_way_to_acknowledge_and_to_compress_delivers(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "ways", "--partitions", "1")
     for acks in ("all", "1"):
@@ -200,6 +226,7 @@ def test_an_interrupted_produce_says_how_many_lines_were_acknowledged(minibroker
 # --- Consume ---
 
 
+@pytest.mark.slow
 def test_consume_begins_where_it_is_told_to(minibroker: Shell, numbers: str) -> None:
     def printed(*arguments: str) -> list[str]:
         return minibroker.ok("consume", numbers, "--exit-at-end", *arguments).split()
@@ -231,6 +258,7 @@ def test_consume_from_a_time_begins_at_the_first_record_of_that_time_or_later(mi
     assert minibroker.ok("consume", "times", "--from", f"@{after_early}", "--exit-at-end") == "late\n"
 
 
+@pytest.mark.slow
 def test_consume_reads_several_topics_and_the_last_records_of_each_partition(minibroker: Shell) -> None:
     for topic in ("left", "right"):
         minibroker.ok("topics", "create", topic, "--partitions", "2")
@@ -435,7 +463,7 @@ def test_log_directories_of_brokers_are_listed_with_what_is_in_them(minibroker: 
     assert minibroker.ok("brokers", "log-dirs").count("online") == 3
 
 
-def broker(minibroker: Shell, log_dir: Path, broker_id: int, port: int) -> list[str]:
+def broker(minibroker: Shell, log_dir: Path, broker_id: int, port: int, *, has_secret: bool = True) -> list[str]:
     connect = minibroker.cluster.file().zookeeper.connect
     settings = {
         "broker.id": str(broker_id),
@@ -443,6 +471,8 @@ def broker(minibroker: Shell, log_dir: Path, broker_id: int, port: int) -> list[
         "log.dirs": str(log_dir),
         "zookeeper.connect": connect,
     }
+    if has_secret:
+        settings["broker.secret.file"] = str(minibroker.cluster.directory / secret_file.FILE_NAME)
     return ["-m", "minibroker.broker", *(text for pair in settings.items() for text in ("--override", "=".join(pair)))]
 
 
@@ -462,6 +492,8 @@ def test_a_broker_that_would_harm_the_cluster_does_not_start(minibroker: Shell, 
     own_data = minibroker.cluster.directory / "broker-2"
     assert "broker id 1 is taken" in refused_broker(broker(minibroker, tmp_path / "a", 1, free))
     assert "is in use by another broker process" in refused_broker(broker(minibroker, own_data, 4, free))
+    stranger = refused_broker(broker(minibroker, tmp_path / "c", 4, free, has_secret=False))
+    assert "give all brokers of a cluster the same broker.secret.file" in stranger
     in_use = refused_broker(broker(minibroker, tmp_path / "b", 4, taken_port))
     assert f"cannot listen on 127.0.0.1:{taken_port}" in in_use
     assert [each["id"] for each in minibroker.status()["brokers"] if each["alive"]] == [1, 2, 3]
@@ -509,6 +541,7 @@ def test_a_killed_leader_is_replaced_and_everything_goes_on(minibroker: Shell, n
     assert minibroker.ok("consume", numbers, "--from", "9", "--count", "2") == "9\n10\n"
 
 
+@pytest.mark.slow
 def test_a_paused_controller_is_replaced_once_its_session_is_over(minibroker: Shell) -> None:
     before = minibroker.status()["controller"]
     (paused,) = minibroker("pause", "controller", "--format", "json").json()["ids"]
@@ -535,6 +568,7 @@ def test_zookeeper_may_die_and_come_back(minibroker: Shell, numbers: str) -> Non
     assert minibroker.ok("start", "zookeeper") == "start: ZooKeeper\n"
 
 
+@pytest.mark.slow
 def test_logs_are_printed_and_followed(minibroker: Shell) -> None:
     assert "ready broker.id=2 port=" in minibroker.ok("logs", "2")
     assert "broker 3: ready broker.id=3" in minibroker.ok("logs", "all")
@@ -570,6 +604,7 @@ def test_a_cluster_that_is_down_says_so_and_comes_up_again_with_its_records(runn
     assert "produced 1 records" in running.ok("produce", numbers, stdin=b"after\n")
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_dead_is_told_within_seconds(running: Shell, numbers: str) -> None:
     running.ok("kill", "all")
     said = running.refused(1, "consume", numbers)
@@ -605,7 +640,11 @@ def foreground(shell: Shell) -> Iterator[Callable[..., subprocess.Popen[bytes]]]
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_an_interrupted_up_stops_the_cluster_cleanly(
     number: signal.Signals, shell: Shell, foreground: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
@@ -650,6 +689,7 @@ def test_up_names_a_port_in_use_and_a_zookeeper_that_is_none(shell: Shell) -> No
     assert "127.0.0.1:2181" in shell.refused(1, "up", "--zookeeper", "localhost")
 
 
+@pytest.mark.slow
 def test_settings_of_brokers_are_kept_from_one_up_to_the_next_and_a_wrong_one_is_not(
     shell: Shell, zookeeper: str
 ) -> None:
@@ -677,6 +717,7 @@ def test_settings_of_brokers_are_kept_from_one_up_to_the_next_and_a_wrong_one_is
     assert shell.ok("up", "--override", "num.partitions=7", "--override", "default.replication.factor=1")
 
 
+@pytest.mark.slow
 def test_data_of_one_cluster_is_refused_by_another_and_lives_on_in_its_own(shell: Shell, zookeeper: str) -> None:
     arguments = ("up", "--detach", "--brokers", "1", "--base-port", str(free_ports(1)[0]))
     shell.ok(*arguments, "--zookeeper", f"{zookeeper}/one")
@@ -707,6 +748,17 @@ def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert [verdict[name] for name in ("lost", "duplicated", "out_of_order", "altered")] == [0, 0, 0, 0]
     assert [kill["role"] for kill in verdict["kills"]] == ["leader of demo-0", "controller"]
     assert all(kill["successor"] != kill["broker"] for kill in verdict["kills"])
+    *steps, failover = verdict["timeline"]
+    killed = verdict["kills"][1]
+    # Where the two kills come close together, it is one failover that both were lost in.
+    lost = re.fullmatch(
+        rf"The last failover: brokers? ([\d ]+) (was|were) lost and broker {killed['successor']} became the controller",
+        failover["text"],
+    )
+    assert lost is not None
+    assert str(killed["broker"]) in lost[1].split()
+    assert 0 < failover["led_ms"] < 10_000
+    assert "LeaderAndIsrAnswered" in {step["event"] for step in steps}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.delivery import Delivery, RecordMetadata
+from minibroker.client.errors import TopicErrors
 from minibroker.client.producer import Producer
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.local_cluster import LocalCluster
@@ -72,6 +73,7 @@ def log_lines(cluster: LocalCluster, broker_id: int, pattern: str) -> list[str]:
     return [line for line in text.splitlines() if re.search(pattern, line)]
 
 
+@pytest.mark.slow
 def test_a_controller_that_was_stopped_beyond_its_session_is_fenced_resigns_and_rejoins(
     local_cluster: ClusterFactory,
 ) -> None:
@@ -172,8 +174,9 @@ def test_a_deleted_topic_goes_from_a_broker_that_was_down_once_it_is_back(local_
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(cluster.kill, BrokerId(away))
         await until(cluster, lambda view: away not in view.brokers)
-        async with Admin(cluster.bootstrap()) as admin:
-            await admin.delete_topics(["doomed"])
+        async with Admin(cluster.bootstrap(), default_api_timeout_ms=3_000) as admin:
+            with pytest.raises(TopicErrors, match=f"broker {away}"):  # it waits for that one
+                await admin.delete_topics(["doomed"])
         async with asyncio.timeout(DEADLINE_S):
             while any(replicas(b) for b in (1, 2, 3) if b != away):
                 await asyncio.sleep(0.05)

@@ -59,6 +59,12 @@ async def main() -> None:
 """
 
 
+def own_environment() -> dict[str, str]:
+    """Without the PYTHONPATH that the tests of Spark give their worker: with the repository in it, pip takes minibroker
+    for installed, and installs nothing."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 class User:
     """A directory in which every name that the parts of minibroker have is the user's own; a Python with the wheel."""
 
@@ -68,9 +74,14 @@ class User:
         self.port = free_ports(3)[0]
 
     def run(self, *arguments: str) -> str:
-        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        command = [str(self.python), *arguments]
-        ended = subprocess.run(command, cwd=self.directory, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
+        ended = subprocess.run(
+            [str(self.python), *arguments],
+            cwd=self.directory,
+            env=own_environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
         assert ended.returncode == 0, (arguments, ended.stdout, ended.stderr)
         return ended.stdout
 
@@ -101,7 +112,7 @@ def user(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True)
     python = home / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(python)]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True)
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True, env=own_environment())
     # What minibroker needs is that of the tests' own Python. (The .pth files there, by which the repository is
     # installed, have no effect here.)
     [site] = (home / "venv" / "lib").glob("python*/site-packages")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from minibroker.client.admin import Admin
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.processes import ProcessState, wait_until
@@ -75,6 +76,29 @@ def test_a_directory_in_use_is_refused_and_comes_up_again_after_down(
     again = LocalCluster(cluster.directory).up()
     assert [entry.port for entry in again.brokers] == [entry.port for entry in first.brokers]
     assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
+
+
+@pytest.mark.slow
+def test_log_directories_are_added_at_an_up_and_never_taken_away(local_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = local_cluster(1)
+    cluster.down()
+    again = LocalCluster(cluster.directory)
+    again.up(log_dirs=2)
+    both = [str(cluster.directory / name) for name in ("broker-1", "broker-1-disk-2")]
+
+    async def log_dirs() -> list[tuple[str, str | None]]:
+        async with Admin(again.bootstrap()) as admin:
+            return [(found.log_dir, found.error) for found in (await admin.describe_log_dirs())[1]]
+
+    assert asyncio.run(log_dirs()) == [(path, None) for path in both]
+    assert again.running(log_dirs=2) is not None
+    with pytest.raises(LaunchError, match="not as asked for now .*log directories: 2 each"):
+        again.running(log_dirs=3)
+    again.down()
+    with pytest.raises(LaunchError, match="--log-dirs 1: each broker has replicas in 2 log directories"):
+        again.up(log_dirs=1)
+    again.up()
+    assert again.file().log_dirs == 2
 
 
 def test_a_killed_controller_is_replaced_and_comes_back_on_start(local_cluster: Callable[..., LocalCluster]) -> None:

@@ -29,13 +29,17 @@ UNDER_REPLICATED = "kafka_server_replicamanager_underreplicatedpartitions"
 Page = dict[str, float]
 
 
-def scrape(cluster: LocalCluster, broker_id: int) -> Page:
-    """Every metric, added up over its labels."""
+def scrape_text(cluster: LocalCluster, broker_id: int) -> str:
     port = cluster.file().broker(broker_id).metrics_port
     with urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=PATIENCE_S) as response:
-        text = response.read().decode()
+        text: str = response.read().decode()
+        return text
+
+
+def scrape(cluster: LocalCluster, broker_id: int) -> Page:
+    """Every metric, added up over its labels."""
     page: Page = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(scrape_text(cluster, broker_id)):
         for sample in family.samples:
             page[sample.name] = page.get(sample.name, 0) + sample.value
     return page

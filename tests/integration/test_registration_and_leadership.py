@@ -51,6 +51,7 @@ class Broker:
             on_elected=self._elected,
             on_resign=self._resigned,
             on_controller=lambda _broker_id, _epoch: None,
+            on_removed=lambda _broker_id, _epoch: None,
         )
         self.registration.on_session(self._registered)
         self.registration.on_failure(self.failures.append)
@@ -87,7 +88,7 @@ class Broker:
 
 @asynccontextmanager
 async def brokers(servers: str, count: int) -> AsyncIterator[list[Broker]]:
-    world = RealWorld(KazooZooKeeper(), threads=1)
+    world = RealWorld(KazooZooKeeper())
     running = [Broker(world, servers, broker_id) for broker_id in range(1, count + 1)]
     try:
         for number, broker in enumerate(running):
@@ -205,7 +206,7 @@ def test_a_crashed_controller_is_removed_and_a_later_removal_of_the_same_term_hi
 
 def test_the_node_of_the_former_run_is_replaced_at_once(zookeeper: str) -> None:
     async def scenario() -> None:
-        world = RealWorld(KazooZooKeeper(), threads=1)
+        world = RealWorld(KazooZooKeeper())
         async with open_session(zookeeper) as former_run:
             for path in ("/brokers", BROKER_IDS):
                 await former_run.create(path, b"")
@@ -227,7 +228,7 @@ def test_the_node_of_the_former_run_is_replaced_at_once(zookeeper: str) -> None:
 
 def test_the_id_of_a_broker_that_listens_is_refused(zookeeper: str) -> None:
     async def scenario() -> None:
-        world = RealWorld(KazooZooKeeper(), threads=1)
+        world = RealWorld(KazooZooKeeper())
         listener = await world.network.listen("127.0.0.1", 0)
         first, second = Broker(world, zookeeper, 1), Broker(world, zookeeper, 1)
         await first.start(port=listener.port)

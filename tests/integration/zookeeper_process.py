@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from minibroker.deploy import zookeeper as launcher
 from minibroker.deploy.ports import LOOPBACK, free_ports
-from minibroker.deploy.processes import Process, send_signal, wait_until_gone
+from minibroker.deploy.processes import Process, send_signal, spawn, wait_until, wait_until_gone
 
 
 class ZooKeeperProcess:
@@ -54,3 +56,91 @@ def zookeeper_process() -> Iterator[ZooKeeperProcess]:
             yield process
         finally:
             process.kill()
+
+
+class ZooKeeperEnsemble:
+    """Three servers that elect a leader, on the loopback."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._program = launcher.find_program()
+        ports = free_ports(9)
+        self._client_ports, self._quorum_ports, self._election_ports = ports[:3], ports[3:6], ports[6:]
+        self.addresses = ",".join(f"{LOOPBACK}:{port}" for port in self._client_ports)
+        self._processes: dict[int, Process] = {}
+
+    def start(self) -> None:
+        """Returns once all serve."""
+        for server in range(3):
+            self._spawn(server)
+        for server in range(3):
+            launcher.wait_until_serving(self._processes[server], self._client_ports[server], self._log(server))
+
+    def leader(self) -> int:
+        """Which of the servers leads now. Waits for one."""
+        found: list[int] = []
+
+        def look() -> bool:
+            found[:] = [server for server in self._processes if "Mode: leader" in self._ask(server)]
+            return bool(found)
+
+        assert wait_until(look, 30), "no ZooKeeper server leads the ensemble"
+        return found[0]
+
+    def kill(self, server: int) -> None:
+        process = self._processes.pop(server)
+        send_signal(process, signal.SIGKILL)
+        assert not wait_until_gone([process], 10)
+
+    def kill_all(self) -> None:
+        for server in list(self._processes):
+            self.kill(server)
+
+    def _ask(self, server: int) -> str:
+        try:
+            with socket.create_connection((LOOPBACK, self._client_ports[server]), timeout=1) as connection:
+                connection.sendall(b"srvr")
+                return b"".join(iter(lambda: connection.recv(4_096), b"")).decode()
+        except OSError:
+            return ""
+
+    def _log(self, server: int) -> Path:
+        return self._directory / f"zookeeper-{server}.log"
+
+    def _spawn(self, server: int) -> None:
+        data = self._directory / f"server-{server}"
+        data.mkdir()
+        (data / "myid").write_text(str(server + 1))
+        members = [
+            f"server.{number + 1}={LOOPBACK}:{self._quorum_ports[number]}:{self._election_ports[number]}"
+            for number in range(3)
+        ]
+        configuration = self._directory / f"server-{server}.cfg"
+        lines = [
+            "tickTime=500",
+            "initLimit=20",
+            "syncLimit=10",
+            f"dataDir={data}",
+            f"clientPort={self._client_ports[server]}",
+            f"clientPortAddress={LOOPBACK}",
+            "admin.enableServer=false",
+            "maxClientCnxns=0",
+            "4lw.commands.whitelist=srvr",
+            *members,
+        ]
+        configuration.write_text("\n".join(lines) + "\n")
+        command = [str(self._program.java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m", "-cp"]
+        class_path = os.pathsep.join(str(path) for path in self._program.class_path)
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        self._processes[server] = spawn([*command, class_path, main, str(configuration)], self._log(server))
+
+
+@contextmanager
+def zookeeper_ensemble() -> Iterator[ZooKeeperEnsemble]:
+    with tempfile.TemporaryDirectory(prefix="zookeepers-") as directory:
+        ensemble = ZooKeeperEnsemble(Path(directory))
+        try:
+            ensemble.start()
+            yield ensemble
+        finally:
+            ensemble.kill_all()

@@ -17,6 +17,7 @@ from minibroker.broker.storage import compaction
 from minibroker.protocol.errors import BrokerError
 from tests.compaction_support import RETENTION_MS, CompactedLog
 from tests.simulation.mutants import planted
+from tests.storage_support import coverage
 
 
 @pytest.fixture(autouse=True)
@@ -98,14 +99,17 @@ async def live(seed: int, steps: int, keys: int) -> None:
 @pytest.mark.parametrize("power_cut", [False, True])
 def test_a_compaction_that_dies_at_any_step_leaves_the_log_as_before_or_after(power_cut: bool) -> None:
     outcomes: Counter[str] = Counter()
-    steps = max(die_at_each_step(seed, power_cut, outcomes) for seed in range(3))
-    print(f"\ndied at each of up to {steps} steps; the log was as {dict(outcomes)}")
+    struck = [change for seed in range(3) for change in die_at_each_step(seed, power_cut, outcomes)]
+    print(f"\ndied before each of {len(struck)} changes; the log was as {dict(outcomes)}:{coverage(struck)}")
+    kinds = {(operation, path.rpartition(".")[2]) for operation, path in struck}
+    assert {("pwrite", "cleaned"), ("rename", "cleaned"), ("remove", "log")} <= kinds
     assert outcomes["before"] > 5
     assert outcomes["after"] > 5
 
 
-def die_at_each_step(seed: int, power_cut: bool, outcomes: Counter[str]) -> int:
-    """How many steps there are."""
+def die_at_each_step(seed: int, power_cut: bool, outcomes: Counter[str]) -> list[tuple[str, str]]:
+    """What was struck: each change of the disk that a compaction makes."""
+    struck: list[tuple[str, str]] = []
 
     async def run(changes: int) -> bool:
         """Whether the compaction came to its end before so many changes of the disk."""
@@ -113,12 +117,14 @@ def die_at_each_step(seed: int, power_cut: bool, outcomes: Counter[str]) -> int:
         before = driver.read()
         driver.random.seed(f"{seed} {changes}")
         driver.host.medium.faults.die_after(changes)
+        made = driver.host.medium.faults.list_changes()
         try:
             await driver.compact(room=1_000)
         except BrokerError:
             died = True
         else:
             died = driver.host.medium.faults.is_dead
+        struck[:] = made
         await driver.end_process()
         await driver.start_again(power_cut=power_cut)
         after = driver.read()
@@ -135,7 +141,8 @@ def die_at_each_step(seed: int, power_cut: bool, outcomes: Counter[str]) -> int:
     changes = 0
     while not asyncio.run(run(changes)):
         changes += 1
-    return changes
+    assert len(struck) + 1 == changes  # so each was the one that the process did not live to make
+    return struck
 
 
 async def with_segments_to_merge(seed: int) -> CompactedLog:

@@ -29,7 +29,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import CorruptRecord, iterate_batches, validate_batch
 from minibroker.protocol.world.real import RealDisk
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
-from tests.storage_support import NOW, PARTITION, StorageWorld, batch, stamped
+from tests.storage_support import NOW, PARTITION, StorageWorld, at_once, batch, stamped
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
 TOPIC_ID = "aGVsbG8gd29ybGQhISEhIQ"
@@ -96,7 +96,7 @@ class Origin:
             at = found.header.next_offset
         self.epochs = epochs_of(log, self.begin)
         self.producers = sequences_of(log)
-        self.times = {time: log.offset_for_timestamp(time, self.end) for time in self.asked_times}
+        self.times = {time: at_once(log.offset_for_timestamp(time, self.end)) for time in self.asked_times}
 
     asked_times = tuple(range(NOW - 5, NOW + 10 * BATCHES + 10, 37))
 
@@ -189,7 +189,7 @@ def _read_everything(origin: Origin, log: Log) -> bool:
             offset = next((base for base in origin.batches if base > offset), log.log_end_offset)
     for time, found in origin.times.items():
         try:
-            told = log.offset_for_timestamp(time, log.log_end_offset)
+            told = at_once(log.offset_for_timestamp(time, log.log_end_offset))
         except BrokerError as error:
             if error.code is not ErrorCode.CORRUPT_MESSAGE:
                 raise

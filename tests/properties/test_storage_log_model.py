@@ -14,7 +14,18 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
 from minibroker.protocol.records import BatchHeader
-from tests.storage_support import NOW, Opened, batch, check_indexes, everything, headers, open_log, produced, stamped
+from tests.storage_support import (
+    NOW,
+    Opened,
+    at_once,
+    batch,
+    check_indexes,
+    everything,
+    headers,
+    open_log,
+    produced,
+    stamped,
+)
 
 PRODUCERS = 3
 
@@ -165,7 +176,7 @@ class Driver:
                 record = header.base_timestamp + index, header.base_offset + index
                 if expected is None and record[0] >= timestamp and record[1] < up_to:
                     expected = record
-        assert self.log.offset_for_timestamp(timestamp, up_to) == expected
+        assert at_once(self.log.offset_for_timestamp(timestamp, up_to)) == expected
 
     def look_up_the_newest(self) -> None:
         up_to = self.random.randint(self.model.start, self.model.end)
@@ -176,7 +187,7 @@ class Driver:
             if self.model.start <= header.base_offset + index < up_to
         ]
         timestamp, negated = max(records, default=(-1, 0))
-        assert self.log.newest_record(up_to) == ((timestamp, -negated) if records else None)
+        assert at_once(self.log.newest_record(up_to)) == ((timestamp, -negated) if records else None)
 
     def truncate(self) -> None:
         offset = self.random.randint(self.model.start, self.model.end + 1)

@@ -133,6 +133,10 @@ class VirtualCluster:
         """Every call for what is in that log directory fails, until it is mended; the broker notices with the first."""
         self.simulation.host(host_name(broker_id)).disk.faults.break_directory(log_dir(number), error)
 
+    def hang_log_dir(self, broker_id: int, number: int) -> None:
+        """No call in a worker thread for what is in that log directory returns, until it is mended."""
+        self.simulation.host(host_name(broker_id)).disk.faults.hang_directory(log_dir(number))
+
     def mend_log_dir(self, broker_id: int, number: int) -> None:
         """The broker takes it back when it starts again. What was not synced when a sync failed is lost."""
         self.simulation.host(host_name(broker_id)).disk.faults.mend_directory(log_dir(number))
@@ -146,8 +150,10 @@ class VirtualCluster:
         self._processes[broker_id].resume()
 
     async def stop_broker(self, broker_id: int) -> None:
-        """Stop a broker in good order. One that has failed just now stops as it is."""
+        """Stop a broker in good order: it hands over what it leads first. One that has failed just now stops as it
+        is."""
         process, broker = self._processes[broker_id], self._brokers[broker_id]
+        await process.run(broker.hand_over())
         if broker in self._stopping:
             await self.until(lambda: not process.alive)
             return

@@ -36,12 +36,16 @@ from random import Random
 from typing import Protocol
 
 from minibroker.protocol.messages import Buffer
+from minibroker.protocol.world import Descriptors
 
 SECTOR_BYTES = 64
 """What is written as a whole or not at all. Small, as the batches of tests are."""
 
 SIZE_BYTES = 2**40
 """What a disk says of its size; it holds more."""
+
+DESCRIPTOR_LIMIT = 2**20
+"""How many files a process may have open, unless a test says otherwise."""
 
 _CHANGES = frozenset({"create", "fdatasync", "pwrite", "remove", "remove_tree", "rename", "sync_directory", "truncate"})
 """What changes the bytes, the names, or what is durable. `create` is the part of `open`, `lock` and `make_directories`
@@ -220,10 +224,14 @@ class DiskFaults:
         self._changes_left: int | None = None
         self._broken: dict[str, int] = {}
         """Directories, and the errno of every call for what is in them."""
+        self._hung: set[str] = set()
         self._fuses: list[_Fuse] = []
         self._counts: dict[str, Counter[str]] = {}
+        self._changes: list[tuple[str, str]] | None = None
         self.sync_delay_s = 0.0
         """How long each fdatasync takes, where it is called in the executor."""
+        self.descriptor_limit = DESCRIPTOR_LIMIT
+        """How many files each process may have open: what opens one more fails with EMFILE."""
         self.active = False
         """Something could fail."""
 
@@ -284,19 +292,36 @@ class DiskFaults:
         self._look_whether_active()
         return counts
 
+    def list_changes(self) -> list[tuple[str, str]]:
+        """Operation and path of each change from now on, of those that `die_after` counts: what it can strike."""
+        self._changes = []
+        self._look_whether_active()
+        return self._changes
+
+    def hang_directory(self, path: str) -> None:
+        """Let what is called in the executor of that log directory not return, nor begin, until `mend_directory`."""
+        self._record(f"disk: {path} hangs")
+        self._hung.add(path)
+
+    def is_hung(self, path: str) -> bool:
+        return path in self._hung
+
     def mend_directory(self, path: str) -> None:
         """What it has lost stays lost."""
         self._record(f"disk: {path} is mended")
         self._broken.pop(path, None)
+        self._hung.discard(path)
         self._look_whether_active()
 
     def clear(self) -> None:
         """Mend the disk. What it has lost stays lost."""
         self._failures.clear()
         self._broken.clear()
+        self._hung.clear()
         self._fuses.clear()
         self._changes_left = None
         self.sync_delay_s = 0.0
+        self.descriptor_limit = DESCRIPTOR_LIMIT
         self.free_bytes = None
 
     @contextmanager
@@ -332,8 +357,11 @@ class DiskFaults:
                 self._record(f"disk: {operation} {path} fails with {failure.number}")
                 self._look_whether_active()
                 raise _error(failure.number, path)
-        if self._changes_left is not None and operation in _CHANGES:
-            self._changes_left -= 1
+        if operation in _CHANGES:
+            if self._changes_left is not None:
+                self._changes_left -= 1
+            if self._changes is not None:
+                self._changes.append((operation, path))
 
     def take(self, wanted: int) -> int:
         """How many of so many more bytes there is room for. Negative: they are given back."""
@@ -349,6 +377,7 @@ class DiskFaults:
             or self._broken
             or self._fuses
             or self._counts
+            or self._changes is not None
             or self._free_bytes is not None
             or self._changes_left is not None
         )
@@ -449,6 +478,7 @@ class ProcessDisk:
         self._disk = disk
         self._process = process
         self._locks: dict[ProcessLock, None] = {}
+        self.open_files = 0
         process.on_kill(self._sever)
 
     def _begin(self, operation: str, path: str) -> None:
@@ -457,10 +487,22 @@ class ProcessDisk:
             self._disk.faults.strike(operation, path)
 
     def open(self, path: str, *, create: bool = False) -> ProcessFile:
-        return ProcessFile(self._disk, self._process, self._open(path, create=create), path)
+        return ProcessFile(self, self._disk, self._process, self._open(path, create=create), path)
+
+    @property
+    def faults(self) -> DiskFaults:
+        return self._disk.faults
+
+    def _take_descriptor(self, path: str) -> None:
+        if self.open_files >= self._disk.faults.descriptor_limit:
+            raise _error(errno.EMFILE, path)
+
+    def descriptors(self) -> Descriptors:
+        return Descriptors(self.open_files, self.open_files, self._disk.faults.descriptor_limit)
 
     def _open(self, path: str, *, create: bool) -> _File:
         self._begin("open", path)
+        self._take_descriptor(path)
         directory, name = self._disk.parent(path)
         if create and name not in directory.entries:
             self._begin("create", path)
@@ -469,15 +511,20 @@ class ProcessDisk:
 
     def read_file(self, path: str) -> bytes:
         file = self.open(path)
-        return file.pread(file.size(), 0)
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
 
     def write_atomically(self, path: str, data: bytes) -> None:
         temporary = path + ".tmp"
         file = self.open(temporary, create=True)
-        file.truncate(0)
-        file.pwrite([data], 0)
-        file.fdatasync()
-        file.close()
+        try:
+            file.truncate(0)
+            file.pwrite([data], 0)
+            file.fdatasync()
+        finally:
+            file.close()
         self.rename(temporary, path)
         self.sync_directory(posixpath.dirname(path))
 
@@ -491,6 +538,7 @@ class ProcessDisk:
 
     def list(self, path: str) -> list[str]:
         self._begin("list", path)
+        self._take_descriptor(path)
         return sorted(self._disk.directory(path).entries)
 
     def make_directories(self, path: str) -> None:
@@ -543,6 +591,7 @@ class ProcessDisk:
 
     def remove_tree(self, path: str) -> None:
         self._begin("remove_tree", path)
+        self._take_descriptor(path)
         directory, name = self._disk.parent(path)
         self._empty(self._disk.directory(path))
         directory.change({name: None})
@@ -558,6 +607,7 @@ class ProcessDisk:
 
     def sync_directory(self, path: str) -> None:
         self._begin("sync_directory", path)
+        self._take_descriptor(path)
         self._disk.directory(path).sync()
 
     def lock(self, path: str) -> ProcessLock:
@@ -583,7 +633,9 @@ class ProcessDisk:
 class ProcessFile:
     """`minibroker.protocol.world.File`."""
 
-    def __init__(self, disk: VirtualDisk, process: Owner, file: _File, path: str) -> None:
+    def __init__(self, opener: ProcessDisk, disk: VirtualDisk, process: Owner, file: _File, path: str) -> None:
+        opener.open_files += 1
+        self._opener = opener
         self._disk = disk
         self._process = process
         self._file = file
@@ -594,10 +646,12 @@ class ProcessFile:
         file = self._open()
         if self._disk.faults.active:
             self._disk.faults.strike("pread", self._path)
+        self._check_not_negative(size, position)
         return bytes(file.data[position : position + size])
 
     def pwrite(self, data: Sequence[Buffer], position: int) -> int:
         file = self._open()
+        self._check_not_negative(position)
         if self._disk.faults.active:
             return self._pwrite_with_faults(file, b"".join(data), position)
         return file.write(data, position)
@@ -623,6 +677,7 @@ class ProcessFile:
         file = self._open()
         if self._disk.faults.active:
             self._disk.faults.strike("truncate", self._path)
+        self._check_not_negative(size)
         self._disk.faults.take(min(0, size - len(file.data)))
         file.truncate(size)
 
@@ -640,6 +695,7 @@ class ProcessFile:
 
     def close(self) -> None:
         """Does nothing for a killed process, whose files the operating system has closed."""
+        self._opener.open_files -= not self._closed
         self._closed = True
 
     def _open(self) -> _File:
@@ -647,6 +703,11 @@ class ProcessFile:
         if self._closed:
             raise _error(errno.EBADF, self._path)
         return self._file
+
+    def _check_not_negative(self, *numbers: int) -> None:
+        """As Linux has it. (Slices of Python count from the end instead.)"""
+        if min(numbers) < 0:
+            raise _error(errno.EINVAL, self._path)
 
 
 class ProcessLock:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from minibroker.broker.network.handler_pool import RequestHandler
 from minibroker.broker.network.request_channel import Request
+from minibroker.broker.storage.directory import HUNG_AFTER_S
 from minibroker.client.admin import Admin
 from minibroker.client.offsets import CONSUMER
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import (
+    CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     FETCH,
@@ -31,10 +33,18 @@ from minibroker.protocol.apis import (
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
-from tests.simulation import faults_of_starts, faults_of_worlds
+from tests.simulation import (
+    faults_of_starts,
+    faults_of_worlds,
+    operations_configs,
+    operations_reassign,
+    operations_shutdown,
+    operations_topics,
+)
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.forgeries import forgery
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
+from tests.simulation.operations_elect import preferred_election
 from tests.simulation.users import fresh_client_at_deposed_leader
 
 if TYPE_CHECKING:
@@ -48,6 +58,7 @@ CLIENT_APIS: list[Api[Any, Any]] = [
     METADATA,
     CREATE_TOPICS,
     DELETE_TOPICS,
+    CREATE_PARTITIONS,
     INIT_PRODUCER_ID,
 ]
 
@@ -309,11 +320,17 @@ async def _full_disk(storm: Storm) -> None:
 
 
 async def _broken_log_dir(storm: Storm) -> None:
-    """All that is in one of two log directories fails. The broker goes on with the other one."""
+    """All that is in one of two log directories fails, or hangs. The broker goes on with the other one."""
     broker_id = storm.some_broker()
     if broker_id is None or storm.log_dirs < 2:
         return
-    number, error = storm.dice.randrange(storm.log_dirs), storm.dice.choice([errno.EIO, errno.ENOSPC])
+    number, error = storm.dice.randrange(storm.log_dirs), storm.dice.choice([errno.EIO, errno.ENOSPC, None])
+    if error is None:
+        storm.count("hung log directory", f"number {number} of broker {broker_id}")
+        with storm.bad_disk(broker_id):
+            storm.cluster.hang_log_dir(broker_id, number)
+            await asyncio.sleep(storm.dice.choice([3.0, 20.0, HUNG_AFTER_S + 15.0]))
+        return
     storm.count("broken log directory", f"number {number} of broker {broker_id}: {errno.errorcode[error]}")
     with storm.bad_disk(broker_id):
         storm.cluster.break_log_dir(broker_id, number, error)
@@ -522,7 +539,9 @@ async def _ambush_of_an_isr(storm: Storm) -> None:
 
 
 async def _ambush_of_a_deletion(storm: Storm) -> None:
-    """A leader has let its log begin later, and is about to write that down, tell its followers and remove segments."""
+    """A leader has let its log begin later, and is about to write that down, tell its followers and remove segments.
+    In storms that cut the power of several hosts, all may lose it then: what is gone on one disk, others have in part.
+    """
     if not storm.shrinking.partitions:
         return
     storm.event("ambush of a deletion: laid")
@@ -540,6 +559,8 @@ async def _ambush_of_a_deletion(storm: Storm) -> None:
     elif strike == "stopped":
         with storm.hold(move.leader):
             await storm.stop(move.leader)
+    elif strike == "without power" and storm.cuts_power_of_several and not storm.damaged:
+        storm.cut_power(storm.idle_brokers())
     else:
         _bounce(storm, move.leader, without_power=strike == "without power")
 
@@ -628,6 +649,7 @@ FAULTS: dict[str, Fault] = {
     "power cut": _power_cut,
     POWER_OF_SEVERAL: _power_of_several,
     "clean stop": _stop,
+    "controlled shutdown": operations_shutdown.controlled_shutdown,
     "pause": _pause,
     "kill client": _kill_client,
     "partition": _partition,
@@ -656,6 +678,9 @@ FAULTS: dict[str, Fault] = {
     "ambush of a deletion": _ambush_of_a_deletion,
     "ambush of a compaction": _ambush_of_a_compaction,
     "topic churn": _topic_churn,
+    "add partitions": operations_topics.add_partitions,
+    "preferred election": preferred_election,
+    "reassignment": operations_reassign.reassignment,
     "forgery": forgery,
     "ambush of a start": faults_of_starts.ambush_of_a_start,
     "registration unanswered": faults_of_starts.registration_unanswered,
@@ -667,6 +692,7 @@ FAULTS: dict[str, Fault] = {
     "stale ZooKeeper": faults_of_worlds.stale_zookeeper,
     "deposed unawares": faults_of_worlds.deposed_unawares,
     "fresh client at a deposed leader": fresh_client_at_deposed_leader,
+    "alter configs": operations_configs.alter_configs,
 }
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")

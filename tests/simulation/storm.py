@@ -37,11 +37,12 @@ from typing import Any, NamedTuple
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.controller import tenure
+from minibroker.controller import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
 from minibroker.protocol.world import Operation, SetData, World
+from tests.simulation import operations_reassign
 from tests.simulation.ambush import Ambushes
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.compacting import TOPIC as COMPACTED
@@ -51,6 +52,9 @@ from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM, POWER_OF_SEVERA
 from tests.simulation.history import Acknowledged, Anomaly, History, Sent, TopicIdPartition, check
 from tests.simulation.invariants import Invariants
 from tests.simulation.loop import run
+from tests.simulation.operations_configs import settings_not_heard_of
+from tests.simulation.operations_elect import REBALANCE_INTERVALS_S
+from tests.simulation.operations_topics import Growing
 from tests.simulation.process import ProcessKilled
 from tests.simulation.rebirth import Rebirth
 from tests.simulation.shrinking import Shrinking
@@ -130,15 +134,15 @@ def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | N
     report = Report(seed)
     dice = Random(f"{seed} storm")
     limit_s = minutes * 60 + 600
-    usual = tenure.PARTITIONS_AT_ONCE
-    tenure.PARTITIONS_AT_ONCE = dice.choice([1, 2, usual])  # a topic of a few partitions comes as one of thousands
+    usual = steps.PARTITIONS_AT_ONCE
+    steps.PARTITIONS_AT_ONCE = dice.choice([1, 2, usual])  # a topic of a few partitions comes as one of thousands
     try:
         run(_storm(report, dice, minutes * 60, is_enough), seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict on this seed
         if is_enough is None or not any(map(is_enough, report.anomalies)):  # else the storm has stopped the loop
             report.anomalies.append(Anomaly("failed", "; ".join(_flat(error))))
     finally:
-        tenure.PARTITIONS_AT_ONCE = usual
+        steps.PARTITIONS_AT_ONCE = usual
     return report
 
 
@@ -165,7 +169,11 @@ class Storm:
         self.simulation = Simulation()
         self.report = report
         self.dice = dice
-        self.settings = _broker_settings(dice)
+        self.settings = _broker_settings(dice) | {
+            "leader.imbalance.check.interval.seconds": str(
+                Random(f"{report.seed} rebalance").choice(REBALANCE_INTERVALS_S)
+            )
+        }
         self.log_dirs = 2 if Random(f"{report.seed} log dirs").random() < _TWO_LOG_DIRS_PROBABILITY else 1
         self.cluster = VirtualCluster(
             self.simulation,
@@ -195,6 +203,7 @@ class Storm:
         self.workload = Workload(self.cluster, self._history)
         self.rebirth = Rebirth(self, Random(f"{report.seed} rebirth"))
         self.users = Users(self.cluster, self.workload.acknowledged_end, event=self.event, accuse=self.accuse)
+        self.growing = Growing(self, Random(f"{report.seed} growing"))
         self.compacting = Compacting(
             self.cluster,
             Random(f"{report.seed} compacting"),
@@ -228,6 +237,8 @@ class Storm:
         """Brokers whose disks had a fault since their last start: they may fail by themselves."""
         self.lose_next_reply_of: set[str] = set()
         """Hosts whose next write in ZooKeeper is to be carried out without an answer."""
+        self.reassigned = False
+        """Partitions may have other replicas than one on each broker."""
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
         self._reported: set[str] = set()
@@ -378,7 +389,9 @@ class Storm:
             async with asyncio.timeout(150):
                 await asyncio.gather(self.workload.finish(), self.compacting.finish(), self.users.finish())
             self.shrinking.end()
-            doing = "equal high watermarks, log starts and log ends"
+            doing = "what was written to a topic that grows"
+            await self.growing.finish(LIVENESS_S)
+            doing = "equal high watermarks and log ends, and log starts that are those of leaders"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
             doing = "the final read"
             async with asyncio.timeout(LIVENESS_S):
@@ -394,6 +407,11 @@ class Storm:
 
     async def _becomes_whole(self) -> bool:
         """After everything was healed: all brokers up, and all replicas in sync."""
+        try:
+            await operations_reassign.restore(self)
+        except TimeoutError as in_vain:
+            self.accuse(Anomaly("not live", f"after healing, in vain awaited {in_vain}: {self._condition()}"))
+            return False
         try:
             await self.cluster.until(self._is_whole, within_s=LIVENESS_S)
         except TimeoutError:
@@ -473,6 +491,11 @@ class Storm:
         is_drawn = self.dice.random() < _POWER_OF_SEVERAL_PROBABILITY
         return weights | {POWER_OF_SEVERAL: 3.0 if is_drawn else 0.0}
 
+    @property
+    def cuts_power_of_several(self) -> bool:
+        """The power of several hosts may be cut at once."""
+        return self._weights[POWER_OF_SEVERAL] > 0
+
     # -- brokers --
 
     async def _keep(self, broker_id: int) -> None:
@@ -513,7 +536,8 @@ class Storm:
 
     def cut_power(self, broker_ids: Sequence[int], *, restart_after_s: float | None = None) -> None:
         """The hosts of these brokers lose their power at the same moment: see the essay for when that is fair."""
-        exposed = [partition for partition in self._all_partitions if self._may_lose(partition, broker_ids)]
+        there = [*self._all_partitions, *self.growing.partitions()]
+        exposed = [partition for partition in there if self._may_lose(partition, broker_ids)]
         self.damaged.update(broker_ids)
         for broker_id in broker_ids:
             self.take_down(broker_id, self.cluster.power_cut, restart_after_s=restart_after_s)
@@ -536,13 +560,15 @@ class Storm:
         self._invariants.power_lost(exposed)
         self.workload.power_lost(exposed)
         self.users.forgive(exposed)
+        self.growing.forgive(exposed)
         if not set(exposed).isdisjoint(self.compacting.partitions):
             self.compacting.forgive()
 
     def _may_lose(self, partition: TopicPartition, victims: Sequence[int]) -> bool:
         state = self.cluster.state(partition)
         members = [*state.in_sync_members, *state.eligible_members]
-        if len(victims) == 1 and len(self.cluster.broker_ids) > 2:
+        factor = operations_reassign.assignment(self, partition).replication_factor
+        if len(victims) == 1 and factor > 2:
             return False
         if partition.topic == SYNCED:
             return not any(self._has_lost_nothing(member, flushed=True) for member in members)
@@ -579,7 +605,7 @@ class Storm:
         finally:
             self.busy.discard(broker_id)
 
-    async def stop(self, broker_id: int) -> None:
+    async def stop(self, broker_id: int, *, restart_after_s: float | None = None) -> None:
         """Stop a broker in good order; its keeper starts it again."""
         try:
             async with asyncio.timeout(30):
@@ -591,7 +617,7 @@ class Storm:
         except asyncio.CancelledError:
             self.take_down(broker_id, self.cluster.kill_broker)  # in the middle of its stop
             raise
-        self._restart_after_s[broker_id] = self.dice.uniform(0, 5)
+        self._restart_after_s[broker_id] = self.dice.uniform(0, 5) if restart_after_s is None else restart_after_s
         self._down[broker_id].set()
 
     @contextmanager
@@ -708,6 +734,8 @@ class Storm:
         if broker is None or broker._replicas is None:
             return False
         for topic_partition in self._all_partitions:
+            if broker_id not in operations_reassign.assignment(self, topic_partition).replicas:
+                continue
             partition = broker._replicas.partition(topic_partition)
             if (
                 partition is None
@@ -715,7 +743,7 @@ class Storm:
                 or partition.high_watermark < self.workload.acknowledged_end[topic_partition]
             ):
                 return False
-        return self.rebirth.has_caught_up(broker_id)
+        return self.rebirth.has_caught_up(broker_id) and self.growing.has_caught_up(broker_id)
 
     def is_in_sync(self, broker_id: int, partition: TopicPartition) -> bool:
         """It is in the ISR, and not only in that of before its power cut: what it had then, it may not have now."""
@@ -739,12 +767,19 @@ class Storm:
         for operation in operations:
             if isinstance(operation, SetData) and operation.path in self.leadership:
                 self._state_changed(operation.path, operation.data)
+            elif isinstance(operation, SetData) and operation.path.startswith(f"{znodes.TOPICS}/"):
+                for partition, state in self.leadership.values():
+                    for anomaly in operations_reassign.members_without_a_replica(self, partition, state):
+                        self.accuse(anomaly)
 
     def _state_changed(self, path: str, data: bytes) -> None:
         partition, before = self.leadership[path]
         state = znodes.decode_state(partition, data, 0)
         self.leadership[path] = (partition, state)
-        for anomaly in self._invariants.state_written(partition, before, state):
+        for anomaly in (
+            *self._invariants.state_written(partition, before, state),
+            *operations_reassign.members_without_a_replica(self, partition, state),
+        ):
             self.accuse(anomaly)
         changed_at_s = self._changed_at_s.setdefault(path, deque(maxlen=MAX_CHANGES_A_SECOND))
         if len(changed_at_s) == MAX_CHANGES_A_SECOND and self._now_s - changed_at_s[0] < 1:
@@ -765,23 +800,31 @@ class Storm:
                 state.leader != NO_LEADER and len(state.isr) == len(self.cluster.broker_ids)
                 for state in map(self.cluster.state, self._all_partitions)
             )
+            and not settings_not_heard_of(self)
+            and not self.simulation.zookeeper.has(znodes.PREFERRED_REPLICA_ELECTION)
             and self.rebirth.is_whole()
+            and self.growing.is_whole()
         )
 
     def _is_settled(self) -> bool:
-        """All replicas of a partition begin and end at the same offset, and know that all of it is committed."""
-        return all(len(set(ends)) == 1 for ends in (*self._ends().values(), *self._begins().values()))
+        """All replicas of a partition end at the same offset, know that all of it is committed, and have deleted what
+        their leader has. One may have deleted more: it was deposed while it was paused, and had not heard of it yet."""
+        leads = {partition: self.cluster.state(partition).leader for partition in self._all_partitions}
+        return all(len(set(ends)) == 1 for ends in self._ends().values()) and all(
+            bool(of_replicas) and of_replicas.get(leads[partition]) == min(of_replicas.values())
+            for partition, of_replicas in self._begins().items()
+        )
 
-    def _begins(self) -> dict[TopicPartition, list[int]]:
-        """Log starts of all replicas; of one that is not there, none."""
-        begins: dict[TopicPartition, list[int]] = {partition: [] for partition in self._all_partitions}
+    def _begins(self) -> dict[TopicPartition, dict[int, int]]:
+        """Log starts of all replicas, by broker; of one that is not there, none."""
+        begins: dict[TopicPartition, dict[int, int]] = {partition: {} for partition in self._all_partitions}
         for broker_id in self.cluster.broker_ids:
             broker = self.cluster.living_broker(broker_id)
             if broker is not None and broker._replicas is not None:
                 for topic_partition, of_replicas in begins.items():
                     partition = broker._replicas.partition(topic_partition)
                     if partition is not None:
-                        of_replicas.append(partition.log.log_start_offset)
+                        of_replicas[broker_id] = partition.log.log_start_offset
         return begins
 
     def _ends(self) -> dict[TopicPartition, list[int]]:
@@ -803,6 +846,7 @@ class Storm:
         return (
             f"brokers {self.cluster.living()} live; log starts {self._begins()}, ends {self._ends()}; "
             f"{'; '.join(states)}; "
+            f"settings that were not heard of: {settings_not_heard_of(self)}; "
             f"{self.rebirth.condition()}"
         )
 

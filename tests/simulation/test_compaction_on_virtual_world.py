@@ -18,6 +18,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.simulation.cluster import LOG_DIR, VirtualCluster, host_name
 from tests.simulation.loop import run
+from tests.simulation.mutants import planted
 from tests.simulation.world import Simulation, VirtualWorld
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -286,6 +287,34 @@ def test_a_key_that_was_deleted_is_gone_once_its_tombstone_is_and_stays_gone() -
             assert (await anext(consumer)).key in others
 
     with_topic(program, {"delete.retention.ms": "60000"})
+
+
+async def a_clock_runs_ahead(cluster: VirtualCluster, world: VirtualWorld) -> None:
+    """For as long as it takes to compact the log twice; a consumer has read up to the tombstones before."""
+    await produce(cluster, world, KEYS)
+    await produce(cluster, world, KEYS, start=KEYS, tombstones=True)
+    await until_clean_again(cluster, world)
+    hosts = [cluster.simulation.host(host_name(broker_id)) for broker_id in cluster.broker_ids]
+    for ahead_ms in (2 * 86_400_000, 0):
+        for host in hosts:
+            host.clock_offset_ms = ahead_ms
+        await until_clean_again(cluster, world)
+    for broker_id in cluster.broker_ids:
+        assert b"key-" in everything(cluster, broker_id)
+
+
+async def until_clean_again(cluster: VirtualCluster, world: VirtualWorld) -> None:
+    await produce_other_keys(cluster, world, 40)
+    await until_clean(cluster)
+
+
+def test_a_clock_that_runs_ahead_for_a_while_takes_no_tombstone_early() -> None:
+    with_topic(a_clock_runs_ahead, {"delete.retention.ms": "3600000"})
+
+
+def test_by_the_wall_clock_tombstones_would_go_early() -> None:
+    with planted("tombstones-by-the-wall-clock"), pytest.raises(AssertionError, match="key-"):
+        with_topic(a_clock_runs_ahead, {"delete.retention.ms": "3600000"})
 
 
 async def produce_other_keys(cluster: VirtualCluster, world: VirtualWorld, count: int) -> dict[bytes, bytes]:

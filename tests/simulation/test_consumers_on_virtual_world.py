@@ -16,7 +16,7 @@ from minibroker.client.errors import InvalidSetting
 from minibroker.client.producer import Producer
 from minibroker.client.records import Record
 from minibroker.client.runtime import ClientRuntime
-from minibroker.controller import tenure
+from minibroker.controller import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
@@ -418,8 +418,8 @@ def test_a_task_that_reaches_a_deposed_leader_alone_leaves_out_nothing(
 @pytest.fixture
 def _topics_are_told_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """As thousands of partitions are: in parts, with time between them."""
-    monkeypatch.setattr(tenure, "PARTITIONS_AT_ONCE", 1)
-    monkeypatch.setattr(tenure, "_BREATH_S", 10.0)
+    monkeypatch.setattr(steps, "PARTITIONS_AT_ONCE", 1)
+    monkeypatch.setattr(steps, "BREATH_S", 10.0)
 
 
 async def _all_have_restarted_and_were_told_of_some_topics(scene: Scene) -> None:

@@ -19,6 +19,7 @@ from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world import Create, Operation
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
+from tests.simulation.mutants import planted
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
 
@@ -89,6 +90,45 @@ def test_a_link_to_the_controller_that_is_broken_for_two_minutes_costs_few_elect
         await cluster.until(lambda: _is_whole(cluster), within_s=60)
 
     run(scenario(), seed=seed)
+
+
+def _changes_of_controller_while_a_link_is_broken(seed: int) -> tuple[int, int]:
+    """In three minutes: while a third broker reaches both ends, and when it is gone as well."""
+    changes: list[int] = []
+
+    async def scenario() -> None:
+        cluster = await _start_cluster(3, replication_factor=3)
+        await cluster.until(lambda: _is_whole(cluster))
+        [controller] = cluster.active_controllers()
+        other, third = (broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+        cluster.simulation.network.block(host_name(controller), host_name(other))
+        cluster.simulation.network.block(host_name(other), host_name(controller))
+        for _ in range(2):
+            before = _controller_epoch(cluster)
+            await asyncio.sleep(180)
+            changes.append(_controller_epoch(cluster) - before)
+            if cluster.living_broker(third) is not None:
+                cluster.kill_broker(third)
+        cluster.simulation.network.heal()
+        await cluster.start_broker(third)
+        await cluster.until(lambda: _is_whole(cluster), within_s=60)
+
+    run(scenario(), seed=seed)
+    with_third, without_third = changes
+    return with_third, without_third
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_controller_that_one_broker_alone_cannot_reach_does_not_lose_its_office_again_and_again(seed: int) -> None:
+    with_third, without_third = _changes_of_controller_while_a_link_is_broken(seed)
+    assert with_third <= 2
+    assert without_third <= 10
+
+
+def test_suspicions_of_the_controller_count_in_the_row() -> None:
+    with planted("controllers-suspicions-not-counted"):
+        _, without_third = _changes_of_controller_while_a_link_is_broken(0)
+    assert without_third > 20
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -271,5 +311,30 @@ def test_a_user_who_creates_a_topic_while_zookeeper_is_away_hears_that_it_may_ye
             await _with_admin(cluster, "creator", _create_later, patience_ms=3_000)
         cluster.simulation.zookeeper.start()
         await cluster.until(lambda: cluster.simulation.zookeeper.has(znodes.topic_path("later")))
+
+    run(scenario())
+
+
+def test_a_znode_that_makes_no_sense_is_told_once_however_often_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    def told(about: str) -> int:
+        return sum(record.levelname == "WARNING" and about in record.message for record in caplog.records)
+
+    async def scenario() -> None:
+        cluster = await _start_cluster(3, replication_factor=3)
+        zookeeper = cluster.simulation.zookeeper
+        [controller] = cluster.active_controllers()
+        zookeeper.make(znodes.topic_path("bad"), b"nonsense")
+        zookeeper.make(znodes.broker_path(77), b"nonsense")
+        for number in range(3):
+            await _create_topic(cluster, f"good-{number}", 3)
+            await asyncio.sleep(0.1)
+        follower = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+        await cluster.stop_broker(follower)
+        await cluster.start_broker(follower)
+        await cluster.until(lambda: _is_whole(cluster))
+        assert (told("topic bad is ignored"), told("broker 77 is ignored")) == (1, 1)
+        zookeeper.make(znodes.topic_path("bad"), b"other nonsense")
+        await _create_topic(cluster, "good-3", 3)
+        await cluster.until(lambda: told("topic bad is ignored") == 2)
 
     run(scenario())

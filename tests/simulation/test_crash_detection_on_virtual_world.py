@@ -301,7 +301,7 @@ class Office:
             watching.detector,
             self._sessions,
             lambda coroutine, name: self._tasks.append(asyncio.ensure_future(coroutine)),
-            lambda broker_id, epoch: self.removed.append((broker_id, epoch)),
+            lambda broker_id, epoch, _reason: self.removed.append((broker_id, epoch)),
         )
         watching.detector.on_suspicion(self.watch.suspected)
 

@@ -29,10 +29,14 @@ WITHIN_S = 3
 
 
 def _simulate(
-    scenario: Callable[[VirtualCluster], Awaitable[None]], seed: int = 0, brokers: int = 3, replicas: int = 3
+    scenario: Callable[[VirtualCluster], Awaitable[None]],
+    seed: int = 0,
+    brokers: int = 3,
+    replicas: int = 3,
+    settings: Mapping[str, str] | None = None,
 ) -> None:
     async def main() -> None:
-        cluster = VirtualCluster(Simulation(), brokers=brokers)
+        cluster = VirtualCluster(Simulation(), brokers=brokers, settings=settings)
         await cluster.start()
         world = cluster.client("admin")
 
@@ -328,6 +332,36 @@ def test_a_replica_that_was_damaged_while_its_broker_was_down_is_healed(harm: st
     _simulate(scenario, seed)
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["first", "middle"])
+def test_a_replica_that_lost_a_segment_while_its_broker_was_down_is_healed_and_costs_the_others_nothing(
+    which: int,
+) -> None:
+    """Leading, it would make the others drop what lies before its beginning; or leave a gap that nobody notices."""
+
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 30)
+        victim, *others = cluster.state(HURT).isr
+        await cluster.stop_broker(victim)
+        disk = cluster.simulation.host(host_name(victim)).start_process().disk
+        names = sorted(name for name in disk.list(f"{LOG_DIR}/{HURT}") if name.endswith(".log"))
+        assert len(names) > 3
+        for suffix in (".log", ".index", ".timeindex"):
+            disk.remove(f"{LOG_DIR}/{HURT}/{names[which].removesuffix('.log')}{suffix}")
+        broker = await cluster.start_broker(victim)
+        assert list(broker._logs.damaged) == [HURT]
+        await cluster.until(lambda: _healed(cluster, victim) == 1)
+        await _whole(cluster)
+        for broker_id in others:
+            await cluster.stop_broker(broker_id)
+        await cluster.until(lambda: cluster.state(HURT).leader == victim)
+        for broker_id in others:
+            await cluster.start_broker(broker_id)
+        await _whole(cluster)
+        await _read(cluster, 30)
+
+    _simulate(scenario, settings={"log.segment.bytes": "600"})
+
+
 async def _last_in_sync_is_damaged(cluster: VirtualCluster) -> None:
     """Two brokers are down when the third is stopped, and damaged. They come back without what was acknowledged."""
     await _send(cluster, 0, 10)
@@ -350,6 +384,36 @@ async def _last_in_sync_is_damaged(cluster: VirtualCluster) -> None:
     await _whole(cluster)
     assert _healed(cluster, last) == 1
     await _read(cluster, 10)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_however_often_the_broker_starts_the_only_replica_is_not_cut_at_the_damage(clean: bool) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 10)
+        [victim] = cluster.state(HURT).isr
+        await cluster.stop_broker(victim)
+        host = cluster.simulation.host(host_name(victim))
+        _rot(cluster, victim)
+        process = host.start_process().disk
+        process.remove(f"{LOG_DIR}/{HURT}/00000000000000000000.index")  # so that the start reads the segment
+        files = [f"{LOG_DIR}/{HURT}/{name}" for name in process.list(f"{LOG_DIR}/{HURT}") if name.endswith(".log")]
+        assert len(files) > 3
+        damaged = [bytes(host.disk.file(file).data) for file in files]
+        for _ in range(3):
+            broker = await cluster.start_broker(victim)
+            await asyncio.sleep(20)
+            assert list(broker._logs.damaged) == [HURT]
+            if clean:
+                await cluster.stop_broker(victim)
+            else:
+                cluster.kill_broker(victim)
+            assert [bytes(host.disk.file(file).data) for file in files] == damaged
+        host.disk.mend()
+        await cluster.start_broker(victim)
+        await cluster.until(lambda: cluster.state(HURT).leader == victim)
+        await _read(cluster, 10, [HURT])
+
+    _simulate(scenario, replicas=1, settings={"log.segment.bytes": "200"})
 
 
 def test_of_the_last_in_sync_replica_nothing_is_deleted_before_another_leads() -> None:

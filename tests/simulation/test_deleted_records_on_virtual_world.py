@@ -17,6 +17,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import DELETE_RECORDS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
@@ -65,6 +66,7 @@ def play(
     settings: dict[str, str] | None = None,
     *,
     min_insync_replicas: int = 2,
+    unclean: bool = False,
 ) -> None:
     async def scenario() -> None:
         cluster = VirtualCluster(Simulation(), settings=settings)
@@ -73,7 +75,10 @@ def play(
 
         async def client() -> None:
             async with Admin(cluster.bootstrap, world=world, default_api_timeout_ms=10_000) as admin:
-                configs = {"min.insync.replicas": str(min_insync_replicas)}
+                configs = {
+                    "min.insync.replicas": str(min_insync_replicas),
+                    "unclean.leader.election.enable": str(unclean).lower(),
+                }
                 await admin.create_topic("orders", partitions=1, replication_factor=3, configs=configs)
                 await produce(cluster, world, 40)
                 await program(Scene(cluster, world, admin))
@@ -120,6 +125,30 @@ def test_what_is_not_committed_cannot_be_deleted() -> None:
         assert error.code is ErrorCode.OFFSET_OUT_OF_RANGE
         assert "offset 41 of orders-0, whose committed records end at 40" in str(error)
         assert starts(scene.cluster) == [0, 0, 0]
+
+    play(program)
+
+
+@pytest.mark.parametrize(("policy", "refused"), [("compact", True), ("compact,delete", False), ("delete", False)])
+def test_records_of_a_topic_that_is_compacted_alone_are_not_deleted(policy: str, refused: bool) -> None:
+    async def program(scene: Scene) -> None:
+        await scene.admin.create_topic("table", partitions=1, configs={"cleanup.policy": policy})
+        partition = TopicPartition("table", 0)
+        async with Producer(scene.cluster.bootstrap, world=scene.world) as producer:
+            await producer.send("table", b"value", key=b"key")
+        if not refused:
+            assert await scene.admin.delete_records({partition: -1}) == {partition: 1}
+            return
+        with pytest.raises(PartitionErrors) as raised:
+            await scene.admin.delete_records({partition: -1})
+        error = raised.value.errors[partition]
+        assert isinstance(error, BrokerError)
+        assert error.code is ErrorCode.POLICY_VIOLATION
+        for told in ("topic table", "cleanup.policy=compact,", "a record without a value", "compact,delete"):
+            assert told in str(raised.value)
+        assert "may yet" not in str(raised.value)
+        async with Consumer(scene.cluster.bootstrap, partitions=[partition], world=scene.world) as consumer:
+            assert (await anext(consumer)).offset == 0
 
     play(program)
 
@@ -324,3 +353,48 @@ def test_a_replica_that_was_away_follows_a_log_that_begins_within_a_batch() -> N
         assert await scene.first_offset() == 45
 
     play(program, min_insync_replicas=1)
+
+
+# --- A log that is empty, and ahead of its leader's -------------------------------------------------------------------
+
+
+async def begin_anew_without_the_leader(scene: Scene) -> int:
+    """All is deleted, and all hosts lose their power before the followers know. These two have lost all that they had,
+    and one of them leads. Returns the former leader: its log, which it has on disk, is empty and begins at 40."""
+    cluster, former = scene.cluster, scene.leader
+    await replica_of(cluster, former).log.flush()
+    for broker_id in scene.followers:
+        cluster.pause_broker(broker_id)
+    deletion = asyncio.create_task(scene.admin.delete_records({P0: 40}))
+    await cluster.until(lambda: replica_of(cluster, former).log.stored_start_offset == 40)
+    await replica_of(cluster, former).log.flush()
+    others = [broker_id for broker_id in cluster.broker_ids if broker_id != former]
+    for broker_id in others:
+        path = replica_of(cluster, broker_id).log.path
+        cluster.simulation.host(host_name(broker_id)).disk.file(f"{path}/{0:020d}.log").lose_dirty()
+    for broker_id in cluster.broker_ids:
+        cluster.power_cut(broker_id)
+    deletion.cancel()
+    await asyncio.gather(deletion, return_exceptions=True)
+    for broker_id in others:
+        await cluster.start_broker(broker_id)
+    await cluster.until(lambda: scene.leader in others)
+    assert [replica_of(cluster, broker_id).log.log_end_offset for broker_id in others] == [0, 0]
+    return former
+
+
+@pytest.mark.parametrize("count", [30, 60])
+def test_a_replica_that_begins_after_its_leader_does_joins_with_all_that_its_leader_has(count: int) -> None:
+    """Else it would lead without that when the others die, and they would drop what was acknowledged, too."""
+
+    async def program(scene: Scene) -> None:
+        cluster = scene.cluster
+        former = await begin_anew_without_the_leader(scene)
+        await produce(cluster, scene.world, count)
+        await cluster.start_broker(former)
+        await cluster.until(lambda: former in cluster.state(P0).isr)
+        assert (scene.start_of(former), replica_of(cluster, former).log.log_end_offset) == (0, count)
+        await scene.only_one_left(former)
+        assert await scene.first_offset() == 0
+
+    play(program, unclean=True)

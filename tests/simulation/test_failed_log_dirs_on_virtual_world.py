@@ -4,7 +4,9 @@ other directory serves on."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -12,9 +14,10 @@ import pytest
 
 from minibroker.client.admin import Admin, LogDirDescription
 from minibroker.client.consumer import Consumer
+from minibroker.client.errors import BrokersFailed
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
-from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster, log_dir
 from tests.simulation.disk import SIZE_BYTES
@@ -47,6 +50,18 @@ async def _create(cluster: VirtualCluster, topic: str, replicas: int = 3, partit
     await cluster.until(
         lambda: all(_home(cluster, b, p) for p in _partitions(topic, partitions) for b in _isr(cluster, p))
     )
+
+
+async def _delete(cluster: VirtualCluster) -> None:
+    """It is marked for deletion, and may have to wait for a broken directory."""
+    world = cluster.client("admin")
+
+    async def delete() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            with contextlib.suppress(BrokerError):
+                await admin.delete_topic(TOPIC)
+
+    await world.process.run(delete())
 
 
 def _partitions(topic: str = TOPIC, count: int = PARTITIONS) -> list[TopicPartition]:
@@ -259,8 +274,9 @@ def test_admin_is_told_what_is_in_each_directory_and_why_one_is_offline() -> Non
 
         async def describe() -> dict[int, tuple[LogDirDescription, ...]]:
             async with Admin(cluster.bootstrap, world=world) as admin:
-                with pytest.raises(NetworkError, match="broker 7 is not alive"):
+                with pytest.raises(BrokersFailed, match="broker 7: it is not alive") as caught:
                     await admin.describe_log_dirs([1, 7])
+                assert (list(caught.value.errors), list(caught.value.results)) == ([7], [1])
                 assert list(await admin.describe_log_dirs([2])) == [2]
                 return await admin.describe_log_dirs()
 
@@ -281,6 +297,29 @@ def test_admin_is_told_what_is_in_each_directory_and_why_one_is_offline() -> Non
         assert "Input/output error" in str(lost.error)
 
     _simulate(scenario)
+
+
+def test_a_paused_broker_does_not_hide_the_directories_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        world = cluster.client("admin")
+
+        async def describe() -> BrokersFailed:
+            async with Admin(cluster.bootstrap, default_api_timeout_ms=20_000, world=world) as admin:
+                await admin.describe_cluster()
+                cluster.pause_broker(1)
+                with pytest.raises(BrokersFailed) as caught:
+                    await admin.describe_log_dirs([0, 1, 2])
+                return caught.value
+
+        failed = await world.process.run(describe())
+        assert (list(failed.errors), sorted(failed.results)) == ([1], [0, 2])
+        assert "DescribeLogDirs" in str(failed.errors[1])
+        cluster.resume_broker(1)
+
+    caplog.set_level(logging.INFO, "minibroker.client.stalls")
+    _simulate(scenario)
+    [told] = [record.getMessage() for record in caplog.records if record.name == "minibroker.client.stalls"]
+    assert "of broker 1: no answer to DescribeLogDirs yet. See `minibroker status`" in told
 
 
 # --- KAFKA-10778, KAFKA-15375 ----------------------------------------------------------------------------------
@@ -342,6 +381,39 @@ async def _restart(cluster: VirtualCluster, broker_id: int) -> int:
     await cluster.stop_broker(broker_id)
     await cluster.start_broker(broker_id)
     return before
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ENOTDIR])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_directory_that_cannot_be_opened_counts_as_failed_and_is_not_believed_when_it_is_back(
+    number: int, error: int
+) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 10)
+        lost = _in(cluster, 1, number)
+        cluster.kill_broker(1)
+        cluster.break_log_dir(1, number, error)
+        await cluster.start_broker(1)
+        trusted_since = cluster.broker(1)._logs.trusted_since
+        assert trusted_since < cluster.broker(1).broker_epoch
+        await cluster.until(lambda: all(len(_isr(cluster, p)) == (2 if p in lost else 3) for p in _partitions()))
+        world = cluster.client("admin")
+
+        async def describe() -> dict[str, str | None]:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                return {each.log_dir: each.error for each in (await admin.describe_log_dirs([1]))[1]}
+
+        described = await world.process.run(describe())
+        assert described[log_dir(1 - number)] is None
+        assert "cannot be used" in str(described[log_dir(number)])
+        await _send(cluster, 10, 10)
+        cluster.mend_log_dir(1, number)
+        await _restart(cluster, 1)
+        assert cluster.broker(1)._logs.trusted_since == cluster.broker(1).broker_epoch
+        await _whole(cluster)
+        await _assert_all_read(cluster, 20)
+
+    _simulate(scenario)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -472,6 +544,37 @@ def test_a_replica_in_two_directories_is_served_from_neither_until_one_is_taken_
     _simulate(scenario)
 
 
+@pytest.mark.parametrize("comes_back_first", [True, False])
+def test_a_topic_is_served_whose_predecessor_comes_back_with_a_directory_that_was_left_out(
+    comes_back_first: bool,
+) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 100, 10)
+        strays = _in(cluster, 1, 1)
+        _leave_out(cluster)
+        await _restart(cluster, 1)
+        await _whole(cluster)
+        await _delete(cluster)
+        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
+        cluster.own_settings.clear()
+        if comes_back_first:
+            await _restart(cluster, 1)
+            await _create(cluster, TOPIC)
+            await _send(cluster, 0, 10)
+        else:
+            await _create(cluster, TOPIC)
+            await _send(cluster, 0, 10)
+            await _restart(cluster, 1)
+        await _whole(cluster)
+        await _assert_all_read(cluster, 10)
+        await _restart(cluster, 1)
+        await _whole(cluster)
+        kept = {name.split("/")[-2] for name in _files(cluster, 1, log_dir(1)) if "-stray/" in name}
+        assert sorted(name.partition(".")[0] for name in kept) == sorted(map(str, strays))
+
+    _simulate(scenario)
+
+
 def test_a_topic_is_gone_only_when_the_broken_directory_is_back_and_new_ones_go_to_the_other() -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         await cluster.stop_broker(1)
@@ -479,13 +582,7 @@ def test_a_topic_is_gone_only_when_the_broken_directory_is_back_and_new_ones_go_
         await cluster.start_broker(1)
         await _create(cluster, "more")
         assert {_home(cluster, 1, p) for p in _partitions("more")} == {log_dir(0)}
-        world = cluster.client("admin")
-
-        async def delete() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.delete_topic(TOPIC)
-
-        await world.process.run(delete())
+        await _delete(cluster)
         await asyncio.sleep(10)
         assert cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC))
         cluster.mend_log_dir(1, 1)

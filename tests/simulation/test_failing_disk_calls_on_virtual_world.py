@@ -23,6 +23,7 @@ from minibroker.client.admin import Admin, NewTopic
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name, log_dir
 from tests.simulation.loop import run
@@ -202,8 +203,12 @@ class Run:
         world = self._cluster.client("admin")
 
         async def delete() -> None:
-            async with Admin(self._cluster.bootstrap, world=world) as admin:
-                await admin.delete_topic(DOOMED)
+            async with Admin(self._cluster.bootstrap, default_api_timeout_ms=1_000, world=world) as admin:
+                try:
+                    await admin.delete_topic(DOOMED)
+                except BrokerError as error:  # it waits for the log directory
+                    if error.code is not ErrorCode.REQUEST_TIMED_OUT:
+                        raise
 
         await world.process.run(delete())
 

@@ -11,6 +11,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.controller.registration import Registration, SecretDiffers
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import BROKER_HANDSHAKE, FETCH, LIST_OFFSETS, Api
@@ -18,6 +19,7 @@ from minibroker.protocol.broker_connections import BrokerConnections, NotTrusted
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.rpc import Connection, open_connection
+from minibroker.protocol.world import ZooKeeperSession
 from tests.simulation.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
 from tests.simulation.forgeries import authenticate, forged_fetch, forged_orders, is_refused, shake_hands
 from tests.simulation.loop import run
@@ -231,9 +233,29 @@ def test_a_broker_says_nothing_to_another_that_has_another_secret_or_another_id(
     with_cluster(program)
 
 
+def test_a_broker_with_another_secret_does_not_start_beside_the_others() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await cluster.stop_broker(0)
+        cluster.own_settings[0] = {"broker.secret": WRONG.decode()}
+        with pytest.raises(SecretDiffers, match="broker 1 has another secret"):
+            await cluster.start_broker(0)
+        cluster.own_settings.clear()
+        await cluster.start_broker(0)
+        await cluster.until(lambda: len(cluster.state(ORDERS).isr) == 3)
+
+    with_cluster(program)
+
+
 def test_a_broker_with_another_secret_is_named_in_the_log_with_the_remedy_and_is_not_taken_for_dead(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As it may be where all have started at once."""
+
+    async def sees_none(self: Registration, session: ZooKeeperSession, secret: str) -> None:
+        pass
+
+    monkeypatch.setattr(Registration, "_require_same_secret", sees_none)
+
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         needed = {*cluster.active_controllers(), cluster.state(ORDERS).leader}
         odd = next(broker_id for broker_id in cluster.broker_ids if broker_id not in needed)

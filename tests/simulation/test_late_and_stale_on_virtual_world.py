@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
 from minibroker.client.admin import Admin
+from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
-from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
@@ -169,12 +170,133 @@ def test_a_name_that_stays_taken_says_which_broker_it_waits_for() -> None:
             await admin.create_topic("orders", partitions=1, replication_factor=3)
             cluster.kill_broker(one)
             await cluster.until(lambda: one not in cluster.state(P).isr)
-            await admin.delete_topic("orders")
+            deleting = asyncio.create_task(admin.delete_topic("orders"))
             await asyncio.sleep(1)
             with pytest.raises(BrokerError, match="still being deleted") as caught:
                 await admin.create_topic("orders", partitions=1, replication_factor=2)
-            return str(caught.value)
+            with pytest.raises(BrokerError) as timed_out:
+                await deleting
+            assert timed_out.value.code is ErrorCode.REQUEST_TIMED_OUT
+            return f"{caught.value}; {timed_out.value}"
 
-        assert f"its replicas on broker {one} cannot be reached" in await _as_admin(cluster, delete_and_create)
+        told = await _as_admin(cluster, delete_and_create)
+        assert told.count(f"its replicas on broker {one} cannot be reached") == 2
+
+    run(scenario(), seed=1)
+
+
+# --- What administrators ask for --------------------------------------------------------------------------------------
+
+
+_Ask = Callable[[Admin, int], Awaitable[object]]
+_Way = Callable[[_Ask, _Ask, str], Coroutine[Any, Any, tuple[bytes, bytes]]]
+
+
+async def _after_a_broker_was_stopped(ask: _Ask, then: _Ask, path: str) -> tuple[bytes, bytes]:
+    """A request lies in the socket of a broker that is stopped (SIGSTOP); its client turns to another one, where it is
+    granted, and so is what comes `then`. Both are told one of the two replicas. The znode of that path before the
+    broker goes on, and after it."""
+    cluster, controller, one, other = await _started()
+    network = cluster.simulation.network
+    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
+    world = cluster.client("asker")
+
+    async def call() -> None:
+        async with Admin(cluster.bootstrap, world=world, request_timeout_ms=2_000) as admin:
+            await admin.list_topics()
+            for broker_id in (controller, one):
+                network.block("asker", host_name(broker_id))
+                network.reset("asker", host_name(broker_id))
+            await admin.list_topics()  # it has the one connection now
+            cluster.pause_broker(other)
+            asking = asyncio.ensure_future(ask(admin, one))
+            await asyncio.sleep(3)
+            network.heal()
+            await asking
+
+    await world.process.run(call())
+    await _as_admin(cluster, lambda admin: then(admin, controller))
+    await asyncio.sleep(1)
+    before = cluster.simulation.zookeeper.data(path)
+    cluster.resume_broker(other)
+    await asyncio.sleep(10)
+    return before, cluster.simulation.zookeeper.data(path)
+
+
+async def _after_the_network_held_it_back(ask: _Ask, then: _Ask, path: str) -> tuple[bytes, bytes]:
+    """As above, but what the client sends to the controller is on its way for long, and then comes all at once."""
+    cluster, controller, one, _ = await _started()
+    network = cluster.simulation.network
+    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
+    world = cluster.client("asker")
+
+    async def call() -> None:
+        async with Admin(cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
+            await admin.alter_partition_reassignments({P: [controller, one]})  # it has a connection to the controller
+            network.block("asker", host_name(controller))
+            await ask(admin, one)
+
+    await world.process.run(call())
+    await _as_admin(cluster, lambda admin: then(admin, controller))
+    await asyncio.sleep(1)
+    before = cluster.simulation.zookeeper.data(path)
+    network.heal()
+    await asyncio.sleep(10)
+    return before, cluster.simulation.zookeeper.data(path)
+
+
+_WAYS = [_after_a_broker_was_stopped, _after_the_network_held_it_back]
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_a_change_of_settings_that_comes_late_does_not_undo_a_newer_one(way: _Way) -> None:
+    def at_least(number: int) -> _Ask:
+        change = {ConfigResource.of_topic("orders"): [ConfigChange.set("min.insync.replicas", number)]}
+        return lambda admin, _: admin.incremental_alter_configs(change)
+
+    before, after = run(way(at_least(1), at_least(2), znodes.topic_config_path("orders")), seed=1)
+    assert before == after
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_a_reassignment_that_comes_late_does_not_undo_a_newer_one(way: _Way) -> None:
+    def to(admin: Admin, broker_id: int) -> Awaitable[object]:
+        return admin.alter_partition_reassignments({P: [broker_id]})
+
+    before, after = run(way(to, to, znodes.topic_path("orders")), seed=1)
+    assert before == after
+
+
+def test_an_unclean_election_that_comes_late_costs_no_records() -> None:
+    async def scenario() -> None:
+        cluster, controller, one, other = await _started()
+        network = cluster.simulation.network
+        await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[one, other]]))
+        world = cluster.client("asker")
+
+        async def only_one_is_in_sync_and_dies() -> None:
+            cluster.kill_broker(other)
+            await cluster.until(lambda: cluster.state(P).isr == (one,))
+            cluster.kill_broker(one)
+            await cluster.until(lambda: cluster.state(P).leader == -1)
+            await cluster.start_broker(other)
+
+        async def call() -> None:
+            async with Admin(cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
+                await admin.elect_leaders("preferred", [P])  # it has a connection to the controller
+                await only_one_is_in_sync_and_dies()
+                network.block("asker", host_name(controller))
+                await admin.elect_leaders("unclean", [P])
+
+        await world.process.run(call())
+        assert cluster.state(P).leader == other
+        await cluster.start_broker(one)
+        await cluster.until(lambda: set(cluster.state(P).isr) == {one, other})
+        await only_one_is_in_sync_and_dies()
+        network.heal()
+        await asyncio.sleep(10)
+        assert cluster.state(P).leader == -1
+        await cluster.start_broker(one)
+        await cluster.until(lambda: cluster.state(P).leader == one)
 
     run(scenario(), seed=1)

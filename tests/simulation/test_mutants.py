@@ -39,6 +39,7 @@ def _different(before: dict[tuple[str, str], Any], after: dict[tuple[str, str], 
     return [key for key in {**before, **after} if before.get(key) is not after.get(key)]
 
 
+@pytest.mark.slow
 @every_mutant
 def test_a_mutant_is_planted_and_leaves_nothing_behind(name: str) -> None:
     before = _attributes()

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from minibroker.broker.storage.log import Log
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
@@ -62,6 +63,13 @@ async def _read(cluster: VirtualCluster, count: int) -> list[int]:
 
     async with asyncio.timeout(120):
         return await world.process.run(consume())
+
+
+def _log_of(cluster: VirtualCluster, broker_id: int) -> Log:
+    replicas = cluster.broker(broker_id)._replicas
+    partition = None if replicas is None else replicas.partition(PARTITION)
+    assert partition is not None
+    return partition.log
 
 
 async def _whole(cluster: VirtualCluster) -> None:
@@ -183,6 +191,40 @@ def test_when_the_whole_cluster_loses_its_power_the_longest_log_leads_and_it_is_
         await _send(cluster, 1_000, 1)
         survived = max(ends)
         assert await _read(cluster, survived + 1) == [*range(survived), 1_000]
+
+    _simulate(scenario, seed)
+
+
+@everywhere
+@pytest.mark.parametrize("whole", range(3))
+def test_the_longest_log_leads_even_if_its_broker_is_back_before_the_others_are_known_to_be_dead(
+    whole: int, seed: int
+) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 30)
+        await _log_of(cluster, whole).flush()
+        for broker_id in cluster.broker_ids:
+            cluster.power_cut(broker_id)
+        for broker_id in sorted(cluster.broker_ids, key=lambda broker_id: broker_id != whole):
+            await cluster.start_broker(broker_id)
+        await _whole(cluster)
+        await _send(cluster, 30, 1)
+        assert await _read(cluster, 31) == list(range(31))
+
+    _simulate(scenario, seed)
+
+
+@everywhere
+def test_where_one_host_loses_its_power_the_others_go_on_at_once(seed: int) -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _send(cluster, 0, 30)
+        victim = next(b for b in cluster.broker_ids if b != cluster.state(PARTITION).leader)
+        cluster.power_cut(victim)
+        before = cluster.state(PARTITION)
+        await cluster.start_broker(victim)
+        await cluster.until(lambda: cluster.state(PARTITION).leader_epoch > before.leader_epoch)
+        await cluster.until(lambda: not cluster.state(PARTITION).eligible, within_s=1)
+        await _whole(cluster)
 
     _simulate(scenario, seed)
 

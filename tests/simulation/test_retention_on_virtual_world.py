@@ -14,7 +14,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.cluster import VirtualCluster
+from tests.simulation.cluster import LOG_DIR, VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -196,7 +196,7 @@ def test_a_partition_that_is_deleted_while_retention_looks_at_others_is_left_alo
         await world.process.run(client())
         replicas = cluster.broker(0)._replicas
         assert replicas is not None
-        looking = asyncio.create_task(replicas._retention.run_once())
+        looking = asyncio.create_task(replicas._retention.run_once(LOG_DIR))
         await asyncio.sleep(0)  # the first partition has had its turn
         second = replicas._partitions.pop(TopicPartition("second", 0))
         await second.log.close()

@@ -10,6 +10,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
+from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
@@ -85,6 +86,28 @@ def test_a_cluster_that_is_gone_for_a_while_is_one_warning_and_one_end_for_each_
     assert any("disconnected from broker-" in line for line in _lines(caplog, "p", logging.INFO, CLIENT))
     assert any("connected to broker-" in line for line in _lines(caplog, "p", logging.DEBUG, CLIENT))
     assert any("retry: NETWORK_EXCEPTION" in line for line in _lines(caplog, "p", logging.DEBUG, CLIENT))
+
+
+def test_a_stall_that_ends_with_a_failure_is_not_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "minibroker.client")
+
+    async def scenario() -> None:
+        cluster = await _start_cluster()
+        world = cluster.client("client")
+        await world.process.run(use(cluster, world))
+
+    async def use(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Producer(cluster.bootstrap, client_id="p", delivery_timeout_ms=20_000, world=world) as producer:
+            await producer.send("orders", b"before", partition=0)
+            for broker_id in cluster.broker_ids:
+                cluster.kill_broker(broker_id)
+            with pytest.raises(DeliveryTimedOut):
+                await producer.send("orders", b"after", partition=0)
+            await asyncio.sleep(5)
+
+    run(scenario(), seed=1)
+    assert len(_lines(caplog, "p", logging.WARNING)) == 1
+    assert not [line for line in _lines(caplog, "p", logging.INFO) if "is over" in line]
 
 
 def test_a_failover_and_a_long_linger_are_no_stalls(caplog: pytest.LogCaptureFixture) -> None:

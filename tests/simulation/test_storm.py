@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.faults_of_worlds import late_bytes
 from tests.simulation.loop import run
 from tests.simulation.network import VirtualTransport
+from tests.simulation.process import ProcessKilled
 from tests.simulation.storm import Report, Storm, simulate
 from tests.simulation.users import Users
 from tests.simulation.world import Simulation
@@ -28,7 +30,7 @@ def _story(report: Report) -> str:
     return "\n".join([*map(str, report.anomalies), "what came before:", *report.timeline[-40:]])
 
 
-@pytest.mark.parametrize("seed", [*range(1, 5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 9))])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))])
 def test_a_storm_breaks_no_promise(seed: int) -> None:
     report = simulate(seed, SHORT_MINUTES)
     assert not report.anomalies, _story(report)
@@ -43,6 +45,7 @@ def test_a_storm_of_full_length_reaches_its_floors() -> None:
     assert report.below_floors() == []
 
 
+@pytest.mark.slow
 def test_a_storm_runs_the_same_way_in_every_process_with_the_same_seed() -> None:
     program = f"from tests.simulation.storm import simulate; print(simulate(10, {SHORT_MINUTES}).trace)"
     traces = [
@@ -79,10 +82,12 @@ def test_a_link_that_an_administrator_has_broken_comes_back_even_if_he_is_killed
                 users._hold_up_deletions(Random(seed))
                 await admin.delete_topic("orders")
 
-        await world.process.run(delete())
+        deletion = asyncio.create_task(world.process.run(delete()))
         zookeeper = cluster.simulation.zookeeper
-        assert zookeeper.names(znodes.DELETE_TOPICS) == ["orders"]
+        await cluster.until(lambda: zookeeper.names(znodes.DELETE_TOPICS) == ["orders"])
         world.process.kill()
+        with contextlib.suppress(ProcessKilled):
+            await deletion
         await cluster.until(lambda: not zookeeper.names(znodes.DELETE_TOPICS), within_s=30)
 
     run(main(), seed=seed)

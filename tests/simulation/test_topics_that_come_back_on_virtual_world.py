@@ -19,6 +19,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Create
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
+from tests.simulation.mutants import planted
 from tests.simulation.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
@@ -51,9 +52,8 @@ class Scenario:
         await self.admin(host, lambda a: a.create_topic(TOPIC, assignments=[EVERYWHERE] * partitions))
 
     async def delete(self) -> None:
-        """Returns when the name is free."""
+        """The name is free then."""
         await self.admin(SECOND, lambda a: a.delete_topic(TOPIC))
-        await self.cluster.until(lambda: not self.zookeeper.has(znodes.topic_path(TOPIC)))
 
     async def recreate(self, partitions: int = 1) -> None:
         await self.delete()
@@ -366,10 +366,13 @@ def test_a_topic_that_is_being_deleted_does_not_count_as_created_after_a_lost_an
         await s.create(1)
         victim = next(broker_id for broker_id in EVERYWHERE if host_name(broker_id) != s.controller)
         s.cluster.pause_broker(victim)  # so the deletion takes longer
-        await s.admin(SECOND, lambda a: a.delete_topic(TOPIC))
+        deleting = asyncio.ensure_future(s.admin(SECOND, lambda a: a.delete_topic(TOPIC)))
+        await s.cluster.until(lambda: s.zookeeper.has(znodes.delete_topic_path(TOPIC)))
         with pytest.raises(BrokerError, match="still being deleted") as caught:
             await _create_without_hearing_of_it(s, 1)
         assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        s.cluster.resume_broker(victim)
+        await deleting
 
     play(scenario)
 
@@ -412,3 +415,82 @@ def test_a_deletion_that_comes_long_after_its_caller_gave_up_spares_the_topic_th
         await s.admin(FIRST, delete, default_api_timeout_ms=1_000)
 
     play(scenario)
+
+
+def test_a_deletion_that_the_controller_gets_late_spares_the_topic_that_was_created_since() -> None:
+    async def scenario(s: Scenario) -> None:
+        await s.create()
+        meant = s.topic_id()
+        await s.recreate()
+        created = s.topic_id()
+        [broker_id] = s.cluster.active_controllers()
+        controller = s.cluster.broker(broker_id).controller
+        assert controller is not None
+        [result] = await s.cluster.process(broker_id).run(controller.delete_topics({TOPIC: meant}))
+        await asyncio.sleep(5)
+        assert (result.error_code, s.topic_id()) == (ErrorCode.UNKNOWN_TOPIC_ID, created)
+
+    play(scenario)
+    with planted("old-deletion-hits-the-new-topic"), pytest.raises(AssertionError):
+        play(scenario)
+
+
+def test_a_name_is_free_as_soon_as_its_topic_is_said_to_be_deleted() -> None:
+    async def scenario(s: Scenario) -> None:
+        async def again_and_again(admin: Admin) -> None:
+            for _ in range(5):
+                await admin.create_topic(TOPIC, partitions=3, replication_factor=3)
+                await admin.delete_topic(TOPIC)
+                assert not s.zookeeper.has(znodes.topic_path(TOPIC))
+
+        await s.admin(FIRST, again_and_again)
+
+    play(scenario)
+
+
+def test_a_topic_that_two_delete_at_once_is_gone_for_both() -> None:
+    async def scenario(s: Scenario) -> None:
+        await s.create()
+        await asyncio.gather(*(s.admin(host, lambda a: a.delete_topic(TOPIC)) for host in (FIRST, SECOND)))
+        assert not s.topic_id()
+        with pytest.raises(BrokerError) as caught:
+            await s.admin(FIRST, lambda a: a.delete_topic(TOPIC))
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    play(scenario)
+
+
+def test_a_deletion_that_the_next_controller_finishes_is_a_success_for_whoever_asked() -> None:
+    async def scenario(s: Scenario) -> None:
+        await s.create()
+        [controller] = s.cluster.active_controllers()
+        s.after_creation_of(znodes.delete_topic_path(TOPIC), lambda: s.cluster.kill_broker(controller))
+        deleting = asyncio.ensure_future(s.admin(FIRST, lambda a: a.delete_topic(TOPIC)))
+        await s.cluster.until(lambda: s.cluster.active_controllers() not in ([], [controller]))
+        await s.cluster.start_broker(controller)
+        await deleting
+        assert not s.topic_id()
+
+    play(scenario)
+
+
+def test_where_topics_cannot_be_deleted_both_ways_are_refused() -> None:
+    async def main() -> None:
+        cluster = VirtualCluster(Simulation(), settings={"delete.topic.enable": "false"})
+        await cluster.start()
+        s = Scenario(cluster)
+        await s.create()
+        with pytest.raises(BrokerError, match="TOPIC_DELETION_DISABLED.*delete.topic.enable") as caught:
+            await s.admin(FIRST, lambda a: a.delete_topic(TOPIC))
+        assert caught.value.code is ErrorCode.TOPIC_DELETION_DISABLED
+        path = znodes.delete_topic_path(TOPIC)
+        s.zookeeper.make(path)
+        await cluster.until(lambda: not s.zookeeper.has(path))
+        [controller] = cluster.active_controllers()
+        cluster.kill_broker(controller)
+        s.zookeeper.make(path)  # the next controller finds it
+        await cluster.until(lambda: cluster.active_controllers() not in ([], [controller]))
+        await cluster.until(lambda: not s.zookeeper.has(path))
+        assert s.topic_id()
+
+    run(main(), seed=1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,75 @@ def test_a_file_holds_what_was_written_where_it_was_written(play: Play, tmp_path
         _fails(OSError, errno.EBADF, file.pread, 1, 0)
 
     play(scenario, tmp_path)
+
+
+@everywhere
+def test_negative_sizes_and_positions_are_invalid(play: Play, tmp_path: Path) -> None:
+    def scenario(disk: Disk, directory: str) -> None:
+        file = disk.open(f"{directory}/file", create=True)
+        file.pwrite([b"kept"], 0)
+        _fails(OSError, errno.EINVAL, file.pread, -1, 0)
+        _fails(OSError, errno.EINVAL, file.pread, 1, -1)
+        _fails(OSError, errno.EINVAL, file.pwrite, [b"lost"], -2)  # at -1, pwritev2 writes where the cursor is
+        _fails(OSError, errno.EINVAL, file.truncate, -1)
+        assert file.pread(100, 0) == b"kept"
+        file.close()
+
+    play(scenario, tmp_path)
+
+
+@everywhere
+def test_open_files_are_counted_against_the_limit(play: Play, tmp_path: Path) -> None:
+    def scenario(disk: Disk, directory: str) -> None:
+        before = disk.descriptors()
+        files = [disk.open(f"{directory}/{number}", create=True) for number in range(10)]
+        now = disk.descriptors()
+        assert (now.files, now.limit) == (before.files + 10, before.limit)
+        assert now.used >= before.used + 10, "a real process may have had free ones among those that it used"
+        for file in files:
+            file.close()
+            file.close()
+        disk.write_atomically(f"{directory}/0", b"whole")
+        disk.read_file(f"{directory}/0")
+        assert disk.descriptors() == before
+
+    play(scenario, tmp_path)
+
+
+@everywhere
+def test_whatever_opens_fails_where_no_descriptor_is_left_and_changes_nothing(play: Play, tmp_path: Path) -> None:
+    def scenario(disk: Disk, directory: str) -> None:
+        path = f"{directory}/file"
+        disk.write_atomically(path, b"old")
+        with _no_descriptors_left(disk):
+            assert disk.descriptors().used == disk.descriptors().limit
+            _fails(OSError, errno.EMFILE, disk.open, path)
+            _fails(OSError, errno.EMFILE, lambda: disk.open(f"{directory}/new", create=True))
+            _fails(OSError, errno.EMFILE, disk.read_file, path)
+            _fails(OSError, errno.EMFILE, disk.write_atomically, path, b"new")
+            _fails(OSError, errno.EMFILE, disk.list, directory)
+            _fails(OSError, errno.EMFILE, disk.sync_directory, directory)
+            _fails(OSError, errno.EMFILE, disk.remove_tree, directory)
+        assert disk.list(directory) == ["file"]
+        assert disk.read_file(path) == b"old"
+
+    play(scenario, tmp_path)
+
+
+@contextmanager
+def _no_descriptors_left(disk: Disk) -> Iterator[None]:
+    _, used, limit = disk.descriptors()
+    if isinstance(disk, ProcessDisk):
+        disk.faults.descriptor_limit = used
+        yield
+        disk.faults.descriptor_limit = limit
+    else:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 @everywhere

@@ -34,7 +34,7 @@ def _world(name: str = "server") -> VirtualWorld:
 def test_the_virtual_world_is_a_world() -> None:
     async def main() -> None:
         world: World = _world()
-        assert await world.executor.run(divmod, 7, 2) == (3, 1)
+        assert await world.new_executor("any").run(divmod, 7, 2) == (3, 1)
 
     run(main())
 
@@ -65,7 +65,7 @@ def test_a_killed_process_has_no_world_left() -> None:
         session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
         world.process.kill()
         with pytest.raises(ProcessKilled):
-            await world.executor.run(int)
+            await world.new_executor("any").run(int)
         with pytest.raises(ProcessKilled):
             await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
         with pytest.raises(ProcessKilled):
@@ -339,9 +339,10 @@ def test_a_wall_clock_can_jump_and_nothing_but_the_wall_clock() -> None:
 def test_work_in_the_executor_takes_time_and_four_are_worked_at_at_once() -> None:
     async def main() -> list[int]:
         world = _world()
+        executor = world.new_executor("any")
         order: list[int] = []
         started_s = world.clock.monotonic()
-        works = [world.process.start(world.executor.run(order.append, number)) for number in range(40)]
+        works = [world.process.start(executor.run(order.append, number)) for number in range(40)]
         await asyncio.sleep(0.000_05)
         assert order == []
         await asyncio.gather(*works)
@@ -361,7 +362,7 @@ def test_work_goes_on_when_its_caller_was_cancelled_and_not_when_its_process_was
 
         def work_of(name: str) -> VirtualWorld:
             world = simulation.host(name).start_process()
-            tasks[name] = world.process.start(world.executor.run(done.append, name))
+            tasks[name] = world.process.start(world.new_executor("any").run(done.append, name))
             return world
 
         tasks: dict[str, asyncio.Task[None]] = {}
@@ -386,7 +387,7 @@ def test_what_fails_in_the_executor_fails_for_its_caller() -> None:
     async def main() -> None:
         world = _world()
         with pytest.raises(ZeroDivisionError):
-            await world.executor.run(divmod, 1, 0)
+            await world.new_executor("any").run(divmod, 1, 0)
 
     run(main())
 
@@ -399,15 +400,16 @@ def test_on_a_slow_disk_each_fdatasync_of_the_executor_takes_its_time_and_is_not
         file = world.disk.open("/log", create=True)
         world.disk.sync_directory("/")
         file.pwrite([b"x"], 0)
+        executor = world.new_executor("any")
 
         def sync_three_times() -> None:
             for _ in range(3):
                 file.fdatasync()
 
-        await world.executor.run(sync_three_times)
+        await executor.run(sync_three_times)
         assert world.clock.monotonic() == pytest.approx(6, abs=0.01)
         file.pwrite([b"y"], 1)
-        world.process.start(world.executor.run(file.fdatasync))
+        world.process.start(executor.run(file.fdatasync))
         await asyncio.sleep(1.9)
         host.power_cut()
         return host.start_process().disk.read_file("/log")

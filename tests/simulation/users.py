@@ -312,7 +312,7 @@ class Users:
 
     async def _ending(self, delivery: Delivery, label: bytes, who: str, within_s: float) -> bool:
         """Whether a record was acknowledged."""
-        ending = asyncio.ensure_future(_awaited(delivery))
+        ending = _begun(delivery)
         await _patiently(ending, within_s)
         if not ending.done():
             ending.cancel()
@@ -333,7 +333,7 @@ class Users:
 
     async def _call(self, life: _Life, what: str, call: Awaitable[None], within_s: float) -> None:
         """`drain`, `flush` or `close`: what they report is written down."""
-        calling = asyncio.ensure_future(_awaited(call))
+        calling = _begun(call)
         await _patiently(calling, within_s)
         if not calling.done():
             calling.cancel()
@@ -450,6 +450,7 @@ class Users:
         # If its process dies it stays in doubt, and so it is for ever.
         operations.append(TopicOperation(what, who, partitions, began_s, float("inf"), IN_DOUBT, self._seen(topic)))
         outcome = IN_DOUBT
+        topic_id = self._topic_id(topic)
         if random.random() < 0.4:
             self._answers_lost(who.partition("#")[0], random)
         try:
@@ -463,6 +464,8 @@ class Users:
                     await admin.create_topic(topic, partitions=partitions, replication_factor=self._replicas)
                 else:
                     await admin.delete_topic(topic)
+                    if topic_id is not None and self._topic_id(topic) == topic_id:
+                        self._accuse(Anomaly("a deleted topic is still there", f"{topic} ({topic_id}), for {who}"))
             outcome = DONE
         except BrokerError as error:
             if error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -500,6 +503,10 @@ class Users:
         if not zookeeper.has(znodes.topic_path(topic)):
             return TopicSeen(False, False, 0)
         return TopicSeen(True, zookeeper.has(znodes.delete_topic_path(topic)), len(self._znode(topic).partitions))
+
+    def _topic_id(self, topic: str) -> str | None:
+        there = self._cluster.simulation.zookeeper.has(znodes.topic_path(topic))
+        return self._znode(topic).topic_id if there else None
 
     def _znode(self, topic: str) -> znodes.TopicZnode:
         return znodes.decode_topic(topic, self._cluster.simulation.zookeeper.data(znodes.topic_path(topic)))
@@ -655,8 +662,13 @@ class Users:
         return [*topics, *check_users(self._history, self._answers)]
 
 
-async def _awaited(call: Awaitable[T]) -> T:
-    return await call
+def _begun(call: Awaitable[T]) -> asyncio.Task[T]:
+    """Not by `ensure_future`: where no loop runs, as when a killed process is buried, that makes one, which stays."""
+
+    async def wait() -> T:
+        return await call
+
+    return asyncio.get_running_loop().create_task(wait())
 
 
 async def _patiently(ending: asyncio.Future[T], within_s: float) -> None:

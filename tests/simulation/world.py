@@ -42,7 +42,8 @@ WALL_CLOCK_START_MS = 1_704_067_200_000
 """What the wall clock shows when a run begins: the first of January 2024, 00:00 UTC."""
 
 THREADS = 4
-"""How many functions a process's executor works at, at the same time."""
+"""How many functions an executor works at, at the same time."""
+_HUNG_LOOK_S = 0.1
 _MIN_WORK_S = 0.000_05
 _MAX_WORK_S = 0.001
 
@@ -131,7 +132,14 @@ class VirtualWorld:
         self.disk: ProcessDisk = host.disk.of(process)
         self.zookeeper = ProcessZooKeeper(simulation.zookeeper, process)
         self.random = simulation.random(process.name)
-        self.executor = VirtualExecutor(process, host.disk, simulation.random(f"executor of {process.name}"))
+        self._host = host
+        self._executors = 0
+
+    def new_executor(self, name: str) -> VirtualExecutor:
+        host, number = self._host, self._executors
+        self._executors += 1
+        purpose = f"executor of {self.process.name}" + (f", {number}" if number else "")
+        return VirtualExecutor(self.process, host.disk, host.simulation.random(purpose), name)
 
 
 def _let_the_killed_be_silent() -> None:
@@ -166,12 +174,14 @@ class VirtualClock:
 class VirtualExecutor:
     """`minibroker.protocol.world.Executor`: THREADS functions at a time. Each takes a while, and then runs as a whole.
 
+    While the disk hangs of the directory whose name it has, no function begins; those that wait go on when it does not.
     A slow disk makes it wait for one fdatasync before it runs (what it is to sync must not be durable at once), and for
     the rest of them afterwards.
     """
 
-    def __init__(self, process: Process, disk: VirtualDisk, random: Random) -> None:
+    def __init__(self, process: Process, disk: VirtualDisk, random: Random, name: str) -> None:
         self._process = process
+        self._name = name
         self._disk = disk
         self._random = random
         self._threads = asyncio.Semaphore(THREADS)
@@ -187,6 +197,8 @@ class VirtualExecutor:
         faults = self._disk.faults
         async with self._threads:
             await asyncio.sleep(self._random.uniform(_MIN_WORK_S, _MAX_WORK_S) + faults.sync_delay_s)
+            while faults.is_hung(self._name):
+                await asyncio.sleep(_HUNG_LOOK_S)
             syncs_before = self._disk.syncs
             try:
                 return function(*arguments)

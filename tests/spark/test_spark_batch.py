@@ -21,6 +21,7 @@ def offsets(frame: DataFrame) -> list[tuple[int, int]]:
     return sorted((row.partition, row.offset) for row in frame.select("partition", "offset").collect())
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_kafkas_connector(logs: Logs) -> None:
     logs.create(2)
     logs.produce([b"v"], partition=1, key=b"k", headers=[("h", b"1")], timestamp_ms=1_700_000_000_123)
@@ -39,6 +40,7 @@ def test_rows_are_those_of_kafkas_connector(logs: Logs) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_dataframe_can_be_filtered_counted_and_joined_again_and_again(logs: Logs) -> None:
     logs.create(2)
     for partition in (0, 1):

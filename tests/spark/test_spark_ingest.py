@@ -44,6 +44,7 @@ def produce(logs: Logs, count: int) -> None:
         logs.produce((b"%d" % number for number in range(count)), partition=partition, key=b"k", headers=[("h", b"1")])
 
 
+@pytest.mark.slow
 def test_batches_of_any_size_add_up_to_the_topic_and_a_repeated_batch_changes_nothing(
     logs: Logs, tmp_path: Path
 ) -> None:

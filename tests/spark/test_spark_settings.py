@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pyspark
+import pytest
 
 from minibroker.spark_jobs.jobs import DEFAULT_MASTER
 from minibroker.spark_jobs.session import prepare_environment
@@ -51,6 +52,7 @@ def test_what_spark_submit_is_given_wins_over_our_defaults_and_a_jobs_own_settin
     assert chosen(settings(tmp_path, submit, *given)) == ("local[1]", "mine", "file", "job", "default", "true")
 
 
+@pytest.mark.slow
 def test_without_spark_submit_a_file_and_the_environment_win_over_our_defaults(tmp_path: Path) -> None:
     assert chosen(settings(tmp_path, sys.executable)) == (DEFAULT_MASTER, "ours", "file", "job", "default", "false")
     given = "--master local[3] --conf spark.c=line --conf spark.b=line pyspark-shell"

@@ -46,6 +46,7 @@ def produce(logs: Logs, partition: int, first: int, count: int, topic: str | Non
     logs.produce((b"%d" % number for number in range(first, first + count)), partition=partition, topic=topic)
 
 
+@pytest.mark.slow
 def test_batches_keep_to_the_limit_and_a_restart_goes_on_from_the_checkpoint(logs: Logs, tmp_path: Path) -> None:
     logs.create(2)
     produce(logs, 0, 0, 900)
@@ -104,6 +105,7 @@ def test_topics_that_appear_in_the_middle_of_a_query_are_read_from_their_beginni
     assert logs.written(tmp_path) == everything(logs, {0: 3}, a) + everything(logs, {1: 4}, b)
 
 
+@pytest.mark.slow
 def test_a_batch_waits_for_enough_records_or_for_its_time(logs: Logs, tmp_path: Path) -> None:
     logs.create(1)
     produce(logs, 0, 0, 5)
@@ -126,6 +128,7 @@ def test_a_batch_waits_for_enough_records_or_for_its_time(logs: Logs, tmp_path: 
         query.stop()
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_created_again_ends_the_query_unless_losses_are_accepted(logs: Logs, tmp_path: Path) -> None:
     logs.create(1)
     produce(logs, 0, 0, 5)
@@ -167,6 +170,7 @@ def test_a_topic_that_is_deleted_while_a_query_runs_ends_it_unless_losses_are_ac
     assert logs.written(tmp_path / "lenient") == sorted(expected)
 
 
+@pytest.mark.slow
 def test_a_query_survives_the_death_of_leaders(logs: Logs, spark_cluster: LocalCluster, tmp_path: Path) -> None:
     logs.create(2)
     for partition in (0, 1):

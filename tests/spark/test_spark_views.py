@@ -71,6 +71,7 @@ def produce(logs: Logs, first: int, count: int, timestamp_ms: int = HOUR_MS) -> 
     asyncio.run(send())
 
 
+@pytest.mark.slow
 def test_a_kappa_view_is_the_same_whatever_its_batches_are(logs: Logs, tmp_path: Path) -> None:
     logs.create(2)
     produce(logs, 0, 150)

@@ -61,6 +61,7 @@ def test_what_cannot_be_written_is_told_with_the_remedy(logs: Logs) -> None:
         write("'x' as value", "overwrite", topic=logs.topic)
 
 
+@pytest.mark.slow
 def test_a_stream_is_written_on(logs: Logs, tmp_path: Path) -> None:
     logs.create(1)
     copy = f"{logs.topic}copy"
@@ -80,6 +81,7 @@ def test_a_stream_is_written_on(logs: Logs, tmp_path: Path) -> None:
     assert logs.batch(subscribe=copy).select("value").distinct().count() == 1_000
 
 
+@pytest.mark.slow
 def test_a_task_can_tell_query_batch_and_partition_and_a_replay_tells_the_same(logs: Logs, tmp_path: Path) -> None:
     """Spark does not document it, and exactly-once writing needs it: see ARCHITECTURE.md."""
     logs.create(2)

@@ -20,14 +20,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.simulation.mutants import clients, control, elections, replication, retention, storage
+from tests.simulation.mutants import (
+    clients,
+    configs,
+    control,
+    elections,
+    reassignments,
+    replication,
+    requested_elections,
+    retention,
+    shutdown,
+    storage,
+    topics,
+)
 from tests.simulation.mutants.planting import Mutant, Patches, mutants_of
 
 __all__ = ["MUTANTS", "Mutant", "Patches", "planted"]
 
 MUTANTS: dict[str, Mutant] = {
     mutant.name: mutant
-    for module in (replication, elections, control, storage, retention, clients)
+    for module in (
+        replication,
+        elections,
+        control,
+        storage,
+        retention,
+        clients,
+        shutdown,
+        configs,
+        topics,
+        requested_elections,
+        reassignments,
+    )
     for mutant in mutants_of(module)
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 from minibroker.broker.handlers import authorization, control
 from minibroker.broker.replication.partition import Partition
 from minibroker.controller import executor, leadership, outbox
+from minibroker.controller.crash_watch import CrashWatch
 from minibroker.controller.decisions import crashes
 from minibroker.controller.leadership import Leadership
 from minibroker.controller.registration import Registration
@@ -188,3 +189,15 @@ def suspicions_not_counted(patches: Patches) -> None:
     @patches.instead_of(Leadership, "_let_others_go_first")
     def let_others_go_first(original: Any, self: Leadership, pause_s: float) -> None:
         """They go first if they are faster."""
+
+
+@mutant(
+    "flapping controller",
+    "the row of suspicions begins anew with each controller that is removed for one: a broker that a single other one "
+    "cannot reach loses the office again as soon as it has it",
+)
+def controllers_suspicions_not_counted(patches: Patches) -> None:
+    @patches.instead_of(CrashWatch, "suspected")
+    def suspected(original: Any, self: CrashWatch, broker_id: int, broker_epoch: int, reason: str) -> None:
+        self._detector._suspicions.pop(broker_id, None)
+        original(self, broker_id, broker_epoch, reason)

@@ -15,6 +15,7 @@ from minibroker.broker.replication.partition import CONSUMER, Partition
 from minibroker.broker.storage.log import Log
 from minibroker.protocol import model
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.fetch_slots import Answer, LeaderSlots
 from minibroker.protocol.model import NO_EPOCH
 from minibroker.protocol.records import iterate_batches
 from minibroker.protocol.world import SetData
@@ -24,11 +25,11 @@ from tests.simulation.mutants.planting import Patches, mutant
 
 
 def _never_ask_where_epochs_part(patches: Patches) -> None:
-    @patches.instead_of(Partition, "next_fetch")
-    def next_fetch(original: Any, self: Partition, *rest: Any, **named: Any) -> Any:
-        fetch = original(self, *rest, **named)
-        fetch.last_fetched_epoch = NO_EPOCH
-        return fetch
+    @patches.instead_of(Partition, "check_fetch")
+    def check_fetch(original: Any, self: Partition, fetch: Any, replica_id: int) -> Any:
+        if replica_id != CONSUMER:
+            fetch = msgspec.structs.replace(fetch, last_fetched_epoch=self.log.latest_epoch)
+        return original(self, fetch, replica_id)
 
 
 @mutant(
@@ -58,7 +59,9 @@ def fetch_not_fenced_by_epoch(patches: Patches) -> None:
     @patches.instead_of(Partition, "check_fetch")
     def check_fetch(original: Any, self: Partition, fetch: Any, replica_id: int) -> Any:
         if replica_id != CONSUMER:
-            fetch = msgspec.structs.replace(fetch, current_leader_epoch=NO_EPOCH, last_fetched_epoch=NO_EPOCH)
+            fetch = msgspec.structs.replace(
+                fetch, current_leader_epoch=NO_EPOCH, last_fetched_epoch=self.log.latest_epoch
+            )
         return original(self, fetch, replica_id)
 
 
@@ -328,3 +331,10 @@ def deletion_acknowledged_below_min_isr(patches: Patches) -> None:
     @patches.instead_of(Partition, "low_watermark")
     def low_watermark(original: Any, self: Partition) -> int:
         return isr_rules.low_watermark(self.log.stored_start_offset, self.followers, self.maximal_isr)
+
+
+@mutant("KIP-227", "a leader that is asked the same again says nothing of what moved without a record being written")
+def news_without_records_untold(patches: Patches) -> None:
+    @patches.instead_of(LeaderSlots, "_news")
+    def news(original: Any, self: LeaderSlots, answer: Answer) -> Answer:
+        return [part for part in original(self, answer) if len(part[1].records) or part[1].error_code]

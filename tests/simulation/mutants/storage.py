@@ -9,7 +9,7 @@ from minibroker.broker.replication import healing
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage import continuity, recovery, swap
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
-from minibroker.broker.storage.compaction import Compaction
+from minibroker.broker.storage.compaction import Compaction, Now
 from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush
@@ -160,13 +160,20 @@ def tombstone_removed_early(patches: Patches) -> None:
         return original(self, *rest)
 
 
+@mutant("a clock that jumps", "the time of a tombstone is up by the wall clock, however it jumped")
+def tombstones_by_the_wall_clock(patches: Patches) -> None:
+    @patches.instead_of(Log, "_now")
+    def now(original: Any, self: Log) -> Now:
+        return Now(self._clock.wall_ms(), self._clock.wall_ms())
+
+
 @mutant("KAFKA-8351, KAFKA-13727", "compaction takes control batches for batches of records that nobody needs")
 def control_batches_compacted(patches: Patches) -> None:
     @patches.instead_of(Compaction, "_kept")
-    def kept(original: Any, self: Any, header: Any, data: Any, is_last: bool, now_ms: int) -> Any:
+    def kept(original: Any, self: Any, header: Any, data: Any, is_last: bool, now: Now) -> Any:
         if header.is_control and not is_last:
             return None
-        return original(self, header, data, is_last, now_ms)
+        return original(self, header, data, is_last, now)
 
 
 @mutant("KIP-903, KIP-966", "a broker whose host was started anew says that it has lost nothing")

@@ -10,6 +10,7 @@ from minibroker.broker.config import (
     read_properties,
     topic_config,
     topic_config_problem,
+    zookeeper_digest,
 )
 from minibroker.protocol.model import Endpoint
 from minibroker.protocol.world.real import RealDisk
@@ -77,9 +78,38 @@ def test_a_wildcard_address_must_be_advertised_as_something_else() -> None:
 
 def test_topic_settings_are_checked_by_name_and_value() -> None:
     assert topic_config({"min.insync.replicas": "2"}).min_insync_replicas == 2
-    assert topic_config_problem("min.insync.replicas", "2") is None
-    assert "min.insync.replicas" in str(topic_config_problem("min.insync.replicas", "0"))
-    assert "not known" in str(topic_config_problem("min.insync", "1"))
+    broker = broker_config(REQUIRED)
+    assert topic_config_problem({"min.insync.replicas": "2"}, broker) is None
+    assert "min.insync.replicas" in str(topic_config_problem({"min.insync.replicas": "0"}, broker))
+    assert "not known" in str(topic_config_problem({"min.insync": "1"}, broker))
+
+
+def test_a_topic_cannot_keep_records_from_compaction_for_longer_than_they_may_wait_for_it() -> None:
+    broker = broker_config(REQUIRED)
+    both = {"min.compaction.lag.ms": "2000", "max.compaction.lag.ms": "1000"}
+    problem = str(topic_config_problem(both, broker))
+    assert problem.startswith("min.compaction.lag.ms=2000 exceeds max.compaction.lag.ms=1000: ")
+    assert topic_config_problem({**both, "max.compaction.lag.ms": "2000"}, broker) is None
+    strict_settings = {**REQUIRED, "log.cleaner.max.compaction.lag.ms": "1500"}
+    strict = broker_config(strict_settings)
+    problem = str(topic_config_problem({"min.compaction.lag.ms": "2000"}, strict))
+    assert "exceeds the brokers' log.cleaner.max.compaction.lag.ms=1500" in problem
+    with pytest.raises(InvalidConfig, match="exceeds log.cleaner.max.compaction.lag.ms=1500"):
+        broker_config(
+            {**REQUIRED, "log.cleaner.max.compaction.lag.ms": "1500", "log.cleaner.min.compaction.lag.ms": "1501"}
+        )
+
+
+@pytest.mark.parametrize("text", ["1e6", "1.0", "1_000", " 1", ""])
+def test_only_digits_are_a_whole_number(text: str) -> None:
+    name = "leader.replication.throttled.rate"
+    with pytest.raises(InvalidConfig, match=f"{name}='{text}': give a whole number, 1 or more"):
+        broker_config({**REQUIRED, name: text})
+
+
+def test_a_missing_setting_is_named_with_what_it_may_be() -> None:
+    with pytest.raises(InvalidConfig, match=r"log\.dirs is missing: give DIRECTORY,\.\.\."):
+        broker_config({name: value for name, value in REQUIRED.items() if name != "log.dirs"})
 
 
 def test_a_properties_file_gives_names_and_values(tmp_path: Path) -> None:
@@ -112,6 +142,31 @@ def test_a_secret_that_is_missing_or_too_short_is_named_and_never_shown(tmp_path
         with pytest.raises(InvalidConfig, match="has 5 bytes, but at least 16 are needed") as raised:
             broker_secret(too_short, RealDisk())
         assert "short" not in str(raised.value)
+
+
+def test_the_credential_for_zookeeper_is_the_line_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "digest"
+    path.write_text("minibroker:a:b\n")
+    config = broker_config({**REQUIRED, "zookeeper.digest.file": str(path)})
+    assert zookeeper_digest(config, RealDisk()) == "minibroker:a:b"
+    assert zookeeper_digest(broker_config(REQUIRED), RealDisk()) is None
+
+
+def test_a_credential_for_zookeeper_that_is_missing_or_malformed_is_named_and_never_shown(tmp_path: Path) -> None:
+    path = tmp_path / "digest"
+    config = broker_config({**REQUIRED, "zookeeper.digest.file": str(path)})
+    with pytest.raises(InvalidConfig, match=f"zookeeper.digest.file={path} cannot be read: No such file"):
+        zookeeper_digest(config, RealDisk())
+    for malformed in ("password", ":password", "password:", "a:password b", ""):
+        path.write_text(malformed)
+        with pytest.raises(InvalidConfig, match=f"{path} does not hold NAME:PASSWORD, without white space") as raised:
+            zookeeper_digest(config, RealDisk())
+        assert "password" not in str(raised.value)
+    path.write_bytes(b"\xff:a")
+    with pytest.raises(InvalidConfig, match="is not text"):
+        zookeeper_digest(config, RealDisk())
+    with pytest.raises(InvalidConfig, match=r"zookeeper\.set\.acl is true without zookeeper\.digest\.file"):
+        broker_config({**REQUIRED, "zookeeper.set.acl": "true"})
 
 
 def test_a_setting_that_is_mistyped_is_answered_with_the_one_that_is_meant() -> None:

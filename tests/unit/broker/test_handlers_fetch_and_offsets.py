@@ -12,6 +12,7 @@ from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -30,7 +31,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
-from tests.storage_support import batch
+from tests.storage_support import NOW, batch
 from tests.unit.broker.test_handlers_produce_and_control import Peer
 
 PARTITIONS = 12
@@ -113,6 +114,37 @@ def test_others_get_their_turn_between_the_partitions_of_an_offset_request(
         else:
             assert isinstance(answer, OffsetForLeaderEpochResponse)
             assert [partition.end_offset for partition in answer.topics[0].partitions] == [3] * PARTITIONS
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_others_get_their_turn_while_a_segment_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer = Peer(broker)
+        await lead_all(broker, batches=1, size=100)
+        log = broker.partition(TopicPartition(TOPIC, 0)).log
+        log.append_as_leader(batch(1, timestamp=NOW + 9_999), 0, NOW)
+        for _ in range(1_000):
+            log.append_as_leader(batch(1), 0, NOW)
+        log.move_log_start_offset(2)
+        broker.partition(TopicPartition(TOPIC, 0)).append(batch(1), required_acks=1, now_ms=0)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while not peer.answers:
+                await asyncio.sleep(list_offsets.BREATH_S)
+                turns += 1
+
+        monkeypatch.setattr(list_offsets, "SLICE_S", 0.0)  # as long as the virtual clock stands still
+        other = asyncio.ensure_future(others())
+        wanted = [ListOffsetsPartition(0, -1, MAX_TIMESTAMP)]
+        await peer.send(apis.LIST_OFFSETS, ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted)]))
+        await other
+        assert turns > 10
+        answer: ListOffsetsResponse = response(peer, apis.LIST_OFFSETS)
+        found = answer.topics[0].partitions[0]
+        assert (found.error_code, found.timestamp, found.offset) == (ErrorCode.NONE, NOW, 2)
 
     with_one_broker(tmp_path, scenario)
 

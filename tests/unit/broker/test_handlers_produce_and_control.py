@@ -52,6 +52,8 @@ class Peer:
             replicas=broker.replicas,
             producer_ids=ProducerIds(1, broker._session),
             administration=None,  # type: ignore[arg-type]  # nothing here gets as far as the controller
+            configs=None,  # type: ignore[arg-type]  # nor to ZooKeeper
+            sessions=None,  # type: ignore[arg-type]
             forwarding=None,  # type: ignore[arg-type]  # nor do brokers that are not the controller
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
             control_epoch=ControlEpoch(),

@@ -87,6 +87,21 @@ def test_a_topic_whose_partitions_come_in_several_requests_is_shown_once_all_are
     assert (found.error_code, [p.partition_index for p in found.partitions]) == (ErrorCode.NONE, [0, 1, 2])
 
 
+def test_a_topic_that_gets_partitions_is_shown_as_it_was_until_all_the_new_ones_are_here() -> None:
+    cache = MetadataCache()
+
+    def shown() -> list[int]:
+        [found] = cache.describe(["orders"]).topics
+        assert found.error_code == ErrorCode.NONE
+        return [p.partition_index for p in found.partitions]
+
+    update(cache, topic(partition(0), partition(1), of=2))
+    update(cache, topic(partition(2), of=4))
+    assert shown() == [0, 1]
+    update(cache, topic(partition(3), of=4))
+    assert shown() == [0, 1, 2, 3]
+
+
 def test_brokers_are_replaced_and_topics_are_added_to() -> None:
     cache = MetadataCache()
     update(cache, topic(partition(0)))

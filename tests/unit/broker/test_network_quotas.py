@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.broker.network.quotas import ConnectionQuotas
+from minibroker.broker.network.quotas import ConnectionQuotas, why_too_few_descriptors
 
 
 def quotas(total: int = 100, per_address: int = 100, rate: int = 100) -> ConnectionQuotas:
@@ -58,3 +58,11 @@ def test_a_connection_that_is_refused_for_another_reason_does_not_use_up_the_rat
         assert limited.try_open("a", 0.0) is not None
     assert limited.try_open("b", 0.0) is None
     assert limited.try_open("c", 0.0) is None
+
+
+def test_connections_leave_descriptors_to_files_and_say_what_to_do_about_it() -> None:
+    assert why_too_few_descriptors(768, 1024, 256) is None
+    why = why_too_few_descriptors(769, 1024, 256)
+    assert why is not None
+    assert why.startswith("769 of the 1024 files and connections that this process may have open are taken")
+    assert "raise the hard limit" in why

@@ -23,7 +23,13 @@ from minibroker.protocol.apis import Plane
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_schedule import MANY_REQUESTS, MAX_REQUESTS, PARTITIONS_PER_REQUEST, SHORT_WAIT_MS
-from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
+from minibroker.protocol.messages import (
+    EpochEndOffset,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopicResponse,
+)
 from minibroker.protocol.model import TopicPartition
 from tests.replication_support import LAG_S, ME, TOPIC, state
 from tests.simulation.loop import run
@@ -52,7 +58,7 @@ class Leader:
     async def start(self) -> Fetcher:
         ports = await self._server.bind([("PLAINTEXT", "broker-1", 0, Plane.DATA)])
         self._server.start()
-        settings = FetcherSettings(ME, WAIT_MS, 1, 10_000_000, 1_000_000, 0.1, 30.0)
+        settings = FetcherSettings(ME, WAIT_MS, 30_000, 1, 10_000_000, 1_000_000, 0.1, 30.0)
         connections = BrokerConnections(self._world, ME, None)
         address = "broker-1", ports["PLAINTEXT"]
         return Fetcher(self._world, connections, LEADER, *address, settings, lambda: 1, self._set_aside)
@@ -81,11 +87,19 @@ class Leader:
     def log_end(self, index: int) -> int:
         return self._partitions[index].log.log_end_offset
 
-    def answer(self, request: Request, records: dict[int, bytes], code: ErrorCode = ErrorCode.NONE) -> None:
+    def answer(
+        self,
+        request: Request,
+        records: dict[int, bytes],
+        code: ErrorCode = ErrorCode.NONE,
+        diverging: EpochEndOffset | None = None,
+    ) -> None:
         """Give each partition of the request the records that there are for it."""
         self.waiting.remove(request)
         answers = [
-            FetchPartitionResponse(index, code, high_watermark=0, records=memoryview(records.get(index, b"")))
+            FetchPartitionResponse(
+                index, code, high_watermark=0, diverging_epoch=diverging, records=memoryview(records.get(index, b""))
+            )
             for index in partitions_of(request)
         ]
         request.respond(FetchResponse(0, ErrorCode.NONE, [FetchTopicResponse(TOPIC, answers)]))
@@ -183,11 +197,11 @@ def test_a_log_that_cannot_go_on_with_its_leader_costs_no_other_partition(tmp_pa
         for index in range(3):
             fetcher.add(leader.partition(index))
         await leader.asks_for([0, 1, 2])
-        leader.answer(leader.waiting[0], {0: one_record(), 1: one_record(offset=7), 2: one_record()})
+        leader.answer(leader.waiting[0], {0: one_record(), 1: one_record() + one_record(), 2: one_record()})
         await leader.asks_for([0, 2])
         assert [leader.log_end(index) for index in range(3)] == [1, 0, 1]
         assert list(leader.set_aside) == [1]
-        assert "a batch of offset 7 and epoch 0 does not continue it" in leader.set_aside[1]
+        assert "a batch of offset 0 and epoch 0 does not continue it" in leader.set_aside[1]
         assert not fetcher.follows(TopicPartition(TOPIC, 1))
 
     with_leader(tmp_path, scenario)
@@ -306,6 +320,18 @@ def test_a_refused_partition_pauses_and_the_others_go_on(tmp_path: Path) -> None
         await leader.asks_for([1], [0])
         assert leader.asked[-2:] == [[1], [0]]
         assert leader.request_for(1).received_at < refused_s + FIRST_BACKOFF_S <= leader.request_for(0).received_at
+
+    with_leader(tmp_path, scenario)
+
+
+def test_a_partition_that_is_to_truncate_and_has_nothing_to_cut_pauses(tmp_path: Path) -> None:
+    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+        fetcher.add(leader.partition(1))
+        began_s = asyncio.get_running_loop().time()
+        for _ in range(20):
+            await until(lambda: leader.has_waiting(1), 5.0)
+            leader.answer(leader.waiting[0], {}, diverging=EpochEndOffset(0, 5))
+        assert asyncio.get_running_loop().time() - began_s > 1
 
     with_leader(tmp_path, scenario)
 

@@ -13,13 +13,16 @@ import pytest
 from minibroker.broker.replication.manager import DELETIONS_REMEMBERED
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.log import Log
-from minibroker.protocol import znodes
+from minibroker.protocol import topic_ids, znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     DeleteRecordsPartitionResult,
     LeaderAndIsrRequest,
     LeaderAndIsrTopic,
     PartitionError,
+    UpdateMetadataPartition,
+    UpdateMetadataRequest,
+    UpdateMetadataTopic,
 )
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Operation
@@ -27,6 +30,7 @@ from tests.replication_support import (
     LAG_S,
     ORDERS,
     TOPIC,
+    TOPIC_ID,
     OneBroker,
     fetch_of,
     state,
@@ -293,6 +297,7 @@ def test_a_deletion_does_not_wait_for_who_has_left_the_isr_but_for_who_is_eligib
         broker.follower_has(3, 2, start=2)
         await asyncio.sleep(1)
         assert not answer.done()
+        broker.zookeeper.cut("broker-1")  # or it would strike 3 off
         await broker.told(state(epoch=1, isr=(1, 2), eligible={3: 1}))
         broker.follower_has(3, 2, start=2)
         await asyncio.sleep(0.01)
@@ -708,6 +713,19 @@ def test_another_topic_of_the_same_name_is_refused(tmp_path: Path) -> None:
     with_one_broker(tmp_path, scenario)
 
 
+def test_a_replica_of_an_older_topic_gives_way_and_none_of_a_newer_one_does(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        older, newer = (topic_ids.make(7, number, b"nonces") for number in (1, 2))
+        await broker.told(state(epoch=5), topic_id=older)
+        assert await broker.told(state(epoch=0), topic_id=newer) == []
+        assert (broker.partition().log.topic_id, broker.partition().leader_epoch) == (newer, 0)
+        [error] = await broker.told(state(epoch=6), topic_id=older)
+        assert error.error_code == ErrorCode.INCONSISTENT_TOPIC_ID
+        assert (broker.partition().log.topic_id, broker.partition().leader_epoch) == (newer, 0)
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_stop_replica_of_an_older_leader_epoch_is_refused(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(epoch=5))
@@ -953,7 +971,27 @@ def test_listeners_are_told_that_a_replica_that_led_is_gone_and_not_of_one_that_
         assert await broker.told(state(), topic_id="another") == []
         assert told == [("follower", 0, 3), ("leader", 0, 0)]
         assert await broker.stop_replica(epoch=0, delete=False, topic_id="another") == []
-        assert told == [("follower", 0, 3), ("leader", 0, 0)], "its role is as it was"
+        assert told == [("follower", 0, 3), ("leader", 0, 0), ("follower", 0, 0)], "it was stopped"
+        assert await broker.stop_replica(epoch=0, delete=True, topic_id="another") == []
+        assert len(told) == 3
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_leader_that_is_stopped_keeps_its_log_and_answers_that_it_does_not_lead(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=3))
+        partition = broker.replicas.partition(ORDERS)
+        assert partition is not None
+        assert partition.is_leader
+        assert await broker.stop_replica(epoch=3, delete=False) == []
+        assert broker.replicas.partition(ORDERS) is partition
+        with pytest.raises(BrokerError) as caught:
+            partition.append(b"", required_acks=1, now_ms=0)
+        assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await broker.told(state(epoch=4))
+        assert broker.replicas.partition(ORDERS) is partition
+        assert partition.leads_in(4)
 
     with_one_broker(tmp_path, scenario)
 
@@ -995,3 +1033,28 @@ async def told_two_topics(broker: OneBroker, other: str, epoch: int = 0) -> list
     topics = [LeaderAndIsrTopic(other, "x", [order]), LeaderAndIsrTopic(TOPIC, "id-of-orders", [order])]
     request = LeaderAndIsrRequest(1, 1, 1, topics, [])
     return await broker.replicas.apply_leader_and_isr(request)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "epoch", "topic_id", "is_deleted"),
+    [
+        ([2, 3], 5, TOPIC_ID, True),
+        ([2, 3], 4, TOPIC_ID, False),  # there are records of a later epoch here
+        ([2, 3, 1], 5, TOPIC_ID, False),
+        ([2, 3], 5, "of an earlier topic", False),
+    ],
+)
+def test_a_replica_that_has_moved_to_other_brokers_is_deleted_where_that_is_certain(
+    tmp_path: Path, replicas: list[int], epoch: int, topic_id: str, is_deleted: bool
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=5))
+        broker.produce(RECORDS, acks=1)
+        elsewhere = UpdateMetadataPartition(0, 1, 2, epoch, [2, 3], 9, replicas, [])
+        topics = [UpdateMetadataTopic(TOPIC, topic_id, [elsewhere], num_partitions=1)]
+        broker.metadata.update(UpdateMetadataRequest(1, 1, broker.broker_epoch, topics, [], names_the_last=True))
+        await broker.replicas.delete_strays()
+        assert (broker.logs.get(ORDERS) is None) is is_deleted
+        assert (broker.replicas.partition(ORDERS) is None) is is_deleted
+
+    with_one_broker(tmp_path, scenario)

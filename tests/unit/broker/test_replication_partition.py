@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.replication.throttle import ReplicationQuota
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -17,8 +17,8 @@ from minibroker.protocol.messages import (
     FetchPartitionResponse,
 )
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from tests.replication_support import LAG_S, fetch_of, open_partition, partition_over, state
-from tests.storage_support import NOW, Clock, batch, everything, headers, stamped
+from tests.replication_support import LAG_S, ME, fetch_of, open_partition, partition_over, state
+from tests.storage_support import NOW, Clock, at_once, batch, everything, headers, stamped
 
 CONSUMER = -1
 
@@ -187,6 +187,23 @@ def test_until_the_outcome_is_known_the_high_watermark_waits_for_both_isrs(tmp_p
     assert not partition.advance_high_watermark()
     assert partition.isr_written(proposal, 1)
     assert (partition.isr, partition.partition_epoch, partition.high_watermark) == ((1, 2), 1, end)
+
+
+def test_a_follower_that_is_gone_before_it_joined_is_not_waited_for(tmp_path: Path) -> None:
+    alive: dict[int, int] = {2: 1, 3: 1}
+    partition, _ = open_partition(tmp_path, alive=alive)
+    partition.become_leader(state(isr=(1, 3)))
+    fetches(partition, 2, 0)  # it has caught up, and is about to join
+    end = append(partition)
+    fetches(partition, 3, end)
+    assert partition.high_watermark < end
+    assert not partition.disregard_the_gone()
+    del alive[2]
+    assert partition.disregard_the_gone()
+    assert partition.high_watermark == end
+    del alive[3]
+    end = append(partition)
+    assert not partition.disregard_the_gone(), "what is in the ISR is waited for in any case"
 
 
 def test_a_joining_follower_counts_for_the_high_watermark_at_once_and_for_min_insync_replicas_when_written(
@@ -370,6 +387,57 @@ def test_what_others_could_not_have_is_not_committed_while_they_are_on_record(tm
     assert partition.isr_to_propose() is None
 
 
+def set_min_insync_replicas(partition: Partition, least: int) -> None:
+    partition.reconfigure(Settings(ME, LAG_S, None), least, None, None)
+
+
+def test_with_fewer_replicas_required_nothing_is_committed_before_those_who_are_eligible_are_struck_off(
+    tmp_path: Path,
+) -> None:
+    partition, clock = open_partition(tmp_path, min_insync_replicas=3)
+    partition.become_leader(state(isr=(1,), eligible={2: 12, 3: 13}))
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    append(partition)
+    set_min_insync_replicas(partition, 1)
+    assert not partition.advance_high_watermark()
+    assert partition.isr_to_propose() == (1,)
+    proposal = partition.propose_isr((1,))
+    assert proposal.eligible == ()
+    set_min_insync_replicas(partition, 2)  # on its way to ZooKeeper, where it is carried out all the same
+    assert not partition.isr_written(proposal, 1)
+    assert (partition.high_watermark, partition.eligible) == (0, ())
+    set_min_insync_replicas(partition, 1)
+    assert partition.advance_high_watermark()
+
+
+def test_with_more_replicas_required_nothing_more_is_committed_and_who_waits_is_told(tmp_path: Path) -> None:
+    partition, clock = open_partition(tmp_path, min_insync_replicas=1)
+    partition.become_leader(state(isr=(1,)))
+    clock.now_ms += int((LAG_S + 1) * 1_000)
+    assert append(partition, acks=-1) == partition.high_watermark == 1
+    set_min_insync_replicas(partition, 2)
+    assert append(partition, acks=1) == 2
+    assert partition.high_watermark == 1
+    assert partition.acknowledgement(2, 0) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    assert refusal(lambda: append(partition, acks=-1)) is ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+def test_who_is_on_record_beside_a_large_isr_is_struck_off_once_all_of_that_have_fetched(tmp_path: Path) -> None:
+    """Of those that have not, nobody knows whether they live: then nothing would be committed without the others."""
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2), eligible={3: 13}))
+    end = append(partition)
+    assert partition.isr_to_propose() is None
+    fetches(partition, 3, 0)
+    assert partition.isr_to_propose() is None
+    fetches(partition, 2, end)
+    assert partition.high_watermark == 0
+    assert partition.isr_to_propose() == (1, 2)
+    proposal = partition.propose_isr((1, 2))
+    assert proposal.eligible == ()
+    assert partition.isr_written(proposal, 1)
+
+
 def test_a_conflict_brings_the_epochs_and_the_eligible_too(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(isr=(1, 2)))
@@ -418,11 +486,11 @@ def test_latest_is_not_available_until_the_high_watermark_has_reached_the_epochs
     partition.become_leader(state(epoch=1))
 
     def latest() -> object:
-        return partition.offset_for(LATEST_TIMESTAMP, -1, CONSUMER)
+        return at_once(partition.offset_for(LATEST_TIMESTAMP, -1, CONSUMER))
 
     assert refusal(latest) is ErrorCode.OFFSET_NOT_AVAILABLE
-    assert partition.offset_for(EARLIEST_TIMESTAMP, -1, CONSUMER) == (-1, 0)
-    assert partition.offset_for(LATEST_TIMESTAMP, -1, 2) == (-1, 4)
+    assert at_once(partition.offset_for(EARLIEST_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
+    assert at_once(partition.offset_for(LATEST_TIMESTAMP, -1, 2)) == (-1, 4)
     # Between the high watermark and the log's end a consumer waits, it is not out of range.
     found = partition.read(fetch_of(4), CONSUMER, max_bytes=100, at_least_one=True)
     assert (found.error_code, len(found.records)) == (ErrorCode.NONE, 0)
@@ -435,11 +503,39 @@ def test_offsets_for_times(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(isr=(1,), replicas=(1, 2)))
     append(partition, 3)
-    assert partition.offset_for(NOW + 1, -1, CONSUMER) == (NOW + 1, 1)
-    assert partition.offset_for(NOW + 99, -1, CONSUMER) == (-1, -1)
-    assert partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER) == (NOW + 2, 2)
-    assert refusal(lambda: partition.offset_for(-7, -1, CONSUMER)) is ErrorCode.INVALID_REQUEST
-    assert refusal(lambda: partition.offset_for(NOW, 5, CONSUMER)) is ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert at_once(partition.offset_for(NOW + 1, -1, CONSUMER)) == (NOW + 1, 1)
+    assert at_once(partition.offset_for(NOW + 99, -1, CONSUMER)) == (-1, -1)
+    assert at_once(partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER)) == (NOW + 2, 2)
+    assert refusal(lambda: at_once(partition.offset_for(-7, -1, CONSUMER))) is ErrorCode.INVALID_REQUEST
+    assert refusal(lambda: at_once(partition.offset_for(NOW, 5, CONSUMER))) is ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def test_an_answer_that_took_long_is_that_of_the_epoch_in_which_it_is_given(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2), replicas=(1, 2)))
+    for _ in range(200):
+        append(partition)
+    fetches(partition, 2, 200)
+    append(partition)
+    assert partition.high_watermark == 200
+
+    def begun() -> Generator[None, None, tuple[int, int]]:
+        steps = partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER)
+        next(steps)
+        return steps
+
+    partition.log.move_log_start_offset(1)
+    steps = begun()
+    partition.become_follower(state(leader=2, epoch=1))
+    assert refusal(lambda: at_once(steps)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    partition.become_leader(state(epoch=2, isr=(1, 2), replicas=(1, 2)))
+    fetches(partition, 2, 201)
+    append(partition)
+    steps = begun()
+    partition.become_follower(state(leader=2, epoch=3))
+    partition.become_leader(state(epoch=4, isr=(1, 2), replicas=(1, 2)))
+    assert partition.high_watermark == 201
+    assert refusal(lambda: at_once(steps)) is ErrorCode.OFFSET_NOT_AVAILABLE
 
 
 # -- divergence --
@@ -453,7 +549,7 @@ def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Pat
     append(partition, 5)
     diverging = [
         partition.check_fetch(fetch_of(offset, epoch=3, last_epoch=last), 2)
-        for offset, last in ((5, 0), (7, 0), (7, 2), (10, 3), (12, 3), (0, -1), (12, -1))
+        for offset, last in ((5, 0), (7, 0), (7, 2), (10, 3), (12, 3), (0, -1))
     ]
     assert diverging == [
         None,
@@ -462,8 +558,42 @@ def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Pat
         None,
         EpochEndOffset(3, 10),
         None,
-        EpochEndOffset(3, 10),
     ]
+
+
+@pytest.mark.parametrize("offset", [3, 5, 12])
+def test_a_follower_that_does_not_know_what_came_before_its_empty_log_begins_where_its_leader_does(
+    tmp_path: Path, offset: int
+) -> None:
+    leader, _ = open_partition(tmp_path / "leader")
+    leader.become_leader(state(epoch=0))
+    append(leader, 2)
+    leader.become_leader(state(epoch=3))
+    append(leader, 3)
+    leader.log.move_log_start_offset(2)
+    answer = leader.admit(fetch_of(offset, epoch=3, last_epoch=-1), 2)
+    assert answer is not None
+    assert (answer.error_code, answer.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 2)
+    assert answer.diverging_epoch == EpochEndOffset(0, 2)
+    assert leader.admit(fetch_of(2, epoch=3, last_epoch=-1), 2) is None
+    assert leader.admit(fetch_of(offset if offset < 5 else 5, epoch=3, last_epoch=-1), CONSUMER) is None
+
+
+def test_an_empty_log_goes_on_only_with_the_history_that_it_was_emptied_in(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_follower(state(leader=2, epoch=5))
+    partition.restart_at(4, previous_epoch=4)
+    partition.become_leader(state(epoch=6))
+    assert partition.check_fetch(fetch_of(4, epoch=6, last_epoch=4), 2) is None
+    assert partition.check_fetch(fetch_of(4, epoch=6, last_epoch=5), 2) == EpochEndOffset(4, 4)
+    partition.become_follower(state(leader=2, epoch=7))
+    assert partition.next_fetch(100).last_fetched_epoch == 6
+    partition.apply_fetched(answered(diverging=EpochEndOffset(4, 9)))  # 6 has written nothing
+    assert partition.next_fetch(100).last_fetched_epoch == 4
+    assert not partition.is_to_restart(0)
+    partition.apply_fetched(answered(diverging=EpochEndOffset(3, 2)))
+    assert (partition.next_fetch(100).fetch_offset, partition.next_fetch(100).last_fetched_epoch) == (2, -1)
+    assert partition.is_to_restart(0)
 
 
 @pytest.mark.parametrize("offset", [6, 1])
@@ -543,6 +673,10 @@ def test_a_follower_starts_afresh_where_the_leaders_log_begins_later(tmp_path: P
     partition.apply_fetched(answered(stamped(batch(3), 0, 1), high_watermark=3))
     partition.restart_at(50)
     assert (partition.log.log_start_offset, partition.log.log_end_offset, partition.high_watermark) == (50, 50, 50)
+    assert partition.next_fetch(100).last_fetched_epoch == -1
+    partition.restart_at(50, previous_epoch=1)
+    assert partition.next_fetch(100).last_fetched_epoch == 1
+    partition.restart_at(0)
     assert partition.next_fetch(100).last_fetched_epoch == -1
 
 
@@ -637,3 +771,30 @@ def test_a_follower_tells_where_its_log_would_begin_after_a_crash(tmp_path: Path
 def store_start(partition: Partition) -> None:
     checkpoint = partition.log._directory.log_start_offsets
     checkpoint.write(checkpoint.stage({partition.log.partition: partition.log.log_start_offset}))
+
+
+# -- a reassignment --
+
+
+def test_a_leader_takes_in_the_replicas_that_a_reassignment_adds_and_lets_them_join(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2), replicas=(1, 2)))
+    end = append(partition)
+    assert refusal(lambda: partition.check_fetch(fetch_of(0), 3)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    told = state(epoch=1, isr=(1, 2), replicas=(3, 1, 2))
+    told.adding_replicas, told.removing_replicas = [3], [2]
+    partition.become_leader(told)
+    assert (partition.min_insync_replicas, partition.replication_factor) == (1, 2), "not yet 2, as of three replicas"
+    fetches(partition, 2, end)
+    fetches(partition, 3, end)
+    assert partition.isr_to_propose() == (3, 1, 2)
+
+
+def test_a_leader_lets_no_replica_join_that_a_reassignment_has_removed(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2, 3)))
+    proposed = partition.propose_isr((1, 2))
+    partition.become_leader(state(epoch=1, isr=(1, 3), replicas=(1, 3)))
+    assert not partition.isr_written(proposed, 1), "it was meant for the epoch before"
+    assert refusal(lambda: partition.check_fetch(fetch_of(0), 2)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert partition.isr_to_propose() is None

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
+from time import thread_time
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from minibroker.broker.storage import compaction
@@ -18,15 +20,53 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog
 from minibroker.broker.storage.verification import Checkpointed, verify_partition
+from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, decode_batch, encode_batch, iterate_batches
-from tests.storage_support import NOW, Opened, StorageWorld, everything, flip, open_log, segments
+from minibroker.protocol.records import (
+    HEADER_SIZE,
+    LIMIT,
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    MAX_HEADERS_BYTES,
+    MAX_RECORDS,
+    Header,
+    decode_batch,
+    encode_batch,
+    iterate_batches,
+    parse_header,
+    rewriting,
+)
+from minibroker.protocol.records.columns import encode_columns
+from minibroker.protocol.records.header import write_header
+from tests.storage_support import (
+    NOW,
+    Clock,
+    Opened,
+    StorageWorld,
+    at_once,
+    everything,
+    flip,
+    open_log,
+    segments,
+    stamped,
+)
 
 T = TypeVar("T")
 
 CONFIG = LogConfig(compact=True, delete_retention_ms=1_000, index_interval_bytes=1)
 SMALL = LogConfig(compact=True, index_interval_bytes=1, segment_bytes=200)
 Pair = tuple[bytes, bytes | None]
+
+
+class SetClock(Clock):
+    """Its wall clock can be set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_by_ms = 0
+
+    def wall_ms(self) -> int:
+        return self.now_ms + self.set_by_ms
 
 
 def keyed(pairs: Sequence[Pair], *, magic: int = MAGIC_COLUMNS, producer_id: int = -1, sequence: int = 0) -> bytes:
@@ -111,7 +151,7 @@ def test_small_segments_become_one_and_what_is_left_of_the_files_can_be_opened(t
         again = open_log(str(tmp_path), CONFIG, recovery_point=recovery_point).log
         assert everything(again) == before
         asyncio.run(again.close())
-    report = verify_partition(tmp_path, Checkpointed(recovery_point=3, first_dirty_offset=3))
+    report = verify_partition(tmp_path, Checkpointed(recovery_point=3, is_compacted=True))
     assert report.findings == []
 
 
@@ -126,6 +166,31 @@ def test_a_tombstone_stays_until_its_time_is_up_and_what_it_deletes_goes_at_once
         assert compact(log)
         assert ((1, b"a", None) in found(log)) is is_there
     assert found(log)[0] == (2, b"b", b"2")
+
+
+@pytest.mark.parametrize("set_by_ms", [-5_000, 5_000], ids=["back", "ahead"])
+def test_a_clock_that_is_set_and_set_right_again_takes_no_tombstone_early(tmp_path: Path, set_by_ms: int) -> None:
+    clock = SetClock()
+    world = StorageWorld()
+    world.clock = clock
+    log = open_log(str(tmp_path), CONFIG, world=world).log
+
+    def compact_again() -> bool:
+        append_segment(log, [keyed([(b"c", b"3")])])
+        assert compact(log)
+        return (1, b"a", None) in found(log)
+
+    append_segment(log, [keyed([(b"a", b"1")]), keyed([(b"a", None), (b"b", b"2")])])
+    clock.set_by_ms = min(0, set_by_ms)
+    assert compact_again()
+    clock.now_ms += 900
+    clock.set_by_ms = max(0, set_by_ms)
+    assert compact_again()
+    clock.set_by_ms = 0
+    clock.now_ms += 99
+    assert compact_again()
+    clock.now_ms += 1
+    assert not compact_again()
 
 
 def test_a_map_that_is_full_leaves_the_rest_for_later_passes(tmp_path: Path) -> None:
@@ -238,7 +303,7 @@ def test_a_log_may_be_cut_at_any_moment_of_a_compaction_in_another_thread(
         await log.checkpoint()
         end = log.log_end_offset
         await log.close()
-        report = verify_partition(tmp_path, Checkpointed(recovery_point=end, first_dirty_offset=0))
+        report = verify_partition(tmp_path, Checkpointed(recovery_point=end, is_compacted=True))
         assert report.findings == []
         assert report.log_end_offset == end
 
@@ -272,7 +337,7 @@ def test_a_read_in_a_gap_goes_on_with_the_next_batch(tmp_path: Path) -> None:
     for offset in range(1, 9):
         [batch] = iterate_batches(log.read(offset, 1_000, 9))
         assert batch.header.base_offset == 8
-    assert log.offset_for_timestamp(NOW, 9) == (NOW, 8)
+    assert at_once(log.offset_for_timestamp(NOW, 9)) == (NOW, 8)
 
 
 def test_a_record_without_a_key_is_refused_with_the_batch_that_it_is_in(tmp_path: Path) -> None:
@@ -288,8 +353,8 @@ def test_a_record_without_a_key_is_refused_with_the_batch_that_it_is_in(tmp_path
 def test_a_gap_in_a_log_that_is_not_compacted_is_damage_to_a_follower_and_to_the_offline_tool(tmp_path: Path) -> None:
     log = segments_of(tmp_path / "compacted", [keyed([(b"k", b"%d" % number)]) for number in range(9)]).log
     assert compact(log)
-    assert verify_partition(tmp_path / "compacted", Checkpointed(9, first_dirty_offset=9)).findings == []
-    [finding] = verify_partition(tmp_path / "compacted", Checkpointed(9)).findings[:1]
+    assert verify_partition(tmp_path / "compacted", Checkpointed(9, is_compacted=True)).findings == []
+    [finding] = verify_partition(tmp_path / "compacted", Checkpointed(9, is_compacted=False)).findings[:1]
     assert finding.costs_records
 
 
@@ -337,14 +402,110 @@ def test_a_tombstone_that_came_with_another_replicas_word_stays_for_as_long_as_t
     assert (0, b"a", None) in found(copy.log)
 
 
+def said_once(keys: list[bytes], value: bytes, headers: list[Header] | None = None) -> bytes:
+    """What our own producer does not send: a column with one element for all records."""
+    content = bytearray(HEADER_SIZE)
+    encode_columns(content, None, None, keys, [value], None if headers is None else [headers])
+    return bytes(write_header(content, parse_header(encode_batch([b""] * len(keys), base_timestamp=NOW))))
+
+
+def test_what_a_batch_says_once_for_all_its_records_is_not_written_once_for_each(tmp_path: Path) -> None:
+    keys = [b"%d" % number for number in range(20)]
+    content = said_once(keys, b"v" * 100_000, [("name", b"h" * (MAX_HEADERS_BYTES // 10))])
+    log = segments_of(tmp_path, [content, keyed([(b"0", b"new")])]).log
+    assert compact(log)
+    assert log.size < len(content) + 1_000
+    assert found(log) == [*((number, b"%d" % number, b"v" * 100_000) for number in range(1, 20)), (20, b"0", b"new")]
+
+
+@pytest.mark.parametrize("magic", [MAGIC_COLUMNS, MAGIC_RECORDS])
+def test_a_batch_that_cannot_be_written_anew_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, magic: int
+) -> None:
+    log = segments_of(tmp_path, [keyed([(b"a", b"1"), (b"b", b"2")], magic=magic)], [keyed([(b"a", b"3")])]).log
+    monkeypatch.setattr(rewriting, "MAX_BODY_BYTES", 1)
+    assert compact(log)
+    assert found(log) == [(0, b"a", b"1"), (1, b"b", b"2"), (2, b"a", b"3")]
+
+
+def placed(content: bytes, base_timestamp: int) -> bytes:
+    """As it is in the log of a topic that took it."""
+    header = msgspec.structs.replace(
+        parse_header(content), base_timestamp=base_timestamp, max_timestamp=base_timestamp, base_offset=0
+    )
+    return stamped(bytes(write_header(bytearray(content), header)), 0, 0)
+
+
+def test_a_batch_that_can_be_read_can_be_read_when_it_has_lost_records(tmp_path: Path) -> None:
+    opened = segments_of(tmp_path)
+    content = bytes(encode_batch([b"1", b"2"], keys=[b"a", b"b"], base_timestamp=NOW))
+    opened.log.append_as_follower(placed(content, LIMIT + 1))
+    append_segment(opened.log, [keyed([(b"a", b"3")])])
+    assert compact(opened.log)
+    assert found(opened.log) == [(1, b"b", b"2"), (2, b"a", b"3")]
+
+
+def test_a_batch_that_nobody_can_read_does_not_keep_its_log_from_being_compacted(tmp_path: Path) -> None:
+    opened = segments_of(tmp_path)
+    unreadable = placed(keyed([(b"a", b"1")], magic=MAGIC_RECORDS), LIMIT + 1)
+    opened.log.append_as_follower(unreadable)
+    append_segment(opened.log, [keyed([(b"a", b"2"), (b"a", b"3")])])
+    assert compact(opened.log)
+    data = everything(opened.log)
+    assert data.startswith(unreadable)
+    assert decode_batch(data, position=len(unreadable)).offsets == [2]
+
+
+def test_a_tombstone_that_is_to_stay_for_longer_than_there_are_numbers_for_stays(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, delete_retention_ms=LIMIT - 1)
+    log = segments_of(tmp_path, [keyed([(b"a", b"1"), (b"a", None), (b"b", b"2")])], config=config).log
+    assert compact(log)
+    assert found(log) == [(1, b"a", None), (2, b"b", b"2")]
+
+
+def test_a_record_set_of_many_batches_is_refused_before_they_are_decoded(tmp_path: Path) -> None:
+    """Each of 73 bytes would hold the event loop for 40 ms."""
+    log = open_log(str(tmp_path), CONFIG).log
+    header = msgspec.structs.replace(
+        parse_header(said_once([b"k"], b"v")), records_count=MAX_RECORDS, last_offset_delta=MAX_RECORDS - 1
+    )
+    large = bytes(write_header(bytearray(said_once([b"k"], b"v")), header))
+    began_s = thread_time()
+    with pytest.raises(BrokerError, match="more than one batch") as refused:
+        log.append_as_leader(large * 200, 0, NOW)
+    assert refused.value.code is ErrorCode.INVALID_RECORD
+    assert thread_time() - began_s < 2
+    assert log.log_end_offset == 0
+
+
+def test_a_batch_that_may_not_fit_once_its_offsets_are_written_is_refused(tmp_path: Path) -> None:
+    log = open_log(str(tmp_path), CONFIG).log
+    content = encode_batch([bytes(50 << 20)], keys=[b"a"], base_timestamp=NOW, compression=Compression.ZSTD)
+    with pytest.raises(BrokerError, match="more than the limit of 50331648"):
+        log.append_as_leader(bytes(content), 0, NOW)
+    assert log.log_end_offset == 0
+
+
 def test_the_newest_record_is_one_that_is_left(tmp_path: Path) -> None:
     late = bytes(encode_batch([b"1"], keys=[b"a"], base_timestamp=NOW + 5_000))
     log = segments_of(tmp_path, [late, keyed([(b"b", b"2")]), keyed([(b"a", b"3"), (b"c", b"4")])]).log
-    assert log.newest_record(log.log_end_offset) == (NOW + 5_000, 0)
+    assert at_once(log.newest_record(log.log_end_offset)) == (NOW + 5_000, 0)
     assert compact(log)
     assert [offset for offset, _, _ in found(log)] == [1, 2, 3]
     assert next(iterate_batches(everything(log))).header.max_timestamp == NOW + 5_000, "it has no records"
-    assert log.newest_record(log.log_end_offset) == (NOW + 1, 3)
+    assert at_once(log.newest_record(log.log_end_offset)) == (NOW + 1, 3)
+
+
+def test_a_search_begins_anew_when_a_compaction_replaces_its_segment(tmp_path: Path) -> None:
+    late = bytes(encode_batch([b"1"], keys=[b"a"], base_timestamp=NOW + 5_000))
+    others = [keyed([(b"%d" % number, b"2")]) for number in range(200)]
+    log = segments_of(tmp_path, [late, *others, keyed([(b"a", b"3"), (b"199", b"3")])]).log
+    log.move_log_start_offset(1)
+    for search in (log.newest_record(203), log.offset_for_timestamp(NOW + 1, 203)):
+        next(search)
+        append_segment(log, [keyed([(b"0", b"4")])])
+        assert compact(log)
+        assert at_once(search) == (NOW + 1, 202)
 
 
 def test_old_segments_wait_for_a_compaction_that_is_under_way_and_the_next_one_for_them(tmp_path: Path) -> None:

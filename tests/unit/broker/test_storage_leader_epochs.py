@@ -63,13 +63,15 @@ def test_truncating_the_end_forgets_epochs_that_begin_there_or_later() -> None:
     assert epochs.entries == []
 
 
-def test_truncating_the_start_keeps_the_epoch_that_holds_it() -> None:
+def test_truncating_the_start_keeps_the_epoch_of_the_record_before_it() -> None:
     for start, kept in (
         (0, [(1, 0), (2, 10), (5, 20)]),
-        (5, [(1, 5), (2, 10), (5, 20)]),
-        (10, [(2, 10), (5, 20)]),
-        (15, [(2, 15), (5, 20)]),
-        (99, [(5, 99)]),
+        (1, [(1, 0), (2, 10), (5, 20)]),
+        (5, [(1, 4), (2, 10), (5, 20)]),
+        (10, [(1, 9), (2, 10), (5, 20)]),
+        (11, [(2, 10), (5, 20)]),
+        (15, [(2, 14), (5, 20)]),
+        (99, [(5, 98)]),
     ):
         epochs = cache((1, 0), (2, 10), (5, 20))
         epochs.truncate_from_start(start)

@@ -7,21 +7,24 @@ from pathlib import Path
 from random import Random
 from time import thread_time
 
+import msgspec
 import pytest
 from crc32c import crc32c
 
 from minibroker.broker.storage.directory import FLUSHES_AT_ONCE
-from minibroker.broker.storage.log import AppendInfo, Log, LogInvariantViolated
+from minibroker.broker.storage.log import AppendInfo, Log, LogInvariantViolated, Search
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Buffer
-from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch
+from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch, parse_header
+from minibroker.protocol.records.header import write_header
 from tests.storage_support import (
     NOW,
     FailingDisk,
     GatedExecutor,
     Opened,
     StorageWorld,
+    at_once,
     batch,
     check_indexes,
     everything,
@@ -104,6 +107,11 @@ def with_attributes(content: bytes, attributes: int) -> bytes:
     return bytes(changed)
 
 
+def with_base_timestamp(content: bytes, base_timestamp: int) -> bytes:
+    header = msgspec.structs.replace(parse_header(content), base_timestamp=base_timestamp)
+    return bytes(write_header(bytearray(content), header))
+
+
 @pytest.mark.parametrize(
     ("records", "code"),
     [
@@ -123,6 +131,7 @@ def with_attributes(content: bytes, attributes: int) -> bytes:
         (bytes(encode_batch([], base_timestamp=NOW, last_offset_delta=0)), ErrorCode.INVALID_RECORD),
         (batch(timestamp=-5), ErrorCode.INVALID_TIMESTAMP),
         (batch(timestamp=NOW + 5_001), ErrorCode.INVALID_TIMESTAMP),
+        (with_base_timestamp(GOOD, (1 << 62) + 1), ErrorCode.INVALID_TIMESTAMP),
         (batch(size=2_000), ErrorCode.MESSAGE_TOO_LARGE),
         (batch(size=900) * 4, ErrorCode.RECORD_LIST_TOO_LARGE),
         (batch(producer_id=5) + batch(producer_id=5, sequence=1), ErrorCode.INVALID_RECORD),
@@ -216,8 +225,8 @@ def test_a_follower_takes_sequences_as_the_leader_has_them(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "epoch"),
-    [(0, 5), (1, 5), (3, 5), (2, 4)],
-    ids=["again", "overlapping", "with a gap", "of an older epoch"],
+    [(0, 5), (1, 5), (2, 4)],
+    ids=["again", "overlapping", "of an older epoch"],
 )
 def test_a_follower_refuses_what_does_not_continue_its_log(path: str, offset: int, epoch: int) -> None:
     log = open_log(path).log
@@ -225,9 +234,16 @@ def test_a_follower_refuses_what_does_not_continue_its_log(path: str, offset: in
     with pytest.raises(LogInvariantViolated, match="does not continue it"):
         log.append_as_follower(stamped(batch(), offset, epoch))
     with pytest.raises(LogInvariantViolated, match="does not continue it"):
-        log.append_as_follower(stamped(batch(), 2, 5) + stamped(batch(), 4, 5))
+        log.append_as_follower(stamped(batch(), 2, 5) + stamped(batch(), 2, 5))
     assert log.log_end_offset == 2
     log.append_as_follower(stamped(batch(), 2, 5))
+
+
+def test_a_follower_takes_the_gaps_of_a_compaction_that_it_may_not_have_heard_of_yet_or_any_more(path: str) -> None:
+    log = open_log(path).log
+    log.append_as_follower(stamped(batch(2), 0, 5))
+    log.append_as_follower(stamped(batch(), 7, 5))
+    assert log.log_end_offset == 8
 
 
 def test_a_follower_refuses_bytes_that_were_damaged_on_the_way(path: str) -> None:
@@ -238,6 +254,16 @@ def test_a_follower_refuses_bytes_that_were_damaged_on_the_way(path: str) -> Non
     with pytest.raises(LogInvariantViolated, match="nothing to append"):
         log.append_as_follower(b"")
     assert log.log_end_offset == 0
+
+
+def test_damage_that_many_readers_meet_is_told_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = open_log(path).log
+    one, other = (stamped(batch(2), offset, 0) for offset in (0, 2))
+    log.append_as_follower(one + other)
+    for damaged in (one[:-1] + b"\0", other[:-1] + b"\0"):
+        for _ in range(3):
+            assert refusal(lambda: log.check(damaged)) is ErrorCode.CORRUPT_MESSAGE  # noqa: B023
+    assert len([record for record in caplog.records if "damaged on disk" in record.message]) == 2
 
 
 def test_a_follower_takes_batches_that_are_larger_than_its_own_limits(path: str) -> None:
@@ -338,9 +364,9 @@ def test_the_first_record_at_or_after_a_time_is_found_even_if_times_go_back(path
     for time in (-1, 0, 5, 10, 99, 105, 110, 301, 309, 310, 1_009, 1_010):
         for up_to in (0, 15, 35, 65, 80):
             expected = next((r for r in records if r[0] >= NOW + time and r[1] < up_to), None)
-            assert log.offset_for_timestamp(NOW + time, up_to) == expected, (time, up_to)
+            assert at_once(log.offset_for_timestamp(NOW + time, up_to)) == expected, (time, up_to)
     log.move_log_start_offset(15)
-    assert log.offset_for_timestamp(NOW, 80) == (NOW + 105, 15)
+    assert at_once(log.offset_for_timestamp(NOW, 80)) == (NOW + 105, 15)
 
 
 @pytest.mark.parametrize("is_rebuilt", [False, True], ids=["as written", "recovered"])
@@ -369,8 +395,8 @@ def test_the_newest_record_is_found_in_every_part_of_a_log(path: str, is_rebuilt
         log.move_log_start_offset(start)
         for up_to in {start + 1, *range(start + 1, 165, 13), 165}:
             found = max(record for record in records if start <= -record[1] < up_to)
-            assert log.newest_record(up_to) == (found[0], -found[1]), (start, up_to)
-    assert log.newest_record(164) is None
+            assert at_once(log.newest_record(up_to)) == (found[0], -found[1]), (start, up_to)
+    assert at_once(log.newest_record(164)) is None
 
 
 def test_the_newest_record_of_a_long_segment_is_found_without_reading_its_headers(path: str) -> None:
@@ -379,7 +405,88 @@ def test_the_newest_record_of_a_long_segment_is_found_without_reading_its_header
         log.append_as_leader(batch(1, timestamp=NOW + number if number < 900 else NOW), 0, NOW)
     segment = log._active
     assert len(list(segment.newest_batches(0, 2_000))) < 10
-    assert log.newest_record(2_000) == (NOW + 899, 899)
+    assert at_once(log.newest_record(2_000)) == (NOW + 899, 899)
+
+
+def the_newest_is_gone(path: str, *, segment_bytes: int = 1 << 30) -> Log:
+    """Nothing that an index knows of is left: the first batch, gone, was the newest."""
+    log = open_log(path, LogConfig(index_interval_bytes=300, segment_bytes=segment_bytes)).log
+    log.append_as_leader(batch(1, timestamp=NOW + 9_999), 0, NOW)
+    for number in range(1, 2_000):
+        log.append_as_leader(batch(1, timestamp=NOW + number % 100), 0, NOW)
+    log.move_log_start_offset(1)
+    return log
+
+
+SEARCHES: list[tuple[Callable[[Log], Search], tuple[int, int] | None]] = [
+    (lambda log: log.newest_record(2_000), (NOW + 99, 99)),
+    (lambda log: log.offset_for_timestamp(NOW + 100, 2_000), None),
+]
+
+
+@pytest.mark.parametrize(("search", "answer"), SEARCHES, ids=["newest", "time"])
+def test_a_search_through_a_whole_segment_is_done_in_short_steps(
+    path: str, search: Callable[[Log], Search], answer: tuple[int, int] | None
+) -> None:
+    log = the_newest_is_gone(path)
+    steps = search(log)
+    for _ in range(20):
+        next(steps)
+    assert at_once(steps) == answer
+
+
+def test_what_was_the_newest_of_a_segment_is_not_searched_for_again(path: str) -> None:
+    async def run() -> None:
+        log = the_newest_is_gone(path)
+        log.roll()
+        for time in (50, 70):
+            log.append_as_leader(batch(1, timestamp=NOW + time), 0, NOW)
+            at_once(log.newest_record(log.log_end_offset))
+        with pytest.raises(StopIteration):
+            next(log.newest_record(log.log_end_offset))
+        log.truncate_to(50)
+        assert at_once(log.newest_record(50)) == (NOW + 49, 49)
+        log.append_as_leader(batch(1, timestamp=NOW + 70), 0, NOW)
+        assert at_once(log.newest_record(51)) == (NOW + 70, 50)
+        await log.checkpoint()
+        await log.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("search", "answer"), SEARCHES, ids=["newest", "time"])
+def test_a_search_begins_anew_when_its_segment_is_removed_and_ends_when_the_log_is_cut_or_closed(
+    path: str, search: Callable[[Log], Search], answer: tuple[int, int] | None
+) -> None:
+    async def removed() -> None:
+        log = the_newest_is_gone(f"{path}/removed", segment_bytes=50_000)
+        await log.checkpoint()
+        steps = search(log)
+        next(steps)
+        start = log.extents()[0].end_offset
+        log.move_log_start_offset(start)
+        await log.remove_old_segments(start)
+        left = start + (99 - start) % 100
+        assert at_once(steps) == (None if answer is None else (NOW + 99, left))
+        await log.close()
+
+    async def cut() -> None:
+        log = the_newest_is_gone(f"{path}/cut")
+        steps = search(log)
+        next(steps)
+        log.truncate_to(50)
+        assert at_once(steps) == (None if answer is None else (NOW + 49, 49))
+        await log.close()
+
+    async def closed() -> None:
+        log = the_newest_is_gone(f"{path}/closed")
+        steps = search(log)
+        next(steps)
+        await log.close()
+        assert refusal(lambda: at_once(steps)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    for scenario in (removed, cut, closed):
+        asyncio.run(scenario())
 
 
 def test_a_batch_that_its_producer_filled_with_nonsense_is_found_by_the_time_in_its_header(path: str) -> None:
@@ -390,11 +497,11 @@ def test_a_batch_that_its_producer_filled_with_nonsense_is_found_by_the_time_in_
     nonsense[17:21] = crc32c(nonsense[21:]).to_bytes(4, "big")
     log.append_as_leader(nonsense, 0, NOW)
     log.append_as_leader(batch(1, timestamp=NOW + 90), 0, NOW)
-    assert log.offset_for_timestamp(NOW + 1, 6) == (NOW + 1, 1)
-    assert log.offset_for_timestamp(NOW + 10, 6) == (NOW + 51, 3)
-    assert log.offset_for_timestamp(NOW + 80, 6) == (NOW + 90, 5)
-    assert log.newest_record(6) == (NOW + 90, 5)
-    assert log.newest_record(5) == (NOW + 51, 3)
+    assert at_once(log.offset_for_timestamp(NOW + 1, 6)) == (NOW + 1, 1)
+    assert at_once(log.offset_for_timestamp(NOW + 10, 6)) == (NOW + 51, 3)
+    assert at_once(log.offset_for_timestamp(NOW + 80, 6)) == (NOW + 90, 5)
+    assert at_once(log.newest_record(6)) == (NOW + 90, 5)
+    assert at_once(log.newest_record(5)) == (NOW + 51, 3)
 
 
 # -- truncating --
@@ -783,7 +890,7 @@ def test_after_an_io_error_nothing_is_appended_read_or_flushed_any_more(path: st
             lambda: log.truncate_to(0),
             lambda: log.truncate_fully_and_start_at(9),
             lambda: log.assign_epoch_start(1, 2),
-            lambda: log.offset_for_timestamp(0, 2),
+            lambda: at_once(log.offset_for_timestamp(0, 2)),
             lambda: log.bytes_between(0, 2),
         ):
             assert refusal(call) is ErrorCode.KAFKA_STORAGE_ERROR

@@ -13,10 +13,11 @@ from minibroker.broker.storage.continuity import Witness, combined
 from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
-from tests.storage_support import StorageHost, StorageWorld
+from tests.storage_support import NOW, StorageHost, StorageWorld, batch
 
 PATHS = ("/disks/a", "/disks/b")
 PARTITION = TopicPartition("orders", 0)
@@ -97,6 +98,123 @@ def test_a_deletion_that_fails_at_any_point_has_not_succeeded_when_it_is_tried_a
     run(scenario)
 
 
+# --- Strays: replicas of topics that were deleted while their directory was not there ---------------------------
+
+
+OLDER, NEWER = (topic_ids.make(7, number, b"nonces") for number in (1, 2))
+
+
+async def fill(logs: LogDirs, topic_id: str, records: int) -> None:
+    log = await logs.get_or_create(PARTITION, topic_id, CONFIG, is_new=True)
+    log.append_as_leader(batch(records), 0, NOW)
+
+
+async def filled(host: StorageHost, path: str, topic_id: str, records: int) -> None:
+    """A directory that has had a replica of the topic to itself."""
+    logs = opened(host, (path,))
+    await logs.open("cluster")
+    await fill(logs, topic_id, records)
+    await logs.close()
+
+
+def strays(host: StorageHost) -> dict[str, int]:
+    """In which directories they are, and how many bytes of records each has."""
+    disk = host.start_process()
+    found: dict[str, int] = {}
+    for path in PATHS:
+        for name in disk.list(path) if disk.exists(path) else ():
+            if name.endswith("-stray"):
+                found[path] = len(disk.read_file(f"{path}/{name}/{0:020}.log"))
+    return found
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_replica_of_an_older_topic_gives_way_and_is_kept(damaged: bool) -> None:
+    async def scenario(host: StorageHost) -> None:
+        await filled(host, PATHS[1], OLDER, 5)
+        if damaged:
+            host.start_process().make_directories(f"{PATHS[1]}/{PARTITION}/{5:020}.log")
+        logs = opened(host)
+        await logs.open("cluster")
+        assert bool(logs.damaged) is damaged
+        await fill(logs, NEWER, 1)
+        assert [log.log_end_offset for log in logs.logs()] == [1]
+        assert not logs.damaged
+        logs.registered(7)
+        await logs.close()
+        assert list(strays(host)) == [PATHS[1]]
+        assert strays(host)[PATHS[1]] > 0
+        again = opened(host)
+        await again.open("cluster")
+        assert [(log.topic_id, log.log_end_offset) for log in again.logs()] == [(NEWER, 1)]
+        assert again.trusted_since == 7
+        await again.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("topic_id", [OLDER, "an id that does not tell its age"])
+def test_an_order_that_comes_late_moves_no_replica_of_a_newer_topic(topic_id: str) -> None:
+    async def scenario(host: StorageHost) -> None:
+        logs = opened(host)
+        await logs.open("cluster")
+        await fill(logs, NEWER, 3)
+        for is_new in (False, True):
+            late = logs.get_or_create(PARTITION, topic_id, CONFIG, is_new=is_new)
+            assert await refusal(late) is ErrorCode.INCONSISTENT_TOPIC_ID
+        assert [(log.topic_id, log.log_end_offset) for log in logs.logs()] == [(NEWER, 3)]
+        await logs.close()
+        assert not strays(host)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("older", PATHS)
+def test_of_replicas_in_two_directories_that_of_the_newer_topic_is_served(older: str) -> None:
+    async def scenario(host: StorageHost) -> None:
+        for path in PATHS:
+            await filled(host, path, *((OLDER, 5) if path == older else (NEWER, 3)))
+        logs = opened(host)
+        await logs.open("cluster")
+        assert [(log.topic_id, log.log_end_offset) for log in logs.logs()] == [(NEWER, 3)]
+        assert (await logs.get_or_create(PARTITION, NEWER, CONFIG)).log_end_offset == 3
+        await logs.close()
+        assert list(strays(host)) == [older]
+
+    run(scenario)
+
+
+def test_while_a_stray_is_set_aside_its_disk_may_fail_at_any_point() -> None:
+    async def scenario(_: StorageHost) -> None:
+        async def replace(host: StorageHost, number: int) -> bool:
+            await filled(host, PATHS[1], OLDER, 5)
+            logs = opened(host)
+            await logs.open("cluster")
+            host.medium.faults.die_after(number)
+            failed = False
+            try:
+                await logs.get_or_create(PARTITION, NEWER, CONFIG, is_new=True)
+            except BrokerError:
+                failed = True
+            host.medium.faults.clear()
+            await logs.close()
+            logs = opened(host)
+            await logs.open("cluster")
+            await fill(logs, NEWER, 1)
+            assert [(log.topic_id, log.log_end_offset) for log in logs.logs()] == [(NEWER, 1)]
+            await logs.close()
+            assert list(strays(host)) == [PATHS[1]]
+            assert strays(host)[PATHS[1]] > 0
+            return failed
+
+        assert await changes(replace) > 3
+
+    run(scenario)
+
+
+# --- Which directories can be used ------------------------------------------------------------------------------
+
+
 def test_a_directory_of_another_broker_is_no_broken_disk() -> None:
     async def scenario(host: StorageHost) -> None:
         other = opened(host, PATHS[1:], broker_id=2)
@@ -115,6 +233,39 @@ def test_a_broker_without_any_directory_that_works_does_not_start() -> None:
             host.medium.faults.break_directory(path, errno.EROFS)
         with pytest.raises(DataDirectoryUnusable, match="/disks/a cannot be used: .*Read-only file system"):
             await logs.open("cluster")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ENOTDIR])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_directory_that_could_not_be_opened_is_not_believed_when_it_is_back(path: str, error: int) -> None:
+    async def scenario(host: StorageHost) -> None:
+        logs = opened(host)
+        await logs.open("cluster")
+        for number in range(2):
+            await logs.get_or_create(TopicPartition("t", number), "id", CONFIG, is_new=True)
+        logs.registered(5)
+
+        logs = opened(host)  # the process was killed
+        host.medium.faults.break_directory(path, error)
+        await logs.open("cluster")
+        assert list(logs.offline) == [path]
+        assert [log.path.startswith(path) for log in logs.logs()] == [False]
+        assert logs.trusted_since == 5
+        logs.registered(6)
+
+        logs = opened(host)
+        await logs.open("cluster")
+        assert not logs.offline
+        assert logs.trusted_since == SINCE_THIS_REGISTRATION
+        assert logs.synced_since == SINCE_THIS_REGISTRATION
+        logs.registered(7)
+
+        logs = opened(host)
+        await logs.open("cluster")
+        assert logs.trusted_since == 7
+        await logs.close()
 
     run(scenario)
 
@@ -162,10 +313,10 @@ def new(name: str) -> Witness:
         ([old("a", "ab"), old("b", "ab", since=NEVER)], 0, NEVER, "", "ab", ""),
         ([old("a", "a"), new("b")], 0, 5, "", "ab", ""),
         ([old("a", "ab")], 0, NEVER, "gone", "a", ""),
-        ([old("a", "ab")], 1, 5, "", "ab", ""),
+        ([old("a", "ab")], 1, 5, "", "ab", "b"),
         ([old("a", "ab"), new("c")], 0, NEVER, "gone", "ac", ""),
-        ([old("a", "ab"), new("c")], 1, 5, "", "abc", ""),
-        ([old("a", "abc")], 1, NEVER, "gone", "abc", ""),
+        ([old("a", "ab"), new("c")], 1, 5, "", "abc", "b"),
+        ([old("a", "abc")], 1, NEVER, "gone", "abc", "bc"),
         ([old("a", "a"), old("b", "ab")], 0, NEVER, "gone on", "ab", ""),
         ([old("a", "ab", failed="b"), old("b", "ab")], 0, NEVER, "failed", "ab", ""),
         ([old("a", "ab", failed="b")], 1, 5, "", "ab", "b"),

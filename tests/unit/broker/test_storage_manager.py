@@ -16,7 +16,8 @@ from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Disk
-from tests.storage_support import NOW, PARTITION, FailingDisk, StorageWorld, batch, everything, stamped
+from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
+from tests.storage_support import NOW, PARTITION, FailingDisk, StorageWorld, batch, everything, flip, stamped
 
 OTHER = TopicPartition("other.topic-x", 12)
 CONFIG = LogConfig()
@@ -82,6 +83,7 @@ def test_logs_are_there_again_after_a_restart(data: Path) -> None:
         CLEAN_MARKER,
         ".lock",
         "data-continuity",
+        "log-start-offset-checkpoint",
         "meta.properties",
         "orders-0",
         "other.topic-x-12",
@@ -370,6 +372,95 @@ def test_a_replica_that_missed_a_clean_stop_is_checked_as_after_a_crash(data: Pa
         assert broker.logs.reports[PARTITION].lost_more_than_an_incomplete_batch
 
     live(data, look)
+
+
+SEGMENTS = LogConfig(segment_bytes=3 * len(batch()))
+
+
+async def several_segments(broker: Broker) -> None:
+    """Three segments of three batches, that begin at offset 1, are committed up to 8, and flushed but for the last."""
+    log = await broker.logs.get_or_create(PARTITION, "id", SEGMENTS)
+    for number in range(9):
+        if number == 8:
+            await broker.logs.checkpoint_recovery_points()
+        log.append_as_leader(batch(), 0, NOW)
+    log.move_log_start_offset(1)
+    await broker.logs.checkpoint_log_start_offsets()
+    broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({PARTITION: 8}))
+
+
+def damage(data: Path) -> Callable[[], None]:
+    """Of the second segment, where a start meets it. Returns what mends it."""
+    file = data / "orders-0" / "00000000000000000003.log"
+    good = file.read_bytes()
+    flip(file, 100)
+    file.with_suffix(".index").unlink(missing_ok=True)
+
+    def mend() -> None:
+        file.write_bytes(good)
+
+    return mend
+
+
+def records_of(data: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (data / "orders-0").glob("*.log")}
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+def test_no_later_start_cuts_a_replica_that_could_not_be_opened(data: Path, before: bool, after: bool) -> None:
+    live(data, several_segments, clean=before)
+    mend = damage(data)
+    damaged = records_of(data)
+
+    async def cannot_be_opened(broker: Broker) -> None:
+        assert list(broker.logs.damaged) == [PARTITION]
+        assert "move this segment and those after it elsewhere" in broker.logs.damaged[PARTITION]
+        await broker.log(OTHER, records=1)
+        broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({OTHER: 1}))
+        await broker.logs.checkpoint_recovery_points()
+        await broker.logs.checkpoint_log_start_offsets()
+
+    for _ in range(3):
+        live(data, cannot_be_opened, clean=after)
+        assert records_of(data) == damaged
+    mend()
+
+    async def is_as_before(broker: Broker) -> None:
+        log = await broker.log()
+        assert (log.log_start_offset, log.log_end_offset) == (1, 9)
+        assert broker.logs.high_watermark(PARTITION) == 8
+
+    live(data, is_as_before)
+
+
+def test_who_does_without_what_follows_the_damage_moves_it_away(data: Path) -> None:
+    live(data, several_segments)
+    damage(data)
+    live(data)
+    for name in ("00000000000000000003", "00000000000000000006"):
+        (data / "orders-0" / f"{name}.log").rename(data / f"{name}.log")
+
+    async def look(broker: Broker) -> None:
+        log = await broker.log()
+        assert (log.log_start_offset, log.log_end_offset) == (1, 3)
+        assert broker.logs.high_watermark(PARTITION) == 3
+        assert broker.logs.trusted_since == SINCE_THIS_REGISTRATION
+
+    live(data, look)
+
+
+def test_what_was_set_aside_is_not_cut_where_it_had_been_safe(data: Path) -> None:
+    async def set_aside(broker: Broker) -> None:
+        await several_segments(broker)
+        await broker.logs.set_aside(PARTITION, "a batch is damaged", is_damaged=True)
+        await broker.logs.checkpoint_recovery_points()
+
+    live(data, set_aside, clean=False)
+    damage(data)
+    damaged = records_of(data)
+    live(data)
+    assert records_of(data) == damaged
 
 
 def test_damaged_checkpoints_are_done_without(data: Path) -> None:

@@ -20,6 +20,7 @@ from tests.storage_support import (
     BATCHES,
     CONFIG,
     NOW,
+    at_once,
     batch,
     check_indexes,
     content,
@@ -46,13 +47,14 @@ def report_of(
     clean: bool,
     disk: Disk | None = None,
     before_loss: Callable[[str, bool], None] = lambda reason, was_flushed: None,
+    log_start_offset: int | None = 0,
 ) -> RecoveryReport:
     recovered = recover(
         disk or RealDisk(),
         str(path),
         recovery_point=recovery_point,
         clean=clean,
-        log_start_offset=0,
+        log_start_offset=log_start_offset,
         index_interval_bytes=CONFIG.index_interval_bytes,
         now_ms=NOW,
         before_loss=before_loss,
@@ -70,7 +72,7 @@ def check(path: Path, batches: int, *, recovery_point: int = 0, clean: bool = Fa
     check_indexes(log)
     assert [log.epoch_at(2 * number) for number in range(batches)] == [number // 20 for number in range(batches)]
     for number in range(batches):
-        assert log.offset_for_timestamp(NOW + 10 * number, 2 * batches) == (NOW + 10 * number, 2 * number)
+        assert at_once(log.offset_for_timestamp(NOW + 10 * number, 2 * batches)) == (NOW + 10 * number, 2 * number)
     for producer_id in range(min(batches, 3)):
         last = batches - 1 - (batches - 1 - producer_id) % 3
         for number in range(last, max(last - 15, -1), -3):
@@ -293,6 +295,36 @@ def test_damage_below_the_recovery_point_is_left_alone_and_reported(path: Path) 
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
 
 
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(("which", "problem"), [(0, "begins at offset"), (1, "but the next segment begins at")])
+def test_a_segment_that_is_gone_is_damage_and_not_another_beginning_or_a_gap(
+    path: Path, which: int, problem: str, clean: bool
+) -> None:
+    write_log(path)
+    lost = segments(path)[which]
+    for file in path.glob(f"{lost.stem}.*"):
+        file.unlink()
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(DamagedLog, match=problem):
+        report_of(path, recovery_point=2 * BATCHES, clean=clean)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+
+@pytest.mark.parametrize("start_is_known", [True, False])
+def test_a_log_may_begin_later_where_that_is_on_file_or_nothing_of_it_had_been_safe(
+    path: Path, start_is_known: bool
+) -> None:
+    write_log(path)
+    first, second, *_ = segments(path)
+    first.unlink()
+    begins = int(second.stem)
+    if start_is_known:
+        log = open_log(str(path), CONFIG, recovery_point=2 * BATCHES, clean=True, log_start_offset=begins).log
+    else:
+        log = open_log(str(path), CONFIG, recovery_point=0, clean=False).log
+    assert (log.log_start_offset, log.log_end_offset) == (begins, 2 * BATCHES)
+
+
 def test_damaged_headers_below_the_recovery_point_are_not_taken_for_the_end(path: Path) -> None:
     write_log(path)
     files = segments(path)
@@ -374,10 +406,40 @@ def test_a_log_begins_neither_before_its_first_segment_nor_past_its_end(path: Pa
     files = segments(path)
     files[0].unlink()
     first, end = int(files[1].stem), 2 * BATCHES
-    for told, begins in [(0, first), (first + 1, first + 1), (end + 1, end)]:
+    for told, begins in [(None, first), (first, first), (first + 1, first + 1), (end + 1, end)]:
         log = open_log(str(path), CONFIG, recovery_point=end, clean=True, log_start_offset=told).log
         assert (log.log_start_offset, log.log_end_offset) == (begins, end)
         asyncio.run(log.close())
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("are_removed", [True, False])
+def test_a_log_whose_records_are_all_deleted_knows_the_last_ones_epoch_at_every_later_start(
+    path: Path, are_removed: bool, clean: bool
+) -> None:
+    log = write_log(path)
+    end, epoch = log.log_end_offset, log.latest_epoch
+
+    async def empty() -> None:
+        log = open_log(str(path), CONFIG, recovery_point=end, clean=True).log
+        log.move_log_start_offset(end)
+        await log.checkpoint()
+        if are_removed:
+            await log.remove_old_segments(end)
+        await log.close()
+
+    async def reopened() -> tuple[int, int]:
+        log = open_log(str(path), CONFIG, recovery_point=end, clean=clean, log_start_offset=end).log
+        assert log.log_start_offset == log.log_end_offset == end
+        log.truncate_to(end)
+        await log.checkpoint()
+        await log.close()
+        return log.latest_epoch, log.epoch_at(end - 1)
+
+    asyncio.run(empty())
+    for _ in range(3):
+        assert asyncio.run(reopened()) == (epoch, epoch)
+        assert (len(segments(path)) == 1) == are_removed
 
 
 class WatchedDisk(RealDisk):
@@ -482,5 +544,18 @@ def test_a_snapshot_from_before_the_first_segment_is_of_another_log(path: Path) 
     for file in [*path.glob("*.snapshot"), segments(path)[0]]:
         file.unlink()
     write_snapshot(RealDisk(), str(path), 1, other.capture())
-    log = open_log(str(path), CONFIG, recovery_point=2 * BATCHES, clean=True).log
+    log = open_log(str(path), CONFIG, recovery_point=2 * BATCHES, clean=True, log_start_offset=None).log
     assert not log.append_as_leader(sent, log.latest_epoch, NOW).duplicate
+
+
+def test_a_snapshot_that_an_interrupted_removal_of_old_segments_left_is_removed(path: Path) -> None:
+    write_log(path)
+    first, second, *_ = segments(path)
+    left = path / f"{int(second.stem) - 1:020}.snapshot"
+    write_snapshot(RealDisk(), str(path), int(left.stem), [])
+    for file in path.glob(f"{first.stem}.*"):
+        file.unlink()
+    assert left.exists()
+    report_of(path, recovery_point=2 * BATCHES, clean=False, log_start_offset=int(second.stem))
+    assert not left.exists()
+    assert second.with_suffix(".snapshot").exists()

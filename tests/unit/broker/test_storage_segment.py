@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,11 +105,15 @@ def with_many_entries(directory: Path) -> Segment:
     return filled(directory, interval=0)
 
 
+def opened_again(directory: Path) -> Segment:
+    segment = Segment(RealDisk(), str(directory), BASE, INTERVAL)
+    assert segment.load_sealed() is not None
+    return segment
+
+
 def opened_after_a_stop(directory: Path) -> Segment:
     stored(directory).close()
-    segment = Segment(RealDisk(), str(directory), BASE, INTERVAL)
-    assert segment.load_sealed()
-    return segment
+    return opened_again(directory)
 
 
 def opened_after_a_crash(directory: Path) -> Segment:
@@ -168,7 +172,8 @@ def test_all_batches_from_an_offset_on_that_are_as_young_as_a_time_are_found(dir
     segment = make(directory)
     for time in range(NOW - 1, NOW + 53):
         for offset in range(BASE, END + 1, 3):
-            found = [header.base_offset for _, header in segment.batches_since(time, offset)]
+            batches = segment.batches_since(time, offset)
+            found = [header.base_offset for _, header in batches if header.max_timestamp >= time]
             first = next((n for n, one in enumerate(BATCHES) if one.last >= offset), len(BATCHES))
             expected = [one.first for one in BATCHES[first:] if one.max_timestamp >= time]
             assert found == expected, (time, offset)
@@ -211,6 +216,15 @@ def test_batches_are_read_one_by_one_where_each_is_too_large(directory: Path) ->
     for one in BATCHES:
         assert segment.read(one.first, 1, segment.size, min_one=True) == one.data
         assert segment.read(one.first, 1, segment.size, min_one=False) == b""
+
+
+@every_kind
+@pytest.mark.parametrize("limit", [0, -1, -(2**31)])
+def test_a_limit_that_leaves_no_room_is_as_one_that_is_too_small(directory: Path, make: Make, limit: int) -> None:
+    segment = make(directory)
+    for one in BATCHES[1::3]:
+        assert segment.read(one.first, limit, segment.size, min_one=True) == one.data
+        assert segment.read(one.first, limit, segment.size, min_one=False) == b""
 
 
 def test_a_read_that_goes_on_where_the_last_one_ended_needs_no_search(directory: Path) -> None:
@@ -362,9 +376,49 @@ def test_damaged_index_files_of_a_sealed_segment_are_not_believed(directory: Pat
         file.write_bytes(data[:-size])
     segment = Segment(RealDisk(), str(directory), BASE, INTERVAL)
     is_harmless = (layout, damage) == (OFFSET_INDEX, "cut short")  # slower, not wrong
-    assert segment.load_sealed() is is_harmless
+    assert (segment.load_sealed() is not None) is is_harmless
     if is_harmless:
         assert [segment.locate(one.first) for one in BATCHES] == [one.position for one in BATCHES]
+
+
+def _damages(layout: Layout, data: bytes) -> Iterator[tuple[str, bytes]]:
+    size = layout.entry.size
+    for length in (0, 1, size, len(data) // 2, len(data) - size, len(data) - 1):
+        yield f"{length} bytes of {len(data)} are left", data[:length]
+    for number in range(len(data) // size):
+        key, value = layout.entry.unpack_from(data, number * size)
+        for damaged in ((-key - 1, value), (key, -value - 1), (key, 2**31 - 1), (key + 1, value)):
+            changed = bytearray(data)
+            layout.entry.pack_into(changed, number * size, *damaged)
+            yield f"entry {number} is {damaged}", bytes(changed)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_index_files_that_are_damaged_while_the_segment_is_in_use_cost_time_and_nothing_else(
+    directory: Path, layout: Layout
+) -> None:
+    stored(directory).close()
+    file = directory / file_name(BASE, layout.suffix)
+    good = file.read_bytes()
+    for what, data in _damages(layout, good):
+        file.write_bytes(good)
+        segment = opened_again(directory)
+        file.write_bytes(data)
+        for offset in range(END + 2, BASE - 2, -1):
+            expected = next((one.position for one in BATCHES if one.last >= offset), segment.size)
+            assert segment.locate(offset) == expected, (what, offset)
+        assert segment.read(BASE, BATCHES[9].position - 1, segment.size, min_one=True) == b"".join(
+            one.data for one in BATCHES[:8]
+        ), what
+        for number, one in enumerate(BATCHES[1:]):
+            assert segment.end_before(one.position) == BATCHES[number].last + 1, (what, one)
+        for time in range(NOW - 1, NOW + 53, 3):
+            headers = [header for _, header in segment.batches_since(time, BASE)]
+            found = [header.base_offset for header in headers if header.max_timestamp >= time]
+            assert found == [one.first for one in BATCHES if one.max_timestamp >= time], (what, time)
+        newest = max(header.max_timestamp for _, header in segment.newest_batches(BASE, END))
+        assert newest == NOW + max(TIMES), what
+        segment.close()
 
 
 # -- cutting --

@@ -14,12 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minibroker.broker.storage.checkpoints import (
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
+    LOCK_FILE,
+    LOG_START_OFFSET_FILE,
     META_PROPERTIES_FILE,
     PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
+    EpochEntry,
     MetaProperties,
+    decode_epochs,
+    encode_epochs,
     encode_meta_properties,
     encode_offsets,
     encode_topic_id,
@@ -32,10 +38,13 @@ from minibroker.broker.storage.verification import (
     Finding,
     PartitionReport,
     checkpointed,
+    is_in_use,
     verify_data_directory,
     verify_partition,
+    verify_segment,
 )
 from minibroker.protocol.records import ControlType, EndTransactionMarker, encode_control_batch
+from minibroker.protocol.world.real import RealLock
 from tests.storage_support import (
     BATCHES,
     CONFIG,
@@ -246,10 +255,87 @@ def test_a_data_directory_is_verified_with_what_its_own_files_say(path: Path) ->
     assert report.findings == []
     [partition] = report.partitions
     assert "all below 121 had been committed" in only(partition).problem
-    assert checkpointed(path) == Checkpointed(END, None, END + 1)
+    assert checkpointed(path) == Checkpointed(END, None, END + 1, None)
+    (data / LOG_START_OFFSET_FILE).write_bytes(encode_offsets({}))
+    (data / CLEANER_OFFSET_FILE).write_bytes(encode_offsets({PARTITION: 0}))
+    assert checkpointed(path) == Checkpointed(END, 0, END + 1, True)
 
     shutil.rmtree(path)
     (data / HIGH_WATERMARK_FILE).write_bytes(b"no checkpoint")
     gone, damaged = sorted(verify_data_directory(data).findings, key=lambda finding: finding.file)
     assert "120 records of orders-0 had been on disk, and its directory is gone" in gone.problem
-    assert "replication-offset-checkpoint is damaged" in damaged.problem
+    assert damaged.file.endswith("replication-offset-checkpoint")
+    assert damaged.problem.startswith("damaged: ")
+
+
+def without_the_second_batch(path: Path) -> Path:
+    """As compaction leaves a segment, its indexes left out."""
+    file = segments(path)[1]
+    data = file.read_bytes()
+    second = [part for part in scan(file) if isinstance(part, Batch)][1]
+    file.write_bytes(data[: second.position] + data[second.end :])
+    for suffix in (".index", ".timeindex"):
+        file.with_suffix(suffix).unlink()
+    return file
+
+
+@pytest.mark.parametrize("is_compacted", [True, False, None])
+def test_a_gap_is_a_loss_only_where_the_topic_is_known_not_to_be_compacted(
+    path: Path, is_compacted: bool | None
+) -> None:
+    file = without_the_second_batch(path)
+    report = verify_partition(path, Checkpointed(0, 0, END, is_compacted))
+    if is_compacted:
+        assert report.findings == []
+        return
+    finding = only(report)
+    assert (finding.file, finding.costs_records, finding.is_unclear) == (
+        str(file),
+        is_compacted is False,
+        is_compacted is None,
+    )
+    if is_compacted is None:
+        assert "legal if the topic is or was compacted, lost otherwise" in finding.problem
+
+
+def test_a_damaged_checkpoint_of_the_cleaner_makes_no_gap_a_loss_and_is_not_to_be_removed(path: Path) -> None:
+    without_the_second_batch(path)
+    data = path.parent
+    (data / META_PROPERTIES_FILE).write_bytes(encode_meta_properties(MetaProperties(1, "a cluster")))
+    (data / CLEANER_OFFSET_FILE).write_bytes(encode_offsets({PARTITION: 0}))
+    flip(data / CLEANER_OFFSET_FILE, 5)
+    report = verify_data_directory(data)
+    damaged = report.findings[0]
+    assert damaged.problem == (
+        "damaged: its checksum is not that of what stands before it; the next start goes on without it, and compacts "
+        "from the beginning"
+    )
+    assert not any(finding.costs_records for finding in report.partitions[0].findings)
+
+
+def test_leader_epochs_are_right_where_nothing_says_at_which_offset_the_log_starts(path: Path) -> None:
+    file = path / LEADER_EPOCH_FILE
+    first, *others = decode_epochs(str(file), file.read_bytes())
+    file.write_bytes(encode_epochs([EpochEntry(first.epoch, 10), *others]))  # records before 10 were deleted
+    assert verify_partition(path, Checkpointed(END, 10, END)).findings == []
+    assert verify_partition(path, Checkpointed(END, None, END)).findings == []
+    assert only(verify_partition(path, Checkpointed(END, 0, END))).file == str(file)
+
+
+def test_a_segment_is_verified_by_itself(path: Path) -> None:
+    second = segments(path)[1]
+    segments(path)[0].unlink()
+    report = verify_segment(second, Checkpointed(END, 0, END))
+    assert report.findings == []
+    assert (report.directory, report.segments, report.log_start_offset) == (str(second), 1, int(second.stem))
+    assert report.log_end_offset == int(segments(path)[1].stem)
+    flip(second, 80)
+    assert only(verify_segment(second, Checkpointed(END, 0, END))).costs_records
+
+
+def test_a_data_directory_is_in_use_while_a_broker_holds_its_lock(tmp_path: Path) -> None:
+    assert not is_in_use(tmp_path)
+    lock = RealLock(str(tmp_path / LOCK_FILE))
+    assert is_in_use(tmp_path)
+    lock.release()
+    assert not is_in_use(tmp_path)

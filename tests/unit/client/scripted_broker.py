@@ -73,6 +73,8 @@ class Log:
         self.batches: list[StoredBatch] = []
         self.producers = ProducerState()
         self.max_batch_bytes = 1 << 30
+        self.offline: list[int] = []
+        """Brokers whose replicas are."""
 
     def append(self, records: m.Buffer) -> tuple[ErrorCode, int]:
         header = parse_header(records)
@@ -150,6 +152,8 @@ class ScriptedCluster:
         self.received: list[Received] = []
         self.scripts: dict[int, deque[Action]] = {}
         self.rules: list[Callable[[Received], Action | None]] = []
+        self.extra_replicas: list[int] = []
+        """Brokers that have replicas, and are away."""
         self.next_producer_id = 1_000
         self.changed = asyncio.Event()
         self._topic_number = 0
@@ -234,6 +238,10 @@ class ScriptedCluster:
                 return self.delete_topics(node_id, request, action)
             case m.DeleteRecordsRequest():
                 return self.delete_records(node_id, request, action)
+            case m.DescribeLogDirsRequest():
+                return m.DescribeLogDirsResponse(
+                    0, ErrorCode.NONE, [m.DescribeLogDirsResult(0, f"/data-{node_id}", [])]
+                )
         raise AssertionError(f"no script for {request}")
 
     def metadata(self, request: m.MetadataRequest) -> m.MetadataResponse:
@@ -244,7 +252,7 @@ class ScriptedCluster:
             if topic is None:
                 topics.append(m.MetadataTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, "", False, []))
                 continue
-            replicas = list(self.nodes)
+            replicas = [*self.nodes, *self.extra_replicas]
             partitions = [
                 m.MetadataPartition(
                     ErrorCode.NONE if log.leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,
@@ -252,8 +260,8 @@ class ScriptedCluster:
                     log.leader,
                     log.epoch,
                     replicas,
-                    replicas,
-                    [],
+                    [replica for replica in replicas if replica not in log.offline],
+                    log.offline,
                 )
                 for index, log in enumerate(topic.logs)
             ]

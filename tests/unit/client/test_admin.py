@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import Closed, InvalidSetting, PartitionErrors, TopicErrors
+from minibroker.client.reassignment import Alteration, Listing
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
@@ -208,6 +211,35 @@ def test_a_name_where_a_list_is_expected_is_refused_and_nothing_is_deleted() -> 
     run(scenario)
 
 
+@pytest.mark.parametrize("replicas", ["12", {1, 2}, [2**31], [1.0], [True], 5], ids=str)
+def test_what_is_no_list_of_broker_ids_is_refused_before_anything_is_reassigned(replicas: Any) -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with pytest.raises(
+            InvalidSetting, match="replicas of orders-0=.*: give a list of broker ids, or None to cancel"
+        ):
+            await admin.alter_partition_reassignments({TopicPartition("orders", 0): replicas})
+
+    run(scenario)
+
+
+def test_pairs_of_a_topic_and_a_number_can_be_reassigned_and_nothing_else() -> None:
+    assert Alteration({("orders", 1): [1]}).names() == ["orders-1"]  # type: ignore[dict-item]
+    with pytest.raises(InvalidSetting, match="give TopicPartition"):
+        Alteration({"orders": [1]})  # type: ignore[dict-item]
+    with pytest.raises(InvalidSetting, match="partitions=.*give a list"):
+        Listing(TopicPartition("orders", 1))  # type: ignore[arg-type]
+
+
+def test_a_change_where_a_list_of_changes_is_expected_is_refused() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        change = ConfigChange.set("retention.ms", 1)
+        for changes in (change, ["retention.ms=1"]):
+            with pytest.raises(InvalidSetting, match="changes of topic orders=.*: give a list of ConfigChange"):
+                await admin.incremental_alter_configs({ConfigResource.of_topic("orders"): changes})  # type: ignore[dict-item]
+
+    run(scenario)
+
+
 # -- deleting records --
 
 
@@ -245,6 +277,8 @@ def test_of_several_partitions_those_that_failed_are_named_and_the_others_are_de
             nowhere: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         }
         assert "orders-7; there are 2 partitions" in str(caught.value)
+        assert caught.value.results == {good: 4}
+        assert pickle.loads(pickle.dumps(caught.value)).results == {good: 4}
         assert [cluster.log("orders", index).start for index in range(2)] == [4, 0]
         for offset in (-2, 2**63, True):
             with pytest.raises(InvalidSetting):

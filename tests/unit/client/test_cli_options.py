@@ -56,6 +56,7 @@ def commands_below(command: Any, path: list[str]) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands_below(typer.main.get_command(application()), []), ids=" ".join)
 def test_help_needs_no_knowledge_of_python(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

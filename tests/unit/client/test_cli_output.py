@@ -172,3 +172,9 @@ def test_a_table_is_aligned_and_never_cut_off(capsys: pytest.CaptureFixture[str]
 def test_notes_are_for_terminals_alone(capsys: pytest.CaptureFixture[str]) -> None:
     output.note("working ...")
     assert capsys.readouterr().err == ""
+
+
+def test_a_setting_that_is_given_twice_is_refused_with_both_values() -> None:
+    assert output.settings_of("--config", ["a=1", "b=x=y"], "a=1") == {"a": "1", "b": "x=y"}
+    with pytest.raises(UsageError, match="--config gives a as '1' and as '2': give it once"):
+        output.settings_of("--config", ["a=1", "a=2"], "a=1")

@@ -635,8 +635,9 @@ def test_a_damaged_batch_is_raised_until_it_is_skipped() -> None:
         async with Consumer(cluster.bootstrap, topics=["orders"]) as consumer:
             assert numbers(await take(consumer, 10)) == list(range(10))
             for _ in range(2):
-                with pytest.raises(CorruptBatch, match="offsets 10 to 19"):
+                with pytest.raises(CorruptBatch, match="offsets 10 to 19") as caught:
                     await anext(consumer)
+                assert (caught.value.partition, caught.value.next_offset) == (P0, 20)
             consumer.seek(P0, 20)
             assert (await anext(consumer)).offset == 20
 

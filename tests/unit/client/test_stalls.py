@@ -37,6 +37,18 @@ def test_a_stall_is_told_once_with_reason_and_remedy_and_once_when_it_is_over(ta
     assert taken() == ["INFO mine: the stall of a-0 is over after 60.0 s"]
 
 
+def test_nothing_is_over_where_what_waited_has_failed(taken: Taken) -> None:
+    stalls: Stalls[str] = Stalls("mine")
+    for second in range(10):
+        stalls.look(100.0 + second, ["a-0", "b-0"], because)
+    assert len(taken()) == 1
+    stalls.give_up(["a-0", "c-0"])
+    stalls.look(120.0, ["b-0"], because)
+    assert not taken()
+    stalls.look(121.0, [], because)
+    assert taken() == ["INFO mine: the stall of b-0 is over after 21.0 s"]
+
+
 def test_what_waits_for_a_short_time_only_is_not_told(taken: Taken) -> None:
     stalls: Stalls[str] = Stalls("mine")
     for moment in range(100):

@@ -8,7 +8,7 @@ much of an election around it as is needed to take office and to give it up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -281,14 +281,14 @@ class Office:
         self.resigned: list[str] = []
         self.watched: list[tuple[int, ...]] = []
         self.refused: Callable[[Sequence[Broker]], Awaitable[Collection[int]]] = self._probe
-        self.check_config: Callable[[str, str], str | None] = _check_config
+        self.check_config: Callable[[Mapping[str, str]], str | None] = _check_config
         self.controller = Controller(
             self.world,
             ControllerSettings(num_partitions=1, default_replication_factor=3),
             broker_id,
             connections=BrokerConnections(self.world, broker_id, None),
             probe=lambda brokers: self.refused(brokers),
-            validate_config=lambda name, value: self.check_config(name, value),
+            validate_config=lambda values: self.check_config(values),
             on_brokers_changed=lambda brokers: self.watched.append(tuple(broker.id for broker in brokers)),
             request_resign=self._give_up,
             timeline_sink=self.entries.append,
@@ -375,8 +375,8 @@ class Office:
         await self.controller.resign(reason)
 
 
-def _check_config(name: str, value: str) -> str | None:
-    return None if "." in name else f"{name} is no topic setting"
+def _check_config(values: Mapping[str, str]) -> str | None:
+    return next((f"{name} is no topic setting" for name in values if "." not in name), None)
 
 
 class Cluster:

@@ -24,7 +24,7 @@ from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, encode_req
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from minibroker.protocol.world import Operation, ZooKeeperError
+from minibroker.protocol.world import ConnectionLoss, Operation, ZooKeeperError
 from minibroker.protocol.znodes import TopicZnode
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation
@@ -44,10 +44,13 @@ class Desk:
         self.state = state
         self.entries: list[dict[str, Any]] = []
         self.timeline = Timeline(world.clock, CONTROLLER, self.entries.append)
-        outbox = Outbox(BrokerConnections(world, 0, None), EPOCH, "test", 1.0, lambda event: None, lambda failure: None)
+        outbox = Outbox(
+            BrokerConnections(world, 0, None), EPOCH, "test", 1.0, lambda event: None, lambda failure: None, world.clock
+        )
         self.multis: list[Sequence[Operation]] = []
         self.zookeeper.after = lambda session, operations: self.multis.append(operations)
         access = ZooKeeperAccess(session, world.clock)
+        session.on_state(lambda state: access.session_changed())
         version = self.zookeeper.stat(znodes.CONTROLLER_EPOCH).version
         self._executor = Executor(access, state, version, outbox, self.timeline)
 
@@ -353,3 +356,79 @@ def test_a_partition_without_a_state_is_not_told_of_and_a_leader_that_is_none_ha
     [(request, parts)] = requests.leader_and_isr(state, broker(1), [A, B], frozenset())
     assert parts == (A,)
     assert request.live_leaders == []
+
+
+# --- Topics whose assignment is written again ----------------------------------------------------------------------
+
+
+def _grown(version: int, topic_id: str = "id-of-a-0") -> p.Plan:
+    return p.Plan(writes=(p.SetTopic("a", _two_partitions(topic_id), version),))
+
+
+def _two_partitions(topic_id: str = "id-of-a-0") -> TopicZnode:
+    return TopicZnode(topic_id, {0: (1,), 1: (2,)})
+
+
+def _topic_of(desk: Desk) -> TopicZnode:
+    return znodes.decode_topic("a", desk.zookeeper.data(znodes.topic_path("a")))
+
+
+def test_a_topic_is_written_over_the_version_that_was_read_and_no_other() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.zookeeper.make(znodes.topic_id_path("a", "id-of-a-0"))
+        assert (await desk.execute(_grown(0))).unwritten_topics == frozenset()
+        assert sorted(_topic_of(desk).partitions) == [0, 1]
+        desk.zookeeper.make(znodes.topic_path("a"), znodes.encode_topic(TopicZnode("id-of-a-0", {0: (9,)})))
+        assert (await desk.execute(_grown(1))).unwritten_topics == {"a"}
+        assert _topic_of(desk).partitions == {0: (9,)}
+
+    on_a_desk(scenario, {"a-0": (1,)}, {})
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_topic_whose_write_was_not_answered_is_looked_at_again(arrives: bool) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.zookeeper.make(znodes.topic_id_path("a", "id-of-a-0"))
+
+        def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            desk.zookeeper.before = None
+            if arrives:
+                desk.zookeeper.make(znodes.topic_path("a"), znodes.encode_topic(_two_partitions()))
+            raise ConnectionLoss("whether it arrived is not known")
+
+        desk.zookeeper.before = cut
+        assert (await desk.execute(_grown(0))).unwritten_topics == frozenset()
+        assert sorted(_topic_of(desk).partitions) == [0, 1]
+        assert desk.zookeeper.stat(znodes.topic_path("a")).version == 1
+
+    on_a_desk(scenario, {"a-0": (1,)}, {})
+
+
+def test_a_topic_of_that_name_that_was_made_since_is_not_written() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.zookeeper.make(znodes.topic_id_path("a", "another"))  # of version 0, as the one that was read
+        assert (await desk.execute(_grown(0))).unwritten_topics == {"a"}
+        assert (await desk.execute(_grown(0, "another"))).unwritten_topics == frozenset()
+        desk.zookeeper.remove(znodes.topic_id_path("a", "another"))
+        desk.zookeeper.remove(znodes.topic_path("a"))
+        assert (await desk.execute(_grown(1, "another"))).unwritten_topics == {"a"}
+
+    on_a_desk(scenario, {"a-0": (1,)}, {})
+
+
+# --- Assignments, and what asks for them ---
+
+
+def test_what_somebody_has_changed_in_the_list_of_reassignments_is_left_alone() -> None:
+    async def scenario(desk: Desk) -> None:
+        one, other = znodes.Reassignment(A, (1,)), znodes.Reassignment(B, (1,))
+        path = znodes.REASSIGN_PARTITIONS
+        desk.zookeeper.make(path, znodes.encode_reassignments([one, other]))
+        await desk.execute(p.Plan(writes=(p.SetReassignments((other,), 0),)))
+        assert znodes.decode_reassignments(desk.zookeeper.data(path)) == [other]
+        await desk.execute(p.Plan(writes=(p.SetReassignments((), 0),)))
+        assert znodes.decode_reassignments(desk.zookeeper.data(path)) == [other], "version 0 is no more"
+        await desk.execute(p.Plan(writes=(p.SetReassignments((), 1),)))
+        assert not desk.zookeeper.has(path)
+
+    on_a_desk(scenario, {}, {})

@@ -19,6 +19,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Delete, Operation
+from tests.simulation.mutants import planted
 from tests.simulation.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Told, simulate
 
@@ -172,8 +173,9 @@ def test_many_partitions_are_written_in_multis_of_at_most_a_hundred_operations_u
         assert len(cluster.zookeeper.names("/brokers/topics/orders/partitions")) == 250
         assert {operations[0] for operations in written} == {Check(znodes.CONTROLLER_EPOCH, 1)}
         assert max(len(operations) for operations in written) <= 100
-        # The topic; 200 partitions of two operations and their parent, 99 to a multi, no partition cut in two; 50 more.
-        assert len(written) == 1 + 5 + 2
+        # The topic; 100 partitions of two operations and their parent, 99 to a multi, no partition cut in two; 100 more
+        # without the parent; 50 more.
+        assert len(written) == 1 + 3 + 3 + 2
 
     simulate(scenario)
 
@@ -223,6 +225,33 @@ def test_a_topic_is_deleted_when_its_last_broker_is_back() -> None:
         assert cluster.brokers[2].roles == {}
 
     simulate(scenario)
+
+
+def test_a_topic_whose_replicas_have_only_stopped_is_not_forgotten() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1, 2])
+        await office.create("orders", (1, 2))
+        await cluster.has(ORDERS_0, 1, [1, 2])
+        slow = cluster.brokers[2]
+
+        def stop_only(told: Told) -> Message | None:
+            deletes = told.api == "StopReplica" and told.body.topic_states[0].partition_states[0].delete_partition
+            return None if deletes else slow.obey(told)
+
+        slow.answer = stop_only
+        await office.delete("orders")
+        await cluster.until(lambda: cluster.brokers[1].deleted and slow.told[-1].api == "StopReplica")
+        await office.idle()
+        assert slow.roles == {}, "it was stopped first"
+        assert slow.deleted == []
+        assert cluster.zookeeper.has("/brokers/topics/orders")
+        slow.answer = slow.obey
+        await cluster.until(lambda: not cluster.zookeeper.has("/brokers/topics/orders"))
+        assert slow.deleted == [ORDERS_0]
+
+    simulate(scenario)
+    with planted("stopped-is-deleted"), pytest.raises(AssertionError):
+        simulate(scenario)
 
 
 def test_a_broker_that_dies_while_it_deletes_is_asked_again_when_it_is_back() -> None:

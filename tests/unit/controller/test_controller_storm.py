@@ -9,9 +9,10 @@ from random import Random
 
 import pytest
 
-from minibroker.controller import tenure
+from minibroker.controller import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Check, Create, Operation, SessionState, SetData, ZooKeeperError
 from tests.simulation.process import ProcessKilled
@@ -21,12 +22,15 @@ from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, simul
 BROKERS = (1, 2, 3, 4)
 TOPICS = ("alpha", "beta", "gamma")
 STEPS = 400
+MOST_PARTITIONS = 10_000
 HARM = (
     *("kill",) * 3,
     *("start",) * 4,
     *("start_without_memory",) * 2,
     *("isr",) * 10,
     *("create",) * 4,
+    *("enlarge",) * 4,
+    *("scribble",) * 2,
     *("delete", "bounce", "slander", "suspend", "suspend", "depose", "expire", "mute", "wait"),
 )
 
@@ -42,6 +46,8 @@ class Storm:
         self.next_office = 100
         self.running: set[asyncio.Task[None]] = set()
         self.problems: list[str] = []
+        self.enlarged: dict[str, int] = {}
+        """By topic id: how many partitions it may have, where that is not how many it was made with."""
         cluster.zookeeper.before = self._maybe_cut
         cluster.zookeeper.after = self._watch_write
 
@@ -57,6 +63,9 @@ class Storm:
             if operation.path.endswith("/state") and isinstance(operation, Create | SetData):
                 topic, _, number, _ = operation.path.removeprefix(znodes.TOPICS + "/").split("/")
                 self._watch_state(TopicPartition(topic, int(number)), by_controller)
+            if by_controller and isinstance(operation, SetData) and operation.path.count("/") == 3:
+                itself = any(isinstance(o, Check) and o.path.startswith(f"{operation.path}/id-") for o in operations)
+                self._expect(itself or "/config/" in operation.path, f"{operations} may hit another topic of that name")
         self._maybe_cut(session, operations)
 
     def _watch_state(self, partition: TopicPartition, by_controller: bool) -> None:
@@ -133,6 +142,10 @@ class Storm:
                 self._spawn(self._create())
             case "delete":
                 self._spawn(self._delete())
+            case "enlarge":
+                self._spawn(self._enlarge())
+            case "scribble":
+                self._scribble(self.random.choice(TOPICS))
             case "suspend" if self.office is not None:
                 self.office.session.suspend()
                 self._later(self.random.uniform(0.1, 9), self.office.session.resume)
@@ -198,6 +211,43 @@ class Storm:
             if self.office is not None:
                 await self.office.create(self.random.choice(TOPICS), *(r[:count] for r in replicas))
 
+    async def _enlarge(self) -> None:
+        """By a caller who knows which topic is meant, and asks late, or again and again."""
+        topic = self.random.choice(TOPICS)
+        known = self._znode(topic)
+        if known is None:
+            return
+        present = len(known.partitions)
+        request = CreatePartitionsTopic(topic, present + self.random.choice([0, 1, 2]), None, known.topic_id, present)
+        for _ in range(self.random.choice([1, 1, 3])):
+            await asyncio.sleep(self.random.choice([0, 0, 0.01, 1]))
+            with suppress(BrokerError, ProcessKilled):
+                if self.office is not None:
+                    await self.office.run(self.office.controller.create_partitions([request]))
+            now = self._znode(topic)
+            if now is not None and now.topic_id != known.topic_id:
+                grew = self.enlarged.get(now.topic_id, 3) < len(now.partitions)
+                self._expect(not grew, f"{now} was made with 3 partitions, and more were asked for another topic")
+                return
+            self.enlarged[known.topic_id] = MOST_PARTITIONS
+
+    def _scribble(self, topic: str) -> None:
+        """Somebody gives the topic one more partition by hand."""
+        known = self._znode(topic)
+        if known is None:
+            return
+        self.enlarged[known.topic_id] = MOST_PARTITIONS
+        more = {len(known.partitions): tuple(self.random.sample(BROKERS, len(known.partitions[0])))}
+        partitions = known.partitions | more
+        self.cluster.zookeeper.make(
+            znodes.topic_path(topic), znodes.encode_topic(znodes.TopicZnode(known.topic_id, partitions))
+        )
+
+    def _znode(self, topic: str) -> znodes.TopicZnode | None:
+        path = znodes.topic_path(topic)
+        has = self.cluster.zookeeper.has(path)
+        return znodes.decode_topic(topic, self.cluster.zookeeper.data(path)) if has else None
+
     async def _delete(self) -> None:
         with suppress(BrokerError, ProcessKilled):
             if self.office is not None:
@@ -253,7 +303,7 @@ def test_whatever_happens_no_write_is_wrong_and_all_is_well_in_the_end(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:  # in parts as small as these topics
-        monkeypatch.setattr(tenure, "PARTITIONS_AT_ONCE", 2)
+        monkeypatch.setattr(steps, "PARTITIONS_AT_ONCE", 2)
 
     async def scenario(cluster: Cluster) -> None:
         await cluster.start_brokers(BROKERS)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
+from minibroker.controller.events import Startup
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Message
@@ -240,7 +241,7 @@ def test_a_bug_ends_the_tenure_and_the_administrator_is_not_sent_to_the_next_vic
     async def scenario(cluster: Cluster) -> None:
         office = await cluster.start([1])
 
-        def bug(name: str, value: str) -> str | None:
+        def bug(_: object) -> str | None:
             raise AttributeError("a bug")
 
         office.check_config = bug
@@ -501,8 +502,8 @@ def test_the_timeline_explains_a_failover_step_by_step() -> None:
         cluster.brokers[1].kill()
         office.suspect(cluster.brokers[1])
         await cluster.has(ORDERS_0, 2, [2])
-        await cluster.until(lambda: office.entries[-1]["event"] == "LeaderAndIsrAnswered")
-        suspected, changed, answered = office.entries[-3:]
+        await cluster.until(lambda: office.entries[-1]["event"] == "UpdateMetadataAnswered")
+        suspected, changed, answered, knew = office.entries[-4:]
         assert suspected["cause"] == (
             f"broker 1 (epoch {cluster.brokers[1].epoch}) is suspected: its connection was refused"
         )
@@ -515,10 +516,53 @@ def test_the_timeline_explains_a_failover_step_by_step() -> None:
         ]
         assert changed["writes"] == ["write orders-0: leader 2, epoch 1, isr [2] (over version 0)"]
         assert changed["requests"] == ["LeaderAndIsr to 2: orders-0", "UpdateMetadata to 2: orders-0"]
+        assert (changed["lost"], changed["added"]) == ([1], [])
+        assert (changed["elected"], changed["written_at_ms"]) == (1, changed["states"][0]["at_ms"])
+        assert changed["states"] == [
+            {
+                "at_ms": changed["states"][0]["at_ms"],
+                "partition": "orders-0",
+                "leader": 2,
+                "leader_before": 1,
+                "isr": [2],
+                "isr_before": [1, 2],
+                "leader_epoch": 1,
+                "version": 1,
+                "version_before": 0,
+            }
+        ]
+        assert [(sent["request"], sent["broker"], sent["partitions"]) for sent in changed["sent"]] == [
+            ("LeaderAndIsr", 2, 1),
+            ("UpdateMetadata", 2, 1),
+        ]
+        assert changed["total_ms"] >= changed["sent"][0]["at_ms"] >= changed["states"][0]["at_ms"] > 0
         assert min(changed["reading_ms"], changed["writing_ms"]) > 0
         assert changed["total_ms"] >= changed["writing_ms"]
         assert answered["cause"] == "broker 2 answered LeaderAndIsr for 1 partitions"
+        assert (answered["request"], answered["broker"]) == ("LeaderAndIsr", 2)
+        assert knew["cause"] == "broker 2 answered UpdateMetadata"
+        assert min(answered["took_ms"], knew["took_ms"]) > 0
+        numbers = [entry["number"] for entry in office.entries]
+        assert numbers == list(range(1, len(numbers) + 1))
         assert office.controller.timeline.entries() == office.entries
         json.dumps(office.entries)
+
+    simulate(scenario)
+
+
+def test_a_resignation_is_recorded_and_counted_and_leaves_the_event_under_way_alone() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+        timeline = office.controller.timeline
+        timeline.begin(Startup(7), 0)
+        timeline.record("ControllerSuspected", "broker 9 is suspected", 6, {"broker": 9})
+        timeline.add("notes", ["something"])
+        timeline.end()
+        during, event = office.entries[-2:]
+        assert (during["event"], during["broker"], "notes" in during) == ("ControllerSuspected", 9, False)
+        assert (event["event"], event["notes"]) == ("Startup", ["something"])
+        await office.controller.resign("because")
+        assert (office.entries[-1]["event"], office.entries[-1]["cause"]) == ("Resignation", "because")
+        assert timeline.times["Resignation"].count == 1
 
     simulate(scenario)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from random import Random
 
@@ -29,12 +29,11 @@ from tests.unit.controller.pictures import broker, carry_out, leads, lines, part
 DEFAULTS = TopicDefaults(num_partitions=4, replication_factor=3)
 
 
-def check_config(name: str, value: str) -> str | None:
-    return (
-        None
-        if name in ("retention.ms", "min.insync.replicas") and value.isdecimal()
-        else f"{name}={value} is no topic setting"
-    )
+def check_config(values: Mapping[str, str]) -> str | None:
+    for name, value in values.items():
+        if name not in ("retention.ms", "min.insync.replicas") or not value.isdecimal():
+            return f"{name}={value} is no topic setting"
+    return None
 
 
 def validate(state: ClusterState, *requests: CreatableTopic, existing: Sequence[str] = ()) -> list[object]:
@@ -74,7 +73,7 @@ def test_the_brokers_durability_is_written_down_with_a_topic_that_does_not_say_w
         defaults = TopicDefaults(4, 3, default)
         state = picture(THREE_BROKERS, {})
         requests = [CreatableTopic("orders"), said]
-        answers = topics.validate(requests, state, (), defaults, lambda name, value: None, Random(1), count(1))
+        answers = topics.validate(requests, state, (), defaults, lambda _: None, Random(1), count(1))
         assert [a.config for a in answers if isinstance(a, NewTopic)] == [expected, {"durability": "replicated"}]
 
 
@@ -234,7 +233,7 @@ class Rolls(Random):
 
 def test_placement_is_that_of_the_example_in_kafkas_source() -> None:
     """Five brokers, ten partitions, three replicas, starting at broker 0 with distance 0 (AdminUtils)."""
-    assignment = assign_replicas(range(5), 10, 3, Rolls(0, 0))
+    assignment = assign_replicas(dict.fromkeys(range(5)), 10, 3, Rolls(0, 0))
     assert [assignment[p] for p in range(10)] == [
         (0, 1, 2),
         (1, 2, 3),
@@ -250,7 +249,7 @@ def test_placement_is_that_of_the_example_in_kafkas_source() -> None:
 
 
 def test_one_broker_takes_everything() -> None:
-    assert assign_replicas([7], 3, 1, Random(1)) == {0: (7,), 1: (7,), 2: (7,)}
+    assert assign_replicas({7: None}, 3, 1, Random(1)) == {0: (7,), 1: (7,), 2: (7,)}
 
 
 # --- Deletion ------------------------------------------------------------------------------------------------
@@ -271,6 +270,8 @@ def test_a_deletion_first_tells_everybody_and_then_stops_the_replicas() -> None:
         replica old-0 on 2 -> OfflineReplica
         replica old-0 on 2 -> ReplicaDeletionStarted
         UpdateMetadata to 1 2: old (deleted)
+        StopReplica to 1: old-0
+        StopReplica to 2: old-0
         StopReplica to 1: old-0 (delete)
         StopReplica to 2: old-0 (delete)
     """)
@@ -330,6 +331,7 @@ def test_a_replica_on_a_dead_broker_makes_the_topic_wait_until_the_broker_is_bac
         replica old-0 on 1 -> ReplicaDeletionStarted
         replica old-0 on 2 -> ReplicaDeletionIneligible
         UpdateMetadata to 1: old (deleted)
+        StopReplica to 1: old-0
         StopReplica to 1: old-0 (delete)
     """)
     carry_out(state, plan)
@@ -342,6 +344,7 @@ def test_a_replica_on_a_dead_broker_makes_the_topic_wait_until_the_broker_is_bac
         replica old-0 on 2 -> OfflineReplica
         replica old-0 on 2 -> ReplicaDeletionStarted
         UpdateMetadata to 1 2: old (deleted)
+        StopReplica to 2: old-0
         StopReplica to 2: old-0 (delete)
     """)
 

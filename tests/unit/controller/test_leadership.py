@@ -54,6 +54,7 @@ class Candidate:
             on_elected=self._elected,
             on_resign=self._resigned,
             on_controller=lambda broker, epoch: self.heard.append(f"controller {broker} of epoch {epoch}"),
+            on_removed=lambda _broker, _epoch: None,
         )
         self.leadership.start()
         await self._open_session(world, self.leadership)

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from minibroker.controller.registration import BrokerIdTaken, ClusterIdChanged, NodeOwner, Registration, judge_node
+from minibroker.controller.registration import (
+    BrokerIdTaken,
+    ClusterIdChanged,
+    NodeOwner,
+    Registration,
+    SecretDiffers,
+    judge_node,
+)
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_EPOCH, Endpoint
 from minibroker.protocol.world import (
     Check,
@@ -45,11 +52,12 @@ PATH = broker_path(1)
 class Run:
     """One run of broker 1 on a host of its own, or on the host of another run."""
 
-    def __init__(self, cluster: Cluster, host: str, port: int, broker_id: int = 1) -> None:
+    def __init__(self, cluster: Cluster, host: str, port: int, broker_id: int = 1, secret: bytes | None = None) -> None:
         self.cluster = cluster
         self.world: VirtualWorld = cluster.simulation.host(host).start_process()
         self.endpoints = (Endpoint(DEFAULT_LISTENER, host, port), Endpoint(CONTROL_LISTENER, host, port + 1))
         self.broker_id = broker_id
+        self.secret = secret
         self.trusted_since = SINCE_THIS_REGISTRATION
         self.heard: list[str] = []
         self.failures: list[Exception] = []
@@ -75,6 +83,7 @@ class Run:
             connect_timeout_ms=1_000,
             broker_id=self.broker_id,
             trusted_since=lambda: self.trusted_since,
+            secret=self.secret,
             rack="r1",
         )
         registration.on_session(lambda session, epoch: self.heard.append(f"{session.session_id:x} {epoch}"))
@@ -292,6 +301,38 @@ def test_the_id_of_a_live_broker_is_refused_and_its_node_left_alone() -> None:
         await asyncio.sleep(1)
         assert first.holds_the_node()
         assert len(first.heard) == 1
+
+    simulate(scenario)
+
+
+SECRETS = (None, b"a secret of sixteen", b"another one of them")
+
+
+@pytest.mark.parametrize("theirs", SECRETS)
+@pytest.mark.parametrize("mine", SECRETS)
+def test_a_broker_whose_secret_is_not_that_of_the_others_does_not_register(
+    mine: bytes | None, theirs: bytes | None
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        first = await Run(cluster, "host-1", 9092, secret=theirs).start()
+        second = Run(cluster, "host-2", 9092, broker_id=2, secret=mine)
+        if mine == theirs:
+            await second.start()
+        else:
+            with pytest.raises(SecretDiffers, match="give all brokers of a cluster the same broker.secret.file"):
+                await second.start()
+            assert "/brokers/ids/2" not in cluster.zookeeper.paths()
+        await second.close()
+        await first.close()
+
+    simulate(scenario)
+
+
+def test_a_broker_of_an_earlier_version_does_not_say_which_secret_it_has() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.zookeeper.make("/brokers/ids/7", encode_broker([Endpoint(DEFAULT_LISTENER, "elsewhere", 1)], None, 0))
+        broker = await Run(cluster, "host-1", 9092, secret=SECRETS[1]).start()
+        assert broker.holds_the_node()
 
     simulate(scenario)
 

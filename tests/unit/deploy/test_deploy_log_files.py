@@ -12,7 +12,9 @@ import pytest
 from minibroker import application
 from minibroker.broker.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
+    LOCK_FILE,
     LOG_START_OFFSET_FILE,
     META_PROPERTIES_FILE,
     PARTITION_METADATA_FILE,
@@ -24,7 +26,8 @@ from minibroker.broker.storage.checkpoints import (
     encode_topic_id,
 )
 from minibroker.broker.storage.continuity import CONTINUITY_FILE, Continuity, encode_continuity
-from minibroker.client.cli.output import UNHEALTHY, USAGE, run_app
+from minibroker.client.cli.output import FAILURE, UNHEALTHY, USAGE, run_app
+from minibroker.protocol.world.real import RealLock
 from tests.storage_support import BATCHES, NOW, PARTITION, flip, segments, write_log
 
 END = 2 * BATCHES
@@ -150,7 +153,39 @@ def test_paths_that_hold_no_log_are_refused_with_what_is_expected(
         (["dump", tmp_path / "empty"], "there is no file of a log in"),
         (["verify", tmp_path / "nowhere"], "there is no"),
         (["verify", tmp_path / "empty"], "is neither a broker's data directory"),
-        (["verify", segments(partition)[0]], "use `minibroker log dump` for a single file"),
+        (["verify", segments(partition)[0].with_suffix(".index")], "use `minibroker log dump` for another file"),
     ):
         assert run_app(application(), ["log", *map(str, arguments)]) == USAGE
         assert said in capsys.readouterr().err
+
+
+def test_a_segment_is_verified_by_itself(partition: Path, capsys: Captured) -> None:
+    segment = segments(partition)[0]
+    assert run(capsys, "verify", segment).startswith(f"{segment.name}: offsets 0 to ")
+
+
+def test_the_cleaners_checkpoint_is_dumped(partition: Path, capsys: Captured) -> None:
+    file = partition.parent / CLEANER_OFFSET_FILE
+    file.write_bytes(encode_offsets({PARTITION: 12}))
+    [entry] = entries(capsys, "dump", file)
+    assert (entry["kind"], entry["topic"], entry["offset"]) == ("offset", PARTITION.topic, 12)
+
+
+def test_what_may_be_legal_is_told_and_is_no_damage(partition: Path, capsys: Captured) -> None:
+    segment = segments(partition)[-1]
+    [first, *_] = entries(capsys, "dump", segment)
+    segment.write_bytes(segment.read_bytes()[first["size"] :])
+    (partition.parent / RECOVERY_POINT_FILE).write_bytes(encode_offsets({PARTITION: 0}))
+    lines = run(capsys, "verify", partition).splitlines()
+    assert lines[0].endswith(": ok, 1 unclear")
+    assert lines[1].startswith(f"unclear: {segment}, byte 0: offsets ")
+
+
+def test_files_of_a_broker_that_runs_are_not_verified(partition: Path, capsys: Captured) -> None:
+    lock = RealLock(str(partition.parent / LOCK_FILE))
+    try:
+        for path in (partition.parent, partition, segments(partition)[0]):
+            assert run_app(application(), ["log", "verify", str(path)]) == FAILURE
+            assert f"a broker runs on {partition.parent}" in capsys.readouterr().err
+    finally:
+        lock.release()

@@ -4,11 +4,14 @@ from msgspec.structs import replace
 
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.cluster_view import merge
+from minibroker.deploy.ports import free_ports
 from minibroker.deploy.processes import Process, ProcessState
+from minibroker.deploy.recovery import ask_recoveries
 from minibroker.deploy.status import some_of, status_of_processes, status_of_view
-from minibroker.deploy.status_screen import status_lines
+from minibroker.deploy.status_screen import problem_lines, status_lines, status_object
 from minibroker.protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.recovery_progress import METRICS, RecoveryProgress, of_metrics
 
 CLUSTER = ClusterFile(
     zookeeper=ZooKeeperEntry("127.0.0.1:2181", 2181, Process(1, "b")),
@@ -189,3 +192,53 @@ def test_a_log_directory_that_is_offline_is_named_with_its_reason() -> None:
     assert said in here.problems()
     assert [broker.offline_log_dirs for broker in here.brokers if broker.id == 2] == [failed[2]]
     assert said in status_of_view(view, failed).problems()
+
+
+RECOVERY = RecoveryProgress(12, 9, 20, 4_000_000_000, 2_800_000_000)
+
+
+def test_a_broker_that_recovers_says_how_far_it_is_and_is_to_be_waited_for() -> None:
+    view = merge([answer(brokers=(1, 2), partitions={0: (1, 0, [1, 2])})])
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, recoveries={3: RECOVERY})
+    assert status.brokers[2].recovery == RECOVERY
+    assert status.problems()[0] == "broker 3 is recovering (3 of 12 logs, 1.2 of 4.0 GB): wait"
+    assert "recovering: 3 of 12 logs, 1.2 of 4.0 GB" in status_lines(status)[3]
+
+
+def test_a_recovery_is_shown_where_no_broker_knows_the_cluster_yet() -> None:
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([]), recoveries={1: RECOVERY})
+    assert "broker 1 is recovering (3 of 12 logs, 1.2 of 4.0 GB): wait" in status.problems()
+
+
+def test_the_page_of_metrics_says_of_all_log_directories_together_how_far_a_recovery_is() -> None:
+    page = "".join(
+        f'# TYPE {name} gauge\n{name}{{dir="/a b"}} {number}.0\n{name}{{dir="/c"}} 1e+09\n'
+        for number, name in enumerate(METRICS.values())
+    )
+    assert of_metrics(page) == RecoveryProgress(*(number + 10**9 for number in range(5)))
+    assert of_metrics("") == RecoveryProgress()
+
+
+def test_a_broker_that_does_not_answer_says_nothing_of_its_recovery() -> None:
+    assert ask_recoveries({}) == {}
+    assert ask_recoveries({1: free_ports(1)[0]}) == {}
+
+
+def test_nobody_is_told_to_start_brokers_where_only_disks_have_failed() -> None:
+    failed = {1: {"/disks/a": "[Errno 5] Input/output error"}}
+    whole = merge([answer(partitions={0: (-1, 3, [1]), 1: (2, 1, [2, 3])})])
+    only_disks = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, whole, offline_log_dirs=failed)
+    assert only_disks.problems()[1:] == [
+        "orders-0 without a leader: repair the disks of the log directories",
+        "orders-0, orders-1 with replicas missing from the ISR: repair the disks of the log directories",
+    ]
+    states = {**ALL_RUN, 3: ProcessState.GONE}
+    both = status_of_processes(CLUSTER, states, ProcessState.RUNNING, whole, offline_log_dirs=failed)
+    assert both.problems()[-1].endswith("repair the disks of the log directories and start brokers, or wait")
+
+
+def test_problems_are_part_of_what_status_prints_and_of_its_json() -> None:
+    states = {**ALL_RUN, 3: ProcessState.GONE}
+    status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, merge([answer(brokers=(1, 2))]))
+    assert problem_lines(status) == ["broker 3 is not running: `minibroker start 3`"]
+    assert status_object(status)["problems"] == problem_lines(status)

@@ -26,6 +26,14 @@ def test_a_record_at_another_offset_than_the_acknowledged_one_is_lost() -> None:
     assert judge_trial(1, 0, {0: acks((0, 5))}, {0: found((6, 0))}).lost == 1
 
 
+def test_a_record_that_was_acknowledged_without_an_offset_is_looked_for_by_its_content() -> None:
+    acknowledged = {0: acks((0, 0), (1, -1), (2, 2))}
+    assert judge_trial(3, 0, acknowledged, {0: found((0, 0), (1, 1), (2, 2))}).flawless
+    assert judge_trial(3, 0, acknowledged, {0: found((0, 0), (2, 2))}).lost == 1
+    altered = [ReadBack(0, 0), ReadBack(1, 1, is_intact=False), ReadBack(2, 2)]
+    assert judge_trial(3, 0, acknowledged, {0: altered}).lost == 1
+
+
 def test_one_record_at_two_offsets_is_a_duplicate_and_not_out_of_order() -> None:
     verdict = judge_trial(2, 0, {0: acks((0, 0), (1, 1))}, {0: found((0, 0), (1, 1), (2, 0))})
     assert (verdict.lost, verdict.duplicated, verdict.out_of_order) == (0, 1, 0)

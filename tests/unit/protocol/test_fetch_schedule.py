@@ -7,6 +7,8 @@ from minibroker.protocol.fetch_schedule import (
     PARTITIONS_PER_REQUEST,
     SHORT_WAIT_MS,
     cut,
+    follower_pace,
+    follower_wait_ms,
     most_in_a_request,
     schedule,
 )
@@ -57,3 +59,15 @@ def test_what_is_too_much_for_a_leader_is_left_for_later() -> None:
 
 def test_without_a_longest_wait_nothing_waits() -> None:
     assert waits([[1], [2]], elapsed_ms=17, longest_wait_ms=0) == [0, 0]
+
+
+def test_a_follower_of_very_many_partitions_waits_longer_in_proportion_but_never_for_as_long_as_a_lag() -> None:
+    assert [follower_pace(partitions) for partitions in (0, 1, 500, 501, 5_000)] == [1, 1, 1, 2, 10]
+    assert [follower_wait_ms(500, partitions, 30_000) for partitions in (1, 500, 501, 2_000)] == [
+        500,
+        500,
+        1_000,
+        2_000,
+    ]
+    assert follower_wait_ms(500, 100_000, 30_000) == 3_000
+    assert follower_wait_ms(500, 100_000, 1_000) == 500, "as long as the setting allows in any case"

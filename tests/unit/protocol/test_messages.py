@@ -129,6 +129,11 @@ def test_an_error_answer_raises_the_brokers_error_with_its_sentence() -> None:
     assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
+def test_the_remedy_is_a_sentence_of_its_own_whatever_the_detail_ends_with() -> None:
+    for detail, said in (("late", "late. "), ("late.", "late. "), ("is ZooKeeper away?", "is ZooKeeper away? ")):
+        assert f"{said}`minibroker status` shows" in str(BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail))
+
+
 def test_every_error_has_a_row_and_every_failure_a_remedy() -> None:
     assert set(ERRORS) == set(ErrorCode)
     assert all(info.remedy for code, info in ERRORS.items() if code is not ErrorCode.NONE)

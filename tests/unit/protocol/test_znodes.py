@@ -33,7 +33,7 @@ def test_what_kafka_wrote_for_a_broker_is_understood() -> None:
 )
 def test_a_broker_says_since_which_epoch_its_data_can_be_trusted(written: int, means: int) -> None:
     data = znodes.encode_broker([Endpoint("PLAINTEXT", "h", 9092)], None, 0, written)
-    assert list(json.loads(data))[-2:] == ["trusted_since", "synced_since"]
+    assert list(json.loads(data))[-3:] == ["trusted_since", "synced_since", "secret"]
     assert (broker := znodes.decode_broker(7, data, 42)).trusted_since == means
     assert broker.synced_since == means, "a broker that does not say: the same"
     of_what_is_flushed = znodes.encode_broker([Endpoint("PLAINTEXT", "h", 9092)], None, 0, 42, written)
@@ -59,6 +59,37 @@ def test_a_topic_reads_back_with_its_partitions_in_order() -> None:
 def test_an_assignment_that_cannot_be_is_refused(partitions: dict[str, list[int]]) -> None:
     with pytest.raises(MalformedZnode, match="/brokers/topics/orders"):
         znodes.decode_topic("orders", json.dumps({"partitions": partitions, "topic_id": "x"}).encode())
+
+
+def test_replicas_that_come_and_go_are_in_the_fields_that_kafka_has_for_them() -> None:
+    topic = TopicZnode("abc", {0: (3, 1, 2), 1: (1,)}, {0: (3,)}, {0: (2,)})
+    data = znodes.encode_topic(topic)
+    assert json.loads(data)["adding_replicas"] == {"0": [3]}
+    assert json.loads(data)["removing_replicas"] == {"0": [2]}
+    assert znodes.decode_topic("orders", data) == topic
+
+
+@pytest.mark.parametrize(
+    "changing",
+    [
+        {"adding_replicas": {"0": [3]}},
+        {"adding_replicas": {"1": [1]}},
+        {"adding_replicas": {"x": [1]}},
+        {"adding_replicas": {"0": [1, 1]}},
+        {"adding_replicas": {"0": [1, 2]}},
+        {"removing_replicas": {"0": [2, 1]}},
+    ],
+)
+def test_replicas_that_cannot_come_or_go_are_refused(changing: dict[str, object]) -> None:
+    with pytest.raises(MalformedZnode, match="/brokers/topics/orders"):
+        znodes.decode_topic("orders", json.dumps({"partitions": {"0": [1, 2]}, **changing}).encode())
+
+
+def test_reassignments_read_back_and_are_those_of_kafka() -> None:
+    data = b'{"version":1,"partitions":[{"topic":"orders","partition":3,"replicas":[2,1]}]}'
+    [entry] = znodes.decode_reassignments(data)
+    assert entry == znodes.Reassignment(TopicPartition("orders", 3), (2, 1))
+    assert znodes.encode_reassignments([entry]) == data
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "a" * 250])

@@ -1,0 +1,121 @@
+"""What a request to change settings makes of them (KIP-339), and why it may not. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from minibroker.broker.config import (
+    LISTS,
+    SYNONYMS,
+    BrokerConfig,
+    InvalidConfig,
+    TopicConfig,
+    as_texts,
+    dynamic_problem,
+    topic_config,
+    topic_config_problem,
+    with_dynamic,
+)
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import AlterableConfig
+from minibroker.protocol.model import DURABILITY, AlterOperation
+
+_TOPIC_SETTINGS = frozenset(field.encode_name for field in msgspec.structs.fields(TopicConfig))
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+
+
+def altered(
+    known: Mapping[str, str], changes: Sequence[AlterableConfig], fallback: Mapping[str, str]
+) -> dict[str, str]:
+    """The settings that follow, not yet checked. A list that is not set is changed as it holds: `fallback` has that.
+
+    To carry the same changes out again changes nothing, so they may be repeated. Raises BrokerError."""
+    names = [change.name for change in changes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{twice[0]!r} is to be changed twice: give each setting once")
+    values = dict(known)
+    for change in changes:
+        name, value, operation = change.name, change.value, change.config_operation
+        if operation == AlterOperation.DELETE:
+            values.pop(name, None)
+        elif operation not in (AlterOperation.SET, AlterOperation.APPEND, AlterOperation.SUBTRACT):
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST,
+                f"{operation} is no operation on {name!r}: give 0 (set), 1 (delete), 2 (append) or 3 (subtract)",
+            )
+        elif value is None:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{name!r} has no value: give one, or delete the setting")
+        elif operation == AlterOperation.SET:
+            values[name] = value
+        elif name not in LISTS:
+            raise BrokerError(
+                ErrorCode.INVALID_CONFIG, f"{name!r} is not a list to append to or to subtract from: set it"
+            )
+        else:
+            items, given = _items(values.get(name, fallback.get(name, ""))), _items(value)
+            if operation == AlterOperation.APPEND:
+                items += [item for item in given if item not in items]
+            else:
+                items = [item for item in items if item not in given]
+            values[name] = ",".join(items)
+    return values
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def altered_topic(
+    known: Mapping[str, str], changes: Sequence[AlterableConfig], broker: BrokerConfig, replication_factor: int
+) -> dict[str, str]:
+    """A topic's settings after the changes. Raises BrokerError with the value, the rule and the remedy.
+
+    Whatever is there and no topic has may be deleted: it was edited by hand, and that mends it."""
+    _check_known([c for c in changes if c.name not in known or c.config_operation != AlterOperation.DELETE])
+    if any(change.name == DURABILITY for change in changes):
+        raise BrokerError(
+            ErrorCode.INVALID_CONFIG,
+            f"{DURABILITY} stays as it was when the topic was created: what is acknowledged by now need not be on any "
+            f"disk. Create another topic with it, and copy what this one has",
+        )
+    holds = as_texts(broker)
+    fallback = {name: holds[synonym] for name, synonym in SYNONYMS.items() if synonym in holds}
+    values = altered(known, changes, fallback)
+    problem = topic_config_problem(values, broker)
+    if problem is not None:
+        raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
+    least = topic_config(values).min_insync_replicas
+    if least is not None and least > replication_factor and any(c.name == MIN_INSYNC_REPLICAS for c in changes):
+        raise BrokerError(
+            ErrorCode.INVALID_CONFIG,
+            f"{MIN_INSYNC_REPLICAS}={least}, but each partition has {replication_factor} replicas, so that nothing "
+            f"could be written with acks=all: give 1 to {replication_factor}",
+        )
+    return values
+
+
+def _check_known(changes: Sequence[AlterableConfig]) -> None:
+    unknown = next((change.name for change in changes if change.name not in _TOPIC_SETTINGS), None)
+    if unknown is not None:
+        try:
+            topic_config({unknown: ""})
+        except InvalidConfig as error:
+            raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+
+def altered_broker(
+    known: Mapping[str, str], changes: Sequence[AlterableConfig], static: BrokerConfig, below: Mapping[str, str]
+) -> dict[str, str]:
+    """What is set for a broker (or for all) after the changes. `below`: what holds where it is not set here. Raises
+    BrokerError."""
+    names = {c.name: "" for c in changes if c.name not in known or c.config_operation != AlterOperation.DELETE}
+    problem = dynamic_problem(names)
+    if problem is not None:
+        raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
+    values = altered(known, changes, as_texts(static) | dict(below))
+    try:
+        with_dynamic(static, below, values)
+    except InvalidConfig as error:
+        raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
+    return values

@@ -1,0 +1,346 @@
+"""DescribeConfigs and IncrementalAlterConfigs (KIP-226, KIP-339): of a topic and of the brokers' default (the empty
+name) at any broker, of a broker at itself.
+
+The broker that is asked writes, in one multi: the settings, provided that they are still those that it has read (their
+version) and that the topic is still the one that it has looked at (the node of its id), and the notification. So of two
+that change the same settings one begins anew, a topic that was made again meanwhile gets nothing that was meant for the
+one before, and whoever is killed has either changed the settings and told everybody, or neither.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from minibroker.broker.config import (
+    DYNAMIC,
+    SENSITIVE,
+    SYNONYMS,
+    BrokerConfig,
+    TopicConfig,
+    as_texts,
+    config_type,
+    default_texts,
+    documentation,
+)
+from minibroker.broker.config_changes import MIN_INSYNC_REPLICAS, altered_broker, altered_topic
+from minibroker.broker.dynamic_config import DynamicConfigManager
+from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.replication.isr_writer import catch_up
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import (
+    AlterableConfig,
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    DescribeConfigsEntry,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from minibroker.protocol.model import (
+    DURABILITY,
+    ConfigSource,
+    ConfigType,
+    ResourceType,
+    min_insync_replicas,
+    topic_name_problem,
+)
+from minibroker.protocol.world import (
+    BadVersion,
+    Check,
+    ConnectionLoss,
+    Create,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    Operation,
+    SessionExpired,
+    SetData,
+    ZooKeeperSession,
+)
+from minibroker.protocol.znodes import MalformedZnode, TopicZnode
+
+TIMEOUT_MS = 20_000
+"""Neither request has a timeout of its own. Less than a client's default."""
+RETRY_S = 0.05
+LONGEST_MESSAGE = 2_000
+"""It may quote a value, which may be as long as any string."""
+
+Layer = tuple[ConfigSource, Mapping[str, str]]
+"""Values that are given in one place, by the names that they have there."""
+
+
+async def handle_describe_configs(services: Services, request: Request) -> None:
+    body = request.body
+    assert isinstance(body, DescribeConfigsRequest)
+
+    async def answer() -> None:
+        results = []
+        reader = _Reader(services.configs, services.sessions)
+        for resource in body.resources:
+            try:
+                found = await reader.find(resource.resource_type, resource.resource_name)
+                entries = _described(services.configs, found, resource, body)
+                results.append(_description(ErrorCode.NONE, None, resource, entries))
+            except BrokerError as error:
+                results.append(_description(error.code, error.detail[:LONGEST_MESSAGE], resource, []))
+        request.respond(DescribeConfigsResponse(0, results))
+
+    answer_later(services, request, TIMEOUT_MS, answer)
+
+
+def _description(
+    code: ErrorCode, message: str | None, resource: DescribeConfigsResource, entries: list[DescribeConfigsEntry]
+) -> DescribeConfigsResult:
+    return DescribeConfigsResult(code, message, resource.resource_type, resource.resource_name, entries)
+
+
+async def handle_incremental_alter_configs(services: Services, request: Request) -> None:
+    """Answers when the new settings are in ZooKeeper; the brokers hear of them soon."""
+    body = request.body
+    assert isinstance(body, IncrementalAlterConfigsRequest)
+
+    async def answer() -> None:
+        names = [(resource.resource_type, resource.resource_name) for resource in body.resources]
+        responses = []
+        for resource in body.resources:
+            code, message = ErrorCode.NONE, None
+            try:
+                if names.count((resource.resource_type, resource.resource_name)) > 1:
+                    raise BrokerError(ErrorCode.INVALID_REQUEST, "it is in the request twice: give all changes at once")
+                await _alter(services, request, resource, body.validate_only)
+            except BrokerError as error:
+                code, message = error.code, error.detail[:LONGEST_MESSAGE]
+            name = resource.resource_name
+            responses.append(AlterConfigsResourceResponse(code, message, resource.resource_type, name))
+        request.respond(IncrementalAlterConfigsResponse(0, responses))
+
+    answer_later(services, request, TIMEOUT_MS, answer)
+
+
+Sessions = Callable[[], Awaitable[ZooKeeperSession]]
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------
+
+
+class _Found(msgspec.Struct):
+    """A resource as ZooKeeper has it."""
+
+    path: str
+    values: Mapping[str, str]
+    version: int | None
+    """None: nothing is set there."""
+    topic: TopicZnode | None = None
+
+    @property
+    def replication_factor(self) -> int:
+        return 0 if self.topic is None else min((len(r) for r in self.topic.partitions.values()), default=0)
+
+
+async def _find(session: ZooKeeperSession, configs: DynamicConfigManager, kind: int, name: str) -> _Found:
+    """Raises BrokerError, ConnectionLoss, SessionExpired."""
+    topic = None
+    if kind == ResourceType.TOPIC:
+        problem = topic_name_problem(name)
+        if problem is not None:
+            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        try:
+            # First: settings that are read after the id are those of this topic, or of one whose id is another.
+            data, _ = await session.get(znodes.topic_path(name))
+            topic = znodes.decode_topic(name, data)
+        except NoNode:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}") from None
+        except MalformedZnode as error:
+            raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
+        path = znodes.topic_config_path(name)
+    elif kind == ResourceType.BROKER:
+        me = configs.static.broker_id
+        if name not in ("", str(me)):
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST,
+                f"broker {name!r} was meant, and this is broker {me}: ask that broker itself, or leave the name empty "
+                f"for what holds for all brokers",
+            )
+        path = znodes.broker_config_path(int(name) if name else None)
+    else:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{kind} is no resource with settings: 2 is a topic, 4 a broker")
+    try:
+        data, stat = await session.get(path)
+        return _Found(path, znodes.decode_config(path, data), stat.version, topic)
+    except NoNode:
+        return _Found(path, {}, None, topic)
+    except MalformedZnode as error:
+        raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+
+class _Reader:
+    """Of several resources, from a session that has caught up once."""
+
+    def __init__(self, configs: DynamicConfigManager, sessions: Sessions) -> None:
+        self._configs = configs
+        self._sessions = sessions
+        self._session: ZooKeeperSession | None = None
+
+    async def find(self, kind: int, name: str) -> _Found:
+        """However long it takes. Raises BrokerError."""
+        while True:
+            try:
+                if self._session is None:
+                    session = await self._sessions()
+                    await catch_up(session)
+                    await self._configs.read_broker_configs(session)
+                    self._session = session
+                return await _find(self._session, self._configs, kind, name)
+            except (ConnectionLoss, SessionExpired):
+                self._session = None
+                await asyncio.sleep(RETRY_S)
+
+
+def _described(
+    configs: DynamicConfigManager, found: _Found, asked: DescribeConfigsResource, request: DescribeConfigsRequest
+) -> list[DescribeConfigsEntry]:
+    of_brokers: list[Layer] = [
+        (ConfigSource.DYNAMIC_BROKER_CONFIG, configs.own),
+        (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, configs.default),
+        (ConfigSource.STATIC_BROKER_CONFIG, static_texts(configs.static)),
+        (ConfigSource.DEFAULT_CONFIG, default_texts(BrokerConfig)),
+    ]
+    if asked.resource_type == ResourceType.TOPIC:
+        entries = _entries_of_topic(found, of_brokers)
+        entries += _unknown(TopicConfig, found, ConfigSource.DYNAMIC_TOPIC_CONFIG)
+    elif asked.resource_name:
+        entries = [_entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in _names(BrokerConfig)]
+        entries += _unknown(BrokerConfig, found, ConfigSource.DYNAMIC_BROKER_CONFIG)
+    else:
+        layer = (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, found.values)
+        known = [name for name in _names(BrokerConfig) if name in found.values]
+        entries = [_entry(BrokerConfig, name, _synonyms(name, [layer])) for name in known]
+        entries += _unknown(BrokerConfig, found, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+    if asked.configuration_keys is not None:
+        entries = [entry for entry in entries if entry.name in asked.configuration_keys]
+    for entry in entries:
+        if not request.include_synonyms:
+            entry.synonyms = []
+        if request.include_documentation:
+            schema = TopicConfig if asked.resource_type == ResourceType.TOPIC else BrokerConfig
+            entry.documentation = documentation(schema).get(entry.name)
+    return entries
+
+
+def static_texts(config: BrokerConfig) -> dict[str, str]:
+    """What the broker was started with, as far as that can be told: what differs from the default."""
+    defaults = default_texts(BrokerConfig)
+    return {name: value for name, value in as_texts(config).items() if defaults.get(name) != value}
+
+
+def _names(schema: type[msgspec.Struct]) -> list[str]:
+    return sorted(field.encode_name for field in msgspec.structs.fields(schema))
+
+
+def _entries_of_topic(found: _Found, of_brokers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
+    own: Layer = (ConfigSource.DYNAMIC_TOPIC_CONFIG, found.values)
+    entries = []
+    for name in _names(TopicConfig):
+        synonyms = _synonyms(name, [own])
+        if name in SYNONYMS:
+            synonyms += _synonyms(SYNONYMS[name], of_brokers)
+        if name == MIN_INSYNC_REPLICAS and not synonyms and found.replication_factor:
+            by_rule = str(min_insync_replicas(None, found.replication_factor))
+            synonyms = [DescribeConfigsSynonym(name, by_rule, ConfigSource.DEFAULT_CONFIG)]
+        entries.append(_entry(TopicConfig, name, synonyms))
+    return entries
+
+
+def _synonyms(name: str, layers: Sequence[Layer]) -> list[DescribeConfigsSynonym]:
+    """Where it is given, the one that holds first."""
+    return [
+        DescribeConfigsSynonym(name, None if name in SENSITIVE else values[name], source)
+        for source, values in layers
+        if name in values
+    ]
+
+
+def _entry(schema: type[msgspec.Struct], name: str, synonyms: list[DescribeConfigsSynonym]) -> DescribeConfigsEntry:
+    is_dynamic = name in DYNAMIC if schema is BrokerConfig else name != DURABILITY
+    return DescribeConfigsEntry(
+        name,
+        synonyms[0].value if synonyms else default_texts(schema).get(name),
+        not is_dynamic,
+        synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG,
+        name in SENSITIVE,
+        synonyms,
+        config_type(schema, name),
+    )
+
+
+def _unknown(schema: type[msgspec.Struct], found: _Found, source: ConfigSource) -> list[DescribeConfigsEntry]:
+    """What was put into ZooKeeper by hand and is no setting: until it is deleted, nothing beside it takes effect.
+    Its value is not shown, as in Kafka: it may be a secret."""
+    names = sorted(found.values.keys() - set(_names(schema)))
+    return [DescribeConfigsEntry(name, None, False, source, True, [], ConfigType.UNKNOWN) for name in names]
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------
+
+
+async def _alter(services: Services, request: Request, asked: AlterConfigsResource, validate_only: bool) -> None:
+    """Raises BrokerError, and then nothing was changed; unless a write whose answer was lost had changed it, as it was
+    to be."""
+    configs, sessions = services.configs, services.sessions
+    first_id = None
+    while True:
+        try:
+            found = await _Reader(configs, sessions).find(asked.resource_type, asked.resource_name)
+            session = await sessions()
+            topic_id = found.topic.topic_id if found.topic is not None else None
+            if first_id not in (None, topic_id):
+                raise BrokerError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"topic {asked.resource_name!r} was deleted and created again meanwhile: look at the new one first",
+                )
+            first_id = topic_id
+            values = _altered(configs, found, asked.resource_name, asked.configs)
+            if request.closed:
+                # It may have lain in the socket while this broker was stopped: whoever asked has asked another one, and
+                # may have changed the settings again since.
+                raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, "whoever asked is gone: nothing is changed")
+            if not validate_only:
+                await session.multi(_write(found, asked.resource_name, values))
+            return
+        except (ConnectionLoss, SessionExpired):
+            await asyncio.sleep(RETRY_S)
+        except MultiFailed as refused:
+            # Somebody else has changed the settings, or the topic is gone: that is looked at again.
+            if not isinstance(refused.cause, BadVersion | NodeExists | NoNode):
+                raise
+            await asyncio.sleep(RETRY_S)
+
+
+def _altered(
+    configs: DynamicConfigManager, found: _Found, name: str, changes: Sequence[AlterableConfig]
+) -> dict[str, str]:
+    if found.topic is not None:
+        return altered_topic(found.values, changes, configs.config, found.replication_factor)
+    return altered_broker(found.values, changes, configs.static, configs.default if name else {})
+
+
+def _write(found: _Found, name: str, values: Mapping[str, str]) -> list[Operation]:
+    data = znodes.encode_config(values)
+    operations: list[Operation] = []
+    if found.topic is not None:
+        topic_id = found.topic.topic_id
+        there = znodes.topic_id_path(name, topic_id) if topic_id else znodes.topic_path(name)
+        operations.append(Check(there, -1))
+    if found.version is None:
+        operations.append(Create(found.path, data))
+    else:
+        operations.append(SetData(found.path, data, found.version))
+    notification = znodes.encode_config_change(found.path)
+    return [*operations, Create(znodes.CONFIG_CHANGE_PREFIX, notification, sequence=True)]

@@ -1,0 +1,39 @@
+"""AlterPartitionReassignments and ListPartitionReassignments (KIP-455): the controller's broker takes them."""
+
+from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS
+from minibroker.broker.network.request_channel import Request
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+
+
+async def handle_alter_partition_reassignments(services: Services, request: Request) -> None:
+    """Answers once the reassignments are on record and have begun; they go on by themselves. Raises
+    BrokerError(NOT_CONTROLLER) on any other broker."""
+    body = request.body
+    assert isinstance(body, AlterPartitionReassignmentsRequest)
+
+    async def answer() -> None:
+        results = await services.administration.alter_partition_reassignments(
+            body.topics, is_wanted=lambda: not request.closed
+        )
+        request.respond(AlterPartitionReassignmentsResponse(0, ErrorCode.NONE, "", results))
+
+    answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), answer)
+
+
+async def handle_list_partition_reassignments(services: Services, request: Request) -> None:
+    """Raises BrokerError(NOT_CONTROLLER) on any other broker."""
+    body = request.body
+    assert isinstance(body, ListPartitionReassignmentsRequest)
+
+    async def answer() -> None:
+        found = await services.administration.list_partition_reassignments(body.topics)
+        request.respond(ListPartitionReassignmentsResponse(0, ErrorCode.NONE, "", found))
+
+    answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), answer)

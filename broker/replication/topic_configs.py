@@ -1,0 +1,57 @@
+"""The settings of the topics that have a replica here, as they were when they last made sense (ConfigRepository).
+
+They are read when a replica is made, and again whenever they may have changed. The two may overlap, and then the read
+that began last counts: ZooKeeper answers a session in order, so it saw what the other one saw, or more.
+"""
+
+import itertools
+
+import msgspec
+
+from minibroker.broker.config import TopicConfig, topic_config
+from minibroker.protocol import znodes
+from minibroker.protocol.world import NoNode, ZooKeeperSession
+
+
+class _Known(msgspec.Struct):
+    read: int = 0
+    """Reads are numbered; this is the one that `config` is from."""
+    config: TopicConfig = TopicConfig()
+
+
+class TopicConfigs:
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._numbers = itertools.count(1)
+
+    def __contains__(self, topic: str) -> bool:
+        """They have been read, or are being read: a change of them matters."""
+        return topic in self._known
+
+    def topics(self) -> list[str]:
+        return list(self._known)
+
+    def of(self, topic: str) -> TopicConfig:
+        known = self._known.get(topic)
+        return TopicConfig() if known is None else known.config
+
+    def forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+
+    async def read(self, topic: str, session: ZooKeeperSession) -> bool:
+        """From now on `of` has what ZooKeeper has; returns whether that is something else than before. Raises
+        InvalidConfig and MalformedZnode, and then `of` has what it had, ConnectionLoss, and SessionExpired."""
+        known = self._known.setdefault(topic, _Known())
+        number = next(self._numbers)
+        path = znodes.topic_config_path(topic)
+        try:
+            data, _ = await session.get(path)
+        except NoNode:
+            config = TopicConfig()
+        else:
+            config = topic_config(znodes.decode_config(path, data))
+        if number < known.read:
+            return False
+        is_change = config != known.config
+        known.read, known.config = number, config
+        return is_change

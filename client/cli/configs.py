@@ -1,0 +1,152 @@
+"""`minibroker configs`: describe and alter the settings of topics and brokers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from minibroker.client.cli.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    Format,
+    FormatOption,
+    UsageError,
+    bootstrap_servers,
+    name_and_value,
+    print_json,
+    print_table,
+    run,
+)
+from minibroker.client.cli.topics import checked_topic, open_admin
+from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource
+from minibroker.client.errors import ConfigErrors
+from minibroker.protocol.model import ConfigSource
+
+TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic.")]
+BrokerOption = Annotated[int | None, typer.Option("--broker", metavar="ID", min=0, help="Of this broker.")]
+DefaultOption = Annotated[
+    bool, typer.Option("--broker-default", help="Of all brokers, where one has nothing of its own.")
+]
+
+app = typer.Typer(help="Look at settings of topics and brokers, and change them.", no_args_is_help=True)
+
+_SOURCES = {
+    ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic",
+    ConfigSource.DYNAMIC_BROKER_CONFIG: "broker, while it runs",
+    ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG: "all brokers, while they run",
+    ConfigSource.STATIC_BROKER_CONFIG: "broker, when it started",
+    ConfigSource.DEFAULT_CONFIG: "default",
+}
+
+
+@app.command()
+def describe(
+    topic: TopicOption = None,
+    broker: BrokerOption = None,
+    broker_default: DefaultOption = False,
+    every: Annotated[bool, typer.Option("--all", help="Also those that are not set.")] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show the settings of a topic or a broker that are not the default, and where each comes from."""
+    resource = _resource(topic, broker, broker_default)
+    entries = run(_describe(bootstrap_servers(bootstrap, data), resource))
+    shown = [e for e in entries.values() if every or e.source is not ConfigSource.DEFAULT_CONFIG]
+    if format is Format.JSON:
+        print_json(
+            [
+                entry._asdict()
+                | {
+                    "source": entry.source.name,
+                    "type": entry.type.name,
+                    "synonyms": [one._asdict() | {"source": one.source.name} for one in entry.synonyms],
+                }
+                for entry in shown
+            ]
+        )
+    else:
+        print_table(
+            ("setting", "value", "from", "may be changed"),
+            [
+                (
+                    entry.name,
+                    "(secret)" if entry.is_sensitive else entry.value,
+                    _SOURCES[entry.source],
+                    not entry.is_read_only,
+                )
+                for entry in shown
+            ],
+        )
+
+
+@app.command()
+def alter(
+    topic: TopicOption = None,
+    broker: BrokerOption = None,
+    broker_default: DefaultOption = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Give a setting a value. May be repeated.")
+    ] = None,
+    delete: Annotated[
+        list[str] | None,
+        typer.Option("--delete", metavar="NAME", help="Let hold what is given elsewhere. May be repeated."),
+    ] = None,
+    append: Annotated[
+        list[str] | None,
+        typer.Option("--append", metavar="NAME=ITEM,...", help="Append to a list. May be repeated."),
+    ] = None,
+    subtract: Annotated[
+        list[str] | None,
+        typer.Option("--subtract", metavar="NAME=ITEM,...", help="Take out of a list. May be repeated."),
+    ] = None,
+    validate_only: Annotated[bool, typer.Option("--validate-only", help="Only say whether it could be done.")] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Change settings of a topic or a broker, all of those given or none; they hold soon, without a restart."""
+    resource = _resource(topic, broker, broker_default)
+    pairs = [("--set", ConfigChange.set, set_), ("--append", ConfigChange.append, append)]
+    pairs += [("--subtract", ConfigChange.subtract, subtract)]
+    changes = [
+        make(*name_and_value(option, text, "retention.ms=3600000"))
+        for option, make, texts in pairs
+        for text in texts or []
+    ]
+    changes += [ConfigChange.delete(name) for name in delete or []]
+    if not changes:
+        raise UsageError("nothing is to be changed: give --set NAME=VALUE, --delete NAME, --append or --subtract")
+    run(_alter(bootstrap_servers(bootstrap, data), resource, changes, validate_only))
+    done = "could change" if validate_only else "changed"
+    if format is Format.JSON:
+        print_json({"resource": str(resource), "changed": [c.name for c in changes], "validate_only": validate_only})
+    else:
+        sys.stdout.write(f"{done} {', '.join(change.name for change in changes)} of {resource}\n")
+
+
+def _resource(topic: str | None, broker: int | None, broker_default: bool) -> ConfigResource:
+    if (topic is not None) + (broker is not None) + broker_default != 1:
+        raise UsageError("give one of --topic TOPIC, --broker ID and --broker-default")
+    if topic is not None:
+        return ConfigResource.of_topic(checked_topic(topic))
+    return ConfigResource.of_all_brokers() if broker is None else ConfigResource.of_broker(broker)
+
+
+async def _describe(bootstrap: str, resource: ConfigResource) -> dict[str, ConfigEntry]:
+    async with open_admin(bootstrap) as admin:
+        try:
+            return (await admin.describe_configs([resource], synonyms=True, documentation=True))[resource]
+        except ConfigErrors as failed:
+            raise failed.errors[resource] from None
+
+
+async def _alter(bootstrap: str, resource: ConfigResource, changes: list[ConfigChange], validate_only: bool) -> None:
+    async with open_admin(bootstrap) as admin:
+        try:
+            await admin.incremental_alter_configs({resource: changes}, validate_only=validate_only)
+        except ConfigErrors as failed:
+            raise failed.errors[resource] from None

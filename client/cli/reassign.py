@@ -1,0 +1,284 @@
+"""`minibroker reassign`: move replicas between brokers, by Kafka's JSON files (kafka-reassign-partitions)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.cli.output import (
+    DEFAULT_DATA,
+    FAILURE,
+    BootstrapOption,
+    DataOption,
+    Format,
+    FormatOption,
+    UsageError,
+    bootstrap_servers,
+    print_json,
+    print_table,
+    run,
+)
+from minibroker.client.cli.topics import checked_topic, open_admin
+from minibroker.client.errors import PartitionErrors
+from minibroker.client.reassignment import PartitionReassignment
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
+
+Assignments = Mapping[TopicPartition, tuple[int, ...]]
+
+app = typer.Typer(help="Move the replicas of partitions to other brokers.", no_args_is_help=True)
+
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="JSON, as `generate --format json` prints it; -: standard input.")
+]
+
+
+class _Entry(msgspec.Struct):
+    topic: str
+    partition: int
+    replicas: list[int]
+
+
+class _File(msgspec.Struct):
+    partitions: list[_Entry]
+    version: Literal[1] = 1
+
+
+@app.command()
+def generate(
+    brokers: Annotated[
+        str, typer.Option("--brokers", metavar="ID,ID,...", help="The brokers that are to hold the replicas.")
+    ],
+    topic: Annotated[list[str], typer.Option("--topic", metavar="TOPIC", help="May be repeated.")],
+    replication_factor: Annotated[
+        int | None, typer.Option("--replication-factor", "-r", min=1, help="Default: as each topic has it.")
+    ] = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Propose an assignment that spreads the topics' replicas over the brokers. Nothing is changed.
+
+    With --format json it is what `minibroker reassign execute` takes."""
+    ids = _broker_ids(brokers)
+    names = [checked_topic(name) for name in dict.fromkeys(topic)]
+    described, alive = run(_describe(bootstrap_servers(bootstrap, data), names))
+    for broker_id in ids:
+        if broker_id not in alive:
+            raise MinibrokerError(
+                f"--brokers {brokers}: broker {broker_id} is not alive (those that are: {', '.join(map(str, alive))}): "
+                "start it, or name others"
+            )
+    current = _assignments(described.values())
+    proposed: dict[TopicPartition, tuple[int, ...]] = {}
+    for one in described.values():
+        factor = replication_factor or max(len(p.replicas) for p in one.partitions)
+        if factor > len(ids):
+            raise UsageError(
+                f"--brokers {brokers} names {len(ids)} brokers, and {one.name} is to have {factor} replicas of each "
+                "partition: name at least as many, or give a lower --replication-factor"
+            )
+        spread_out = spread([p.partition for p in one.partitions], factor, ids)
+        proposed |= {TopicPartition(one.name, number): replicas for number, replicas in spread_out.items()}
+    if format is Format.JSON:
+        print_json(_as_file(proposed))
+    else:
+        print_table(
+            ("topic", "partition", "replicas", "proposed"),
+            [(p.topic, p.partition, current[p], proposed[p]) for p in sorted(proposed)],
+        )
+
+
+@app.command()
+def execute(
+    file: FileArgument,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Begin the reassignments. They go on by themselves: `minibroker reassign verify` shows how far they are.
+
+    Prints what the partitions had before; with --format json, as a file that leads back to it. Where some are refused,
+    the others begin nevertheless: those are printed, and the exit code is 1."""
+    wanted = _read(file)
+    before, failed = run(_execute(bootstrap_servers(bootstrap, data), wanted))
+    began = {p: before[p] for p in sorted(before) if failed is None or p not in failed.errors}
+    if format is Format.JSON and (began or failed is None):
+        print_json(_as_file(began))
+    elif began:
+        print_table(
+            ("topic", "partition", "replicas before", "replicas"),
+            [(p.topic, p.partition, replicas, wanted[p]) for p, replicas in began.items()],
+        )
+    if failed is not None:
+        raise failed
+
+
+@app.command()
+def verify(
+    file: FileArgument,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show how far the reassignments are. Exit code 1 where one is not complete."""
+    wanted = _read(file)
+    current, under_way = run(_look(bootstrap_servers(bootstrap, data), wanted))
+    states = {p: _state(wanted[p], current.get(p, ()), under_way.get(p)) for p in sorted(wanted)}
+    if format is Format.JSON:
+        print_json(
+            [
+                {
+                    "topic": p.topic,
+                    "partition": p.partition,
+                    "state": state,
+                    "replicas": current.get(p, ()),
+                    "adding_replicas": under_way[p].adding_replicas if p in under_way else (),
+                    "removing_replicas": under_way[p].removing_replicas if p in under_way else (),
+                }
+                for p, state in states.items()
+            ]
+        )
+    else:
+        none = PartitionReassignment((), (), ())
+        print_table(
+            ("topic", "partition", "state", "replicas", "adding", "removing"),
+            [
+                (p.topic, p.partition, state, current.get(p, ()), *under_way.get(p, none)[1:])
+                for p, state in states.items()
+            ],
+        )
+    if any(state != COMPLETE for state in states.values()):
+        raise typer.Exit(FAILURE)
+
+
+@app.command()
+def cancel(
+    file: FileArgument,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Take back the reassignments of the partitions in the file: each goes back to the replicas that it had.
+
+    Where some cannot be, the others are taken back nevertheless: those are printed, and the exit code is 1."""
+    partitions = sorted(_read(file))
+    failed = run(_alter(bootstrap_servers(bootstrap, data), dict.fromkeys(partitions)))
+    cancelled = [p for p in partitions if failed is None or p not in failed.errors]
+    if format is Format.JSON and cancelled:
+        print_json([{"topic": p.topic, "partition": p.partition} for p in cancelled])
+    elif cancelled:
+        sys.stdout.write(f"cancelled {', '.join(map(str, cancelled))}\n")
+    if failed is not None:
+        raise failed
+
+
+# --- What is asked of the cluster --------------------------------------------------------------------------------
+
+
+async def _describe(bootstrap: str, topics: Iterable[str]) -> tuple[dict[str, TopicDescription], list[int]]:
+    """The topics, and the ids of the brokers that are alive."""
+    async with open_admin(bootstrap) as admin:
+        return await admin.describe_topics(topics), [b.id for b in (await admin.describe_cluster()).brokers]
+
+
+async def _alter(bootstrap: str, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> PartitionErrors | None:
+    """What went wrong with some of them."""
+    async with open_admin(bootstrap) as admin:
+        try:
+            await admin.alter_partition_reassignments(wanted)
+        except PartitionErrors as failed:
+            return failed
+    return None
+
+
+async def _execute(bootstrap: str, wanted: Assignments) -> tuple[Assignments, PartitionErrors | None]:
+    """The replicas that they had before; and what went wrong with some of them."""
+    async with open_admin(bootstrap) as admin:
+        before = await _current(admin, wanted)
+    return before, await _alter(bootstrap, wanted)
+
+
+async def _look(
+    bootstrap: str, wanted: Assignments
+) -> tuple[Assignments, Mapping[TopicPartition, PartitionReassignment]]:
+    async with open_admin(bootstrap) as admin:
+        under_way = await admin.list_partition_reassignments(wanted)
+        return await _current(admin, wanted), under_way
+
+
+async def _current(admin: Admin, wanted: Assignments) -> dict[TopicPartition, tuple[int, ...]]:
+    """Raises TopicErrors for topics that do not exist."""
+    described = await admin.describe_topics({p.topic for p in wanted})
+    return {p: replicas for p, replicas in _assignments(described.values()).items() if p in wanted}
+
+
+# --- Files and proposals -----------------------------------------------------------------------------------------
+
+
+COMPLETE = "complete"
+
+
+def _state(wanted: tuple[int, ...], current: tuple[int, ...], under_way: PartitionReassignment | None) -> str:
+    if under_way is not None:
+        target = tuple(b for b in under_way.replicas if b not in under_way.removing_replicas)
+        return "in progress" if target == wanted else "in progress to other replicas"
+    return COMPLETE if current == wanted else "not begun" if current else "no such partition"
+
+
+def spread(partitions: Sequence[int], factor: int, brokers: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """The first replica goes round the brokers, the others follow it, at a distance that grows with each round (Kafka's
+    assignReplicasToBrokersRackUnaware, without its random start)."""
+    count = len(brokers)
+    spread_out: dict[int, tuple[int, ...]] = {}
+    for index, partition in enumerate(partitions):
+        first, shift = index % count, index // count
+        followers = ((first + 1 + (shift + n) % (count - 1)) % count for n in range(factor - 1))
+        spread_out[partition] = tuple(brokers[position] for position in (first, *followers))
+    return spread_out
+
+
+def _assignments(topics: Iterable[TopicDescription]) -> dict[TopicPartition, tuple[int, ...]]:
+    return {TopicPartition(topic.name, p.partition): p.replicas for topic in topics for p in topic.partitions}
+
+
+def _as_file(assignments: Assignments) -> _File:
+    return _File([_Entry(p.topic, p.partition, list(replicas)) for p, replicas in sorted(assignments.items())])
+
+
+def _read(file: Path) -> dict[TopicPartition, tuple[int, ...]]:
+    """Raises UsageError with what is wrong, OSError."""
+    text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    try:
+        entries = msgspec.json.decode(text, type=_File).partitions
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        example = '{"version": 1, "partitions": [{"topic": "orders", "partition": 0, "replicas": [1, 2]}]}'
+        raise UsageError(f"{file} is not a list of reassignments ({error}): {example} is expected") from error
+    wanted: dict[TopicPartition, tuple[int, ...]] = {}
+    for entry in entries:
+        partition = TopicPartition(checked_topic(entry.topic), entry.partition)
+        if partition in wanted:
+            raise UsageError(f"{file} names {partition} more than once: name it once")
+        if not 0 <= entry.partition < 2**31 or not all(-(2**31) <= b < 2**31 for b in entry.replicas):
+            raise UsageError(
+                f"{file}: {partition} with replicas {entry.replicas}: numbers below 2147483648 are expected"
+            )
+        wanted[partition] = tuple(entry.replicas)
+    if not wanted:
+        raise UsageError(f"{file} names no partition")
+    return wanted
+
+
+def _broker_ids(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and int(part) < 2**31 for part in parts):
+        raise UsageError(f"--brokers {text!r}: ids such as 1,2,3 are expected")
+    if len(set(parts)) != len(parts):
+        raise UsageError(f"--brokers {text!r}: name each broker once")
+    return [int(part) for part in parts]

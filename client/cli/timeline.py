@@ -1,0 +1,171 @@
+"""`minibroker timeline`: what the controllers did, in words; and the story of the last failover."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minibroker.client.cli.hints import pastable
+from minibroker.client.cli.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    Format,
+    FormatOption,
+    UsageError,
+    bootstrap_servers,
+    note,
+    print_json,
+    run,
+)
+from minibroker.client.cli.timeline_story import Story, last_failover
+from minibroker.client.cli.timeline_words import entry_lines
+from minibroker.client.cli.times import parse_time_ms
+from minibroker.client.cli.topics import open_admin
+from minibroker.client.timeline import Entry, TimelineRead, decode_entry, merged
+from minibroker.protocol.errors import BrokerError, InvalidMessage, MinibrokerError, NetworkError
+
+FILE = "controller-timeline.jsonl"
+"""Of each broker, in the first of its log directories."""
+_FOLLOW_INTERVAL_S = 0.5
+_BEGINNING = 0
+
+
+def timeline(
+    last: Annotated[
+        bool,
+        typer.Option("--last-failover", help="Tell the story of the last failover."),
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what happens, until Ctrl-C.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Leave out what is older: ISO 8601, or milliseconds since 1970."),
+    ] = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show what the controllers did: each event with its cause, what changed, was written to ZooKeeper and ordered.
+
+    All brokers are asked, since each has recorded what its own controller did. Of a broker that is dead, the files in
+    --data are read, if they are there; otherwise what it has recorded is missing until it is back, which is said on
+    stderr. --format json prints an object per line."""
+    if last and follow:
+        raise UsageError("--last-failover tells what has happened, and --follow what happens: give one of them")
+    since_ms = _since_ms(since)
+    servers = bootstrap_servers(bootstrap, data)
+    files = data if bootstrap is None else None
+    if follow:
+        run(_follow(servers, since_ms, files, format))
+        return
+    entries = run(_read(servers, since_ms, files))
+    if not last:
+        _print(entries, format)
+        return
+    story = last_failover(entries)
+    if story is None:
+        raise MinibrokerError("no failover is on record: no broker was lost, and the controller has never changed")
+    _print_story(story, format)
+
+
+def _since_ms(since: str | None) -> int:
+    if since is None:
+        return _BEGINNING
+    time_ms = parse_time_ms(since)
+    if time_ms is None:
+        raise UsageError(f"--since {since!r}: a time is expected, for instance 2026-11-22T10:30 (UTC) or 1795343400000")
+    return time_ms
+
+
+async def _read(bootstrap: str, since_ms: int, files: Path | None) -> Sequence[Entry]:
+    async with open_admin(bootstrap) as admin:
+        found = await admin.timeline(since_ms)
+    return _with_files(found, files, since_ms)
+
+
+async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: Format) -> None:
+    """What is on record, and then what is new, for ever. Whoever is asked may die: the others are asked."""
+    async with open_admin(bootstrap) as admin:
+        reader = admin.timeline_reader(since_ms)
+        found = await reader.read()
+        missing = set(found.errors)
+        entries = _with_files(found, files, since_ms)
+        # What was read from files, its broker tells again once it is back.
+        from_files = {(e["controller"], e["number"], e["time_ms"]) for e in entries if e["controller"] in missing}
+        _print(entries, format)
+        while True:
+            await asyncio.sleep(_FOLLOW_INTERVAL_S)
+            try:
+                found = await reader.read()
+            except (NetworkError, BrokerError) as error:
+                note(f"no broker answers, asking again: {error}")
+                continue
+            missing &= set(found.errors)
+            _tell_missing({broker: text for broker, text in found.errors.items() if broker not in missing})
+            missing |= set(found.errors)
+            _print([e for e in found.entries if (e["controller"], e["number"], e["time_ms"]) not in from_files], format)
+
+
+def _with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequence[Entry]:
+    """What the brokers have said, with what the files of those hold that did not."""
+    by_broker: dict[int, list[Entry]] = {}
+    for entry in found.entries:
+        by_broker.setdefault(entry["controller"], []).append(entry)
+    untold = dict(found.errors)
+    for broker_id in found.errors:
+        entries = [] if files is None else _entries_in_files(files, broker_id, since_ms)
+        if entries:
+            by_broker[broker_id] = entries
+            del untold[broker_id]
+    _tell_missing(untold)
+    return merged(by_broker)
+
+
+def _entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry]:
+    """Of a broker of the local cluster."""
+    entries: list[Entry] = []
+    for path in (data / f"broker-{broker_id}" / (FILE + ".1"), data / f"broker-{broker_id}" / FILE):
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            try:
+                entry = decode_entry(line)
+            except InvalidMessage:
+                continue  # torn when the broker was killed
+            if entry["time_ms"] >= since_ms:
+                entries.append(entry)
+    return entries
+
+
+def _tell_missing(errors: dict[int, MinibrokerError]) -> None:
+    for broker_id, error in errors.items():
+        sys.stderr.write(pastable(f"what broker {broker_id} has recorded is missing: {error}") + "\n")
+    sys.stderr.flush()
+
+
+def _print(entries: Sequence[Entry], format: Format) -> None:
+    bold = format is Format.TABLE and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for entry in entries:
+        if format is Format.JSON:
+            print_json(entry)
+            continue
+        first, *details = entry_lines(entry)
+        sys.stdout.write(f"\x1b[1m{first}\x1b[0m\n" if bold else f"{first}\n")
+        sys.stdout.writelines(f"{line}\n" for line in details)
+    sys.stdout.flush()
+
+
+def _print_story(story: Story, format: Format) -> None:
+    if format is Format.JSON:
+        for step in story.objects():
+            print_json(step)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in story.lines())

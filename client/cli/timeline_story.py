@@ -1,0 +1,323 @@
+"""The story of the last failover, from a controller's timeline: what was lost, and how all had a leader again. Pure.
+
+It begins with the first sign (a lost connection, a resignation), goes on with the change of controller or the loss of a
+broker, the elections that follow from it, and what was written; and ends when the last order that came of it was
+answered. Times are relative to the beginning, by the clocks of the brokers that recorded it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from minibroker.client.cli.timeline_words import (
+    INDENT,
+    cut,
+    date_and_time,
+    milliseconds,
+    numbers,
+    orders,
+    sentence,
+    state_line,
+)
+from minibroker.client.cli.timeline_words import counted as _counted
+from minibroker.client.timeline import Entry
+from minibroker.protocol.model import NO_LEADER
+
+SIGNS_WITHIN_MS = 60_000
+"""How long before the loss of a broker a sign of it may be."""
+TOGETHER_MS = 2_000
+"""Losses that follow each other faster are one failover."""
+
+_SIGNS = ("ControllerSuspected", "ControllerRemoved", "BrokerSuspected", "Resignation")
+_ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswered")
+
+
+class Step(NamedTuple):
+    at_ms: float
+    """Since the beginning."""
+    broker: int
+    """Who recorded it."""
+    epoch: int
+    event: str
+    text: str
+    details: tuple[str, ...] = ()
+
+
+class Story(NamedTuple):
+    title: str
+    began_ms: int
+    """Since 1970, by the clock of the first that recorded something."""
+    steps: tuple[Step, ...]
+    elected: int
+    """Partitions that another broker leads now, or the same one in a new term."""
+    leaderless: tuple[str, ...]
+    """Partitions that had no leader in the end."""
+    written_ms: float | None
+    """Until the last of these leaders stood in ZooKeeper; None: nobody was elected."""
+    led_ms: float | None
+    """Until the last of them had confirmed that it leads; None: not on record."""
+
+    def ending(self) -> str:
+        parts = []
+        if self.led_ms is not None:
+            parts.append(
+                f"{milliseconds(self.led_ms)} until "
+                + ("the partition" if self.elected == 1 else f"the last of {self.elected:,} partitions")
+                + " was led again"
+            )
+        elif self.written_ms is not None:
+            parts.append(
+                f"{milliseconds(self.written_ms)} until {_counted(self.elected, 'partition')} had a new leader in "
+                "ZooKeeper; not every leader is on record as having confirmed it"
+            )
+        else:
+            parts.append("no partition had to change its leader")
+        if self.leaderless:
+            parts.append(f"without a leader: {', '.join(cut(self.leaderless))}")
+        return f"In all: {'; '.join(parts)}."
+
+    def lines(self, short: bool = False) -> list[str]:
+        """With `short`, without the details."""
+        told = [f"{self.title}, at {date_and_time(self.began_ms)}"]
+        for step in self.steps:
+            told.append(f"{'+' + milliseconds(step.at_ms):>10}  {step.text}")
+            if not short:
+                told.extend(f"{'':>10}  {INDENT}{detail}" for detail in step.details)
+        return [*told, self.ending()]
+
+    def objects(self) -> list[dict[str, Any]]:
+        """One for each step, and one for the whole."""
+        whole = {
+            "event": "Failover",
+            "text": self.title,
+            "began_ms": self.began_ms,
+            "elected": self.elected,
+            "leaderless": list(self.leaderless),
+            "written_ms": self.written_ms,
+            "led_ms": self.led_ms,
+        }
+        return [*(step._asdict() for step in self.steps), whole]
+
+
+def last_failover(entries: Sequence[Entry]) -> Story | None:
+    """Of entries that are merged, oldest first. None: none is on record."""
+    turns = [index for index, entry in enumerate(entries) if _is_turn(entries, index)]
+    if not turns:
+        return None
+    chosen = [turns[-1]]
+    victims = _victims(entries, turns[-1])
+    for index in reversed(turns[:-1]):
+        distance_ms = entries[chosen[0]]["time_ms"] - entries[index]["time_ms"]
+        before = _victims(entries, index)
+        if distance_ms > (SIGNS_WITHIN_MS if victims & before else TOGETHER_MS):
+            break
+        chosen.insert(0, index)
+        victims |= before
+    return _Teller(entries, chosen, victims).story()
+
+
+def _is_turn(entries: Sequence[Entry], index: int) -> bool:
+    """A broker was lost, or another controller elected (not the first one ever)."""
+    entry = entries[index]
+    if entry["event"] == "BrokerChange":
+        return bool(entry.get("lost"))
+    return bool(entry["event"] == "Startup" and entry["epoch"] > 1)
+
+
+def _victims(entries: Sequence[Entry], index: int) -> set[int]:
+    """Which brokers were lost, or lost their office."""
+    entry = entries[index]
+    if entry["event"] == "BrokerChange":
+        return set(entry["lost"])
+    victims = set(entry.get("unreachable", []))
+    for earlier in reversed(entries[:index]):
+        if earlier["epoch"] < entry["epoch"]:
+            if earlier["event"] in ("ControllerSuspected", "ControllerRemoved"):
+                victims.add(earlier["broker"])
+            else:
+                victims.add(earlier["controller"])
+            break
+    return victims
+
+
+class _Teller:
+    def __init__(self, entries: Sequence[Entry], turns: Sequence[int], victims: set[int]) -> None:
+        self._entries = entries
+        self._turns = [entries[index] for index in turns]
+        self._victims = victims
+        self._signs = list(self._find_signs(turns[0]))
+        self._answers = list(self._find_answers(turns[0]))
+        self._began_ms = min(_began_ms(entry) for entry in [*self._signs, *self._turns][: max(len(self._signs), 1)])
+
+    def story(self) -> Story:
+        steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
+        lost = next((sign for sign in self._signs if "lasted_ms" in sign and _began_ms(sign) == self._began_ms), None)
+        if lost is not None:
+            text = f"The connection of broker {lost['controller']} to broker {lost['broker']} is lost."
+            steps.insert(0, self._step(lost, -round(lost["lasted_ms"]), text))
+        for turn in self._turns:
+            steps.extend(self._turn(turn))
+        steps += [
+            self._step(answer, -answer.get("queued_ms", 0.0), sentence(answer), tuple(answer.get("errors", [])))
+            for answer in self._last_answers()
+        ]
+        elections = [(turn, state) for turn in self._turns for state in turn.get("states", []) if _is_election(state)]
+        last = {state["partition"]: state for _, state in elections}
+        leaderless = tuple(sorted(p for p, state in last.items() if state["leader"] == NO_LEADER))
+        led = {state["leader"] for state in last.values()} - {NO_LEADER}
+        elected = len(last) - len(leaderless)
+        written = [self._at(turn, state["at_ms"]) for turn, state in elections if state["leader"] != NO_LEADER]
+        for turn in self._turns:
+            if turn.get(
+                "states_omitted"
+            ):  # not all are known by name: whoever was told anything must have confirmed it
+                recorded = sum(1 for state in turn["states"] if _is_election(state))
+                elected += turn["elected"] - recorded
+                written.append(self._at(turn, turn["written_at_ms"]))
+                led |= {order["broker"] for order in turn.get("sent", []) if order["request"] == "LeaderAndIsr"}
+        confirmed: dict[int, float] = {}
+        for answer in self._answers:
+            if answer["event"] == "LeaderAndIsrAnswered" and answer["broker"] in led and not answer.get("errors"):
+                confirmed[answer["broker"]] = self._at(answer, -answer.get("queued_ms", 0.0))
+        is_confirmed = bool(led) and led == set(confirmed)
+        return Story(
+            self._title(),
+            self._began_ms,
+            tuple(sorted(steps, key=lambda step: step.at_ms)),
+            elected,
+            leaderless,
+            max(written, default=None),
+            max(max(confirmed.values()), max(written)) if is_confirmed else None,
+        )
+
+    def _title(self) -> str:
+        changes = [turn for turn in self._turns if turn["event"] == "Startup"]
+        lost = sorted({b for turn in self._turns for b in (*turn.get("lost", []), *turn.get("unreachable", []))})
+        gone = (
+            f"broker{'s' * (len(lost) > 1)} {numbers(lost)} {'was' if len(lost) == 1 else 'were'} lost" if lost else ""
+        )
+        if changes:
+            moved = f"broker {changes[-1]['controller']} became the controller"
+            return f"The last failover: {gone} and {moved}" if gone else f"The last failover: {moved}"
+        return f"The last failover: {gone}"
+
+    # -- which entries belong to it --
+
+    def _find_signs(self, first_turn: int) -> Iterator[Entry]:
+        """Suspicions and removals of the victims, and resignations, since the failover before."""
+        found: list[Entry] = []
+        for index in range(first_turn - 1, -1, -1):
+            entry = self._entries[index]
+            is_old = self._entries[first_turn]["time_ms"] - entry["time_ms"] > SIGNS_WITHIN_MS
+            if is_old or _is_turn(self._entries, index):
+                break
+            who = entry["controller"] if entry["event"] == "Resignation" else entry.get("broker")
+            if entry["event"] in _SIGNS and who in self._victims:
+                found.insert(0, entry)
+        yield from found
+        for entry in self._entries[first_turn:]:
+            if entry["event"] == "BrokerSuspected" and entry["broker"] in self._victims:
+                yield entry
+
+    def _find_answers(self, first_turn: int) -> Iterator[Entry]:
+        """Answers to the orders that left in its course."""
+        awaited: dict[tuple[int, int, int, str], int] = {}
+        for turn in self._turns:
+            for order in turn.get("sent", []):
+                key = (turn["controller"], turn["epoch"], order["broker"], order["request"])
+                awaited[key] = awaited.get(key, 0) + 1
+        for entry in self._entries[first_turn:]:
+            if entry["event"] not in _ANSWERS:
+                continue
+            key = (entry["controller"], entry["epoch"], entry["broker"], entry["request"])
+            queued_at_ms = entry["time_ms"] - entry.get("queued_ms", 0.0) - entry.get("took_ms", 0.0)
+            is_meant = any(
+                turn["time_ms"] - 1 <= queued_at_ms <= turn["time_ms"] + turn["total_ms"] + 1 for turn in self._turns
+            )
+            if is_meant and (awaited.get(key, 0) > 0 or any("sent_omitted" in turn for turn in self._turns)):
+                awaited[key] = awaited.get(key, 0) - 1
+                yield entry
+
+    def _last_answers(self) -> list[Entry]:
+        """The last of each kind that a broker gave, with what those before it were about: one order may come in several
+        requests."""
+        last: dict[tuple[int, str], Entry] = {}
+        for answer in self._answers:
+            key = answer["broker"], answer["event"]
+            before = last.get(key, {})
+            last[key] = answer | {
+                "partitions": before.get("partitions", 0) + answer.get("partitions", 0),
+                "errors": [*before.get("errors", []), *answer.get("errors", [])],
+            }
+        return list(last.values())
+
+    # -- its steps --
+
+    def _at(self, entry: Entry, offset_ms: float) -> float:
+        """Clocks differ: nothing comes before the beginning."""
+        return max(0.0, round(float(entry["time_ms"] - self._began_ms + offset_ms), 1))
+
+    def _step(self, entry: Entry, offset_ms: float, text: str, details: tuple[str, ...] = ()) -> Step:
+        return Step(self._at(entry, offset_ms), entry["controller"], entry["epoch"], entry["event"], text, details)
+
+    def _turn(self, turn: Entry) -> Iterator[Step]:
+        if turn["event"] == "Startup":
+            yield from self._new_controller(turn)
+        else:
+            yield self._step(turn, 0.0, f"{sentence(turn)} Its entry in /brokers/ids is no longer there.")
+        yield from self._elections(turn)
+        sent = [order for order in turn.get("sent", []) if order["partitions"]]
+        if sent:
+            told = tuple(cut(orders(sent), turn.get("sent_omitted", 0)))
+            text = "The controller tells the brokers what they lead and follow now, and what clients must know."
+            yield self._step(turn, sent[0]["at_ms"], text, told)
+
+    def _new_controller(self, turn: Entry) -> Iterator[Step]:
+        text = (
+            f"Broker {turn['controller']} is elected controller: it was the first to create /controller in ZooKeeper. "
+            f"Its epoch is {turn['epoch']}; brokers obey no lower one from now on."
+        )
+        version = f"every write checks that /controller_epoch is at version {turn.get('epoch_version', '?')}"
+        yield self._step(turn, 0.0, text, (version,))
+        if "read_at_ms" in turn:
+            what = (
+                f"{_counted(len(turn['brokers']), 'broker')}, {_counted(turn['topics'], 'topic')} and "
+                f"{_counted(turn['partitions'], 'partition')}"
+            )
+            yield self._step(turn, turn["read_at_ms"], f"It has read from ZooKeeper what there is: {what}.")
+            for broker_id in turn.get("unreachable", []):
+                text = f"Broker {broker_id} is still registered, but cannot be reached: its registration is removed."
+                removed = [w for w in turn.get("writes", []) if w.startswith(f"remove /brokers/ids/{broker_id} ")]
+                yield self._step(turn, turn["read_at_ms"], text, tuple(removed))
+
+    def _elections(self, turn: Entry) -> Iterator[Step]:
+        states = turn.get("states", [])
+        elected = [state for state in states if _is_election(state)]
+        omitted = turn.get("states_omitted", 0)
+        if elected:
+            count = _counted(turn["elected"] if omitted else len(elected), "partition")
+            text = f"New leaders are elected for {count}, each from the copies that are in sync (the ISR)."
+            if not all(state["leader"] in state.get("isr_before", state["isr"]) for state in elected):
+                text = (
+                    f"New leaders are elected for {count}: from the copies in sync (the ISR), or, where none of these "
+                )
+                text += "lives, from others."
+            if any(state["leader"] == NO_LEADER for state in elected):
+                text = f"New leaders are sought for {count}; where no copy in sync is left, there is none."
+            more = turn["elected"] - len(elected) if omitted else 0
+            at_ms = turn["written_at_ms"] if omitted else elected[-1]["at_ms"]
+            yield self._step(turn, at_ms, text, tuple(cut([state_line(s) for s in elected], more)))
+        others = [state for state in states if not _is_election(state)]
+        if others and not omitted:
+            text = f"In {_counted(len(others), 'partition')} the leader stays, and other copies count as in sync."
+            yield self._step(turn, others[-1]["at_ms"], text, tuple(cut([state_line(s) for s in others])))
+
+
+def _began_ms(entry: Entry) -> int:
+    """When that began which the entry tells of."""
+    return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0)))
+
+
+def _is_election(state: dict[str, Any]) -> bool:
+    return bool(state["leader"] != state.get("leader_before"))

@@ -1,0 +1,232 @@
+"""A controller's timeline in words: what each entry says to somebody who knows nothing of controllers yet. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from minibroker.client.timeline import Entry
+from minibroker.protocol.model import NO_LEADER
+
+SHOWN = 8
+"""Lines of one kind; `--format json` has more."""
+INDENT = " " * 4
+
+
+class Told(NamedTuple):
+    text: str
+    """A sentence or two."""
+    details: tuple[str, ...] = ()
+
+
+def entry_lines(entry: Entry) -> list[str]:
+    """One line that says what happened, and indented ones with what that did."""
+    told = tell(entry)
+    where = f"{clock_time(entry['time_ms'])}  broker {entry['controller']}, epoch {entry['epoch']}:"
+    return [f"{where} {told.text}", *(INDENT + detail for detail in told.details)]
+
+
+def tell(entry: Entry) -> Told:
+    """What happened, and in detail what that did, in order."""
+    return Told(sentence(entry), tuple(_details(entry)))
+
+
+def clock_time(time_ms: int) -> str:
+    """The time of day, UTC."""
+    return _moment(time_ms).strftime("%H:%M:%S.") + f"{time_ms % 1_000:03}"
+
+
+def date_and_time(time_ms: int) -> str:
+    return f"{_moment(time_ms):%Y-%m-%d} {clock_time(time_ms)} UTC"
+
+
+def _moment(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(min(max(time_ms, 0), 253_402_300_799_999) // 1_000, UTC)
+
+
+# --- What happened ---------------------------------------------------------------------------------------------
+
+
+def sentence(entry: Entry) -> str:
+    """What happened."""
+    me, broker = f"broker {entry['controller']}", f"broker {entry.get('broker', '?')}"
+    match entry["event"]:
+        case "Startup":
+            return f"Broker {entry['controller']} is the new controller, with epoch {entry['epoch']}." + _what_it_read(
+                entry
+            )
+        case "Resignation":
+            return f"Broker {entry['controller']} is no longer the controller: {entry['cause']}."
+        case "ControllerSuspected":
+            return f"Broker {entry['controller']} cannot reach {broker}, the controller ({_reason(entry)})."
+        case "ControllerRemoved":
+            return f"Broker {entry['controller']} has removed {broker} from office, so that another can be elected."
+        case "BrokerSuspected":
+            return f"The controller, {me}, cannot reach {broker} ({_reason(entry)}), and removes its registration."
+        case "BrokerChange":
+            return _who_came_and_went(entry)
+        case "LeaderAndIsrAnswered":
+            what = counted(entry.get("partitions", 0), "partition")
+            if entry.get("errors"):
+                return f"Broker {entry.get('broker')} could not take on its role in all of {what}{_took(entry)}."
+            return f"Broker {entry.get('broker')} has taken on its role in {what}{_took(entry)}."
+        case "StopReplicaAnswered":
+            what = counted(entry.get("partitions", 0), "copy", "copies")
+            return f"Broker {entry.get('broker')} has answered the order to delete {what}{_took(entry)}."
+        case "UpdateMetadataAnswered":
+            return f"Broker {entry.get('broker')} knows what to tell clients now{_took(entry)}."
+        case "IsrChange":
+            return "Leaders have changed which copies are in sync (the ISR)."
+        case "TopicChange":
+            return "The list of topics in ZooKeeper has changed."
+        case "DeleteTopics":
+            return "The list of topics to be deleted has changed."
+        case "LogDirFailure":
+            return "A broker has lost a log directory."
+        case "ResumeDeletions":
+            return "Deletions of topics are looked at: one may be able to go on."
+        case "SessionReconnected":
+            return "The controller has its connection to ZooKeeper again, and looks at everything anew."
+        case _:
+            cause = str(entry["cause"])
+            return f"{cause[:1].upper()}{cause[1:]}."
+
+
+def _what_it_read(entry: Entry) -> str:
+    if "read_at_ms" not in entry:
+        return ""
+    what = (
+        f"{counted(len(entry['brokers']), 'broker')}, {counted(entry['topics'], 'topic')}, "
+        f"{counted(entry['partitions'], 'partition')}"
+    )
+    return f" It has read the cluster from ZooKeeper: {what}."
+
+
+def _who_came_and_went(entry: Entry) -> str:
+    sentences = []
+    lost, added = entry.get("lost", []), entry.get("added", [])
+    again = [broker for broker in added if broker in lost]
+    gone, new = ([b for b in brokers if b not in again] for brokers in (lost, added))
+    if gone:
+        sentences.append(f"{_brokers(gone)} {'is' if len(gone) == 1 else 'are'} gone from the cluster.")
+    if again:
+        sentences.append(f"{_brokers(again)} {'has' if len(again) == 1 else 'have'} registered anew.")
+    if new:
+        sentences.append(f"{_brokers(new)} {'has' if len(new) == 1 else 'have'} joined the cluster.")
+    return " ".join(sentences) or "The list of live brokers was read; all were known."
+
+
+def _brokers(ids: Sequence[int]) -> str:
+    return f"Broker{'s' * (len(ids) > 1)} {numbers(ids)}"
+
+
+def _reason(entry: Entry) -> str:
+    reason = str(entry.get("reason", entry["cause"]))
+    return f"{reason}, for {milliseconds(entry['lasted_ms'])}" if entry.get("lasted_ms") else reason
+
+
+def _took(entry: Entry) -> str:
+    return f", {milliseconds(entry['took_ms'])} after the order was queued" if "took_ms" in entry else ""
+
+
+# --- What that did -----------------------------------------------------------------------------------------------
+
+
+def _details(entry: Entry) -> Iterator[str]:
+    for kind, title in (
+        ("notes", "note"),
+        ("illegal_moves", "refused"),
+        ("conflicts", "conflict"),
+        ("errors", "error"),
+    ):
+        yield from (f"{title}: {line}" for line in cut(entry.get(kind, [])))
+    if "failure" in entry:
+        yield f"failed: {entry['failure']}"
+    yield from cut(_moves(entry.get("moves", [])))
+    yield from cut([state_line(state) for state in entry.get("adopted", [])], entry.get("adopted_omitted", 0))
+    states = entry.get("states", [])
+    yield from cut([state_line(state) for state in states], entry.get("states_omitted", 0))
+    yield from cut([write for write in entry.get("writes", []) if not (states and write.startswith("write "))])
+    yield from cut([f"order to {order}" for order in orders(entry.get("sent", []))])
+    if entry["event"] == "Startup":
+        yield f"every write checks that /controller_epoch is at version {entry.get('epoch_version', '?')}"
+    yield from _times(entry)
+
+
+def state_line(state: dict[str, Any]) -> str:
+    """What was written into the state znode of a partition, and what it held before."""
+    versions = f"znode version {state['version']}"
+    if "leader_before" not in state:
+        return (
+            f"{state['partition']}: leader {leader(state['leader'])}, in sync {numbers(state['isr'])} ({versions}, new)"
+        )
+    return (
+        f"{state['partition']}: leader {_change(leader(state['leader_before']), leader(state['leader']))}, "
+        f"in sync {_change(numbers(state['isr_before']), numbers(state['isr']))} "
+        f"(leader epoch {state['leader_epoch']}, znode version {state['version_before']} -> {state['version']})"
+    )
+
+
+def _change(before: str, after: str) -> str:
+    return after if before == after else f"{before} -> {after}"
+
+
+def leader(broker_id: int) -> str:
+    return "none" if broker_id == NO_LEADER else str(broker_id)
+
+
+def orders(sent: Iterable[dict[str, Any]]) -> list[str]:
+    """Which brokers are sent what, the same orders in one line."""
+    brokers: dict[tuple[str, int], dict[int, None]] = {}
+    for order in sent:
+        brokers.setdefault((order["request"], order["partitions"]), {})[order["broker"]] = None
+    return [
+        f"{'broker' if len(ids) == 1 else 'brokers'} {numbers(ids)}: {request}, {counted(partitions, 'partition')}"
+        for (request, partitions), ids in brokers.items()
+    ]
+
+
+def _moves(moves: Sequence[str]) -> list[str]:
+    """`replica orders-0 on 1: OnlineReplica -> OfflineReplica`; many of a kind are counted."""
+    kinds = Counter((move.split(" ", 1)[0], move.rpartition(": ")[2]) for move in moves if ": " in move)
+    told: dict[str, None] = {}
+    for move in moves:
+        what, change = move.split(" ", 1)[0], move.rpartition(": ")[2]
+        count = kinds[what, change]
+        told[move if count <= 2 else f"{count} {what}s: {change}"] = None
+    return list(told)
+
+
+def _times(entry: Entry) -> Iterator[str]:
+    parts = [
+        f"{what} {milliseconds(entry[name])}"
+        for name, what in (("queued_ms", "waited"), ("reading_ms", "read ZooKeeper"), ("writing_ms", "wrote ZooKeeper"))
+        if entry.get(name, 0) >= 1
+    ]
+    if entry.get("total_ms", 0) >= 1:
+        yield f"took {milliseconds(entry['total_ms'])}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+# --- Words ---------------------------------------------------------------------------------------------------------
+
+
+def cut(lines: Sequence[str], omitted: int = 0) -> list[str]:
+    """The first of them, and how many more there are."""
+    more = max(0, len(lines) - SHOWN) + omitted
+    return [*lines[:SHOWN], f"and {more} more"] if more > 0 else list(lines)
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def numbers(values: Iterable[int]) -> str:
+    return " ".join(str(value) for value in values) or "none"
+
+
+def milliseconds(value: float) -> str:
+    if value < 0.95:
+        return f"{value:.1f} ms"
+    return f"{value:,.0f} ms"

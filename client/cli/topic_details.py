@@ -1,0 +1,92 @@
+"""What `topics describe` asks beside the metadata: where each partition begins and ends, how large its replicas are,
+and the topic's own settings.
+
+A broker that does not answer must not keep the rest from being shown: what is not known soon is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from minibroker.client.admin import Admin, LogDirDescription, TopicDescription
+from minibroker.client.configs import ConfigResource
+from minibroker.client.errors import BrokersFailed
+from minibroker.client.offsets import OffsetAndTimestamp
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import ConfigSource, TopicPartition
+
+PATIENCE_MS = 3_000
+
+
+class PartitionDetails(NamedTuple):
+    start_offset: int | None
+    """None here and below: no broker said so in time."""
+    end_offset: int | None
+    """The offset after the last record that consumers can read."""
+    sizes: dict[int, int]
+    """In bytes, of each replica, by broker."""
+
+
+async def details_of(bootstrap: str, topic: TopicDescription) -> dict[int, PartitionDetails]:
+    """By partition number."""
+    led: dict[int, list[TopicPartition]] = {}
+    for partition in topic.partitions:
+        if partition.leader is not None:
+            led.setdefault(partition.leader, []).append(TopicPartition(topic.name, partition.partition))
+    brokers = sorted({broker_id for partition in topic.partitions for broker_id in partition.replicas})
+    async with Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=PATIENCE_MS) as admin:
+        found = asyncio.gather(*(_offsets(admin, partitions) for partitions in led.values()))
+        sizes = await _sizes(admin, topic.name, brokers)
+        offsets = {partition: ends for part in await found for partition, ends in part.items()}
+    nothing: tuple[int | None, int | None] = (None, None)
+    return {
+        partition.partition: PartitionDetails(
+            *offsets.get(partition.partition, nothing), sizes.get(partition.partition, {})
+        )
+        for partition in topic.partitions
+    }
+
+
+async def own_settings(bootstrap: str, topic: str) -> dict[str, str | None] | None:
+    """Those that were given for this topic; None: no broker said so in time, or what is in ZooKeeper makes no sense."""
+    resource = ConfigResource.of_topic(topic)
+    async with Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=PATIENCE_MS) as admin:
+        try:
+            entries = (await admin.describe_configs([resource]))[resource]
+        except MinibrokerError:
+            return None
+    return {e.name: e.value for e in entries.values() if e.source is ConfigSource.DYNAMIC_TOPIC_CONFIG}
+
+
+async def _offsets(admin: Admin, partitions: list[TopicPartition]) -> dict[int, tuple[int | None, int | None]]:
+    """First offset and end, of partitions that one broker leads."""
+    try:
+        first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+        end = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    except MinibrokerError:
+        return {}
+    return {p.partition: (_offset(first[p]), _offset(end[p])) for p in partitions}
+
+
+def _offset(found: OffsetAndTimestamp | None) -> int | None:
+    return None if found is None else found.offset
+
+
+async def _sizes(admin: Admin, topic: str, broker_ids: Iterable[int]) -> dict[int, dict[int, int]]:
+    """By partition number and broker."""
+    results: dict[int, tuple[LogDirDescription, ...]]
+    try:
+        results = await admin.describe_log_dirs(broker_ids)
+    except BrokersFailed as failed:
+        results = failed.results
+    except MinibrokerError:
+        return {}
+    sizes: dict[int, dict[int, int]] = {}
+    for broker_id, log_dirs in sorted(results.items()):
+        for log_dir in log_dirs:
+            for partition, replica in log_dir.replicas.items():
+                if partition.topic == topic and not replica.is_future:
+                    sizes.setdefault(partition.partition, {})[broker_id] = replica.size
+    return sizes

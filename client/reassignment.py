@@ -1,0 +1,114 @@
+"""Reassigning partitions: what is asked of the controller, until each partition has its answer (KIP-455)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from minibroker.client.errors import InvalidSetting
+from minibroker.client.settings import check_partitions
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, LIST_PARTITION_REASSIGNMENTS
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import TopicPartition
+
+
+class PartitionReassignment(NamedTuple):
+    """A reassignment that is under way."""
+
+    replicas: tuple[int, ...]
+    """All: those that the partition is to have, and those that are to go."""
+    adding_replicas: tuple[int, ...]
+    removing_replicas: tuple[int, ...]
+
+
+class Alteration:
+    """What each partition is to have; None: a cancellation. A repetition of what is under way, or has been done, is no
+    error; nor is a cancellation where an earlier attempt may have cancelled already."""
+
+    api = ALTER_PARTITION_REASSIGNMENTS
+    final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)
+    is_prepared = False
+    may_yet = "It may yet be reassigned: see `minibroker reassign verify` before you try again"
+
+    def __init__(self, reassignments: Mapping[TopicPartition, Sequence[int] | None]) -> None:
+        self.partitions = {str(partition): partition for partition in check_partitions("reassignments", reassignments)}
+        self._targets = {
+            name: None if target is None else _broker_ids(name, target)
+            for name, target in zip(self.partitions, reassignments.values(), strict=True)
+        }
+        self._requests = 0
+
+    def names(self) -> list[str]:
+        return list(self.partitions)
+
+    def request(
+        self, names: Sequence[str], timeout_ms: int, controller_epoch: int
+    ) -> m.AlterPartitionReassignmentsRequest:
+        self._requests += 1
+        topics: dict[str, list[m.ReassignablePartition]] = {}
+        for name in names:
+            topic, number = self.partitions[name]
+            topics.setdefault(topic, []).append(m.ReassignablePartition(number, self._targets[name]))
+        return m.AlterPartitionReassignmentsRequest(
+            timeout_ms, [m.ReassignableTopic(topic, partitions) for topic, partitions in topics.items()]
+        )
+
+    def results(self, response: m.AlterPartitionReassignmentsResponse) -> dict[str, tuple[int, str]]:
+        results: dict[str, tuple[int, str]] = {}
+        for topic in response.responses:
+            for one in topic.partitions:
+                code = one.error_code
+                if code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS and self._requests > 1:
+                    code = ErrorCode.NONE
+                results[str(TopicPartition(topic.name, one.partition_index))] = code, one.error_message
+        return results
+
+
+def _broker_ids(partition: str, target: Sequence[int]) -> list[int]:
+    # A set has no order, and the first replica is the preferred leader.
+    in_order = isinstance(target, Sequence)
+    if not in_order or not all(type(broker_id) is int and abs(broker_id) < 2**31 for broker_id in target):
+        raise InvalidSetting(f"replicas of {partition}", target, "give a list of broker ids, or None to cancel")
+    return list(target)
+
+
+_ALL = "the reassignments"
+
+
+class Listing:
+    """What is under way: `found`."""
+
+    api = LIST_PARTITION_REASSIGNMENTS
+    final = ()
+    is_prepared = False
+    may_yet = ""
+
+    def __init__(self, partitions: Iterable[TopicPartition] | None) -> None:
+        self._topics: dict[str, list[int]] | None = None
+        if partitions is not None:
+            self._topics = {}
+            for topic, number in check_partitions("partitions", partitions):
+                self._topics.setdefault(topic, []).append(number)
+        self.found: dict[TopicPartition, PartitionReassignment] = {}
+
+    def names(self) -> list[str]:
+        return [_ALL]
+
+    def request(
+        self, names: Sequence[str], timeout_ms: int, controller_epoch: int
+    ) -> m.ListPartitionReassignmentsRequest:
+        topics = None
+        if self._topics is not None:
+            topics = [m.ListPartitionReassignmentsTopic(topic, numbers) for topic, numbers in self._topics.items()]
+        return m.ListPartitionReassignmentsRequest(timeout_ms, topics)
+
+    def results(self, response: m.ListPartitionReassignmentsResponse) -> dict[str, tuple[int, str]]:
+        self.found = {
+            TopicPartition(topic.name, one.partition_index): PartitionReassignment(
+                tuple(one.replicas), tuple(one.adding_replicas), tuple(one.removing_replicas)
+            )
+            for topic in response.topics
+            for one in topic.partitions
+        }
+        return {_ALL: (response.error_code, response.error_message)}

@@ -1,0 +1,113 @@
+"""Elections that are asked for: by ElectLeaders, by `/admin/preferred_replica_election`, and by the rebalance's timer.
+
+An election by znode is resumed by the next controller: the node stays until all of its partitions have been looked at,
+and what was done before is not needed any more. The other two are not on record: whoever asks by ElectLeaders and gets
+no answer asks again, and the next controller has a timer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from minibroker.controller import events, steps
+from minibroker.controller.cluster_state import in_order
+from minibroker.controller.decisions import deletion, isr_changes, requested_elections
+from minibroker.controller.event_loop import Handlers
+from minibroker.controller.events import ElectionOutcome
+from minibroker.controller.steps import Steps
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import ElectionType, TopicPartition
+from minibroker.protocol.znodes import PREFERRED_REPLICA_ELECTION
+
+FIRST_REBALANCE_S = 5.0
+"""After taking office, as in Kafka: by then brokers that were started together have come."""
+
+
+class ElectionEvents:
+    def __init__(self, of_tenure: Steps) -> None:
+        self._steps = of_tenure
+        self._state = of_tenure.state
+        self._gather = of_tenure.gather
+
+    def handlers(self) -> Handlers:
+        return {
+            events.PreferredReplicaElection: lambda _: self._preferred_by_znode(),
+            events.ElectLeadersRequest: self._elect_leaders,
+            events.AutoLeaderRebalance: lambda _: self._rebalance(),
+        }
+
+    async def rebalance_regularly(self) -> None:
+        """The timer of the automatic rebalance, for the tenure's life."""
+        settings = self._steps.settings
+        if not settings.auto_leader_rebalance:
+            return
+        await asyncio.sleep(min(FIRST_REBALANCE_S, settings.leader_imbalance_check_interval_s))
+        while True:
+            self._steps.post(events.AutoLeaderRebalance(self._steps.epoch))
+            await asyncio.sleep(settings.leader_imbalance_check_interval_s)
+
+    async def _preferred_by_znode(self) -> None:
+        asked = await self._gather.preferred_election()
+        if asked is None:
+            return
+        refused = requested_elections.refused(self._state, asked.partitions)
+        await self._elect((p for p in asked.partitions if p not in refused), ElectionType.PREFERRED)
+        problem = asked.problem or requested_elections.named(asked.partitions, refused)
+        outcome = await self._steps.execute(requested_elections.done(asked.czxid, asked.version, problem))
+        if outcome.obstacle is not None:
+            self._steps.timeline.note(f"{PREFERRED_REPLICA_ELECTION} stays, as somebody has put nodes below it")
+
+    async def _elect_leaders(self, request: events.ElectLeadersRequest) -> None:
+        if request.election_type is ElectionType.UNCLEAN:
+            await self._steps.execute(deletion.confirm_office())
+            if not request.is_wanted():
+                # It was on its way for long. An unclean election may cost records, and nobody waits for it.
+                request.fail(BrokerError(ErrorCode.REQUEST_TIMED_OUT, "whoever asked is gone: nobody is elected"))
+                return
+        is_for_all = request.partitions is None
+        asked = tuple(self._state.assignments) if request.partitions is None else request.partitions
+        outcomes = requested_elections.refused(self._state, asked)
+        if is_for_all:
+            asked, outcomes = [p for p in asked if p not in outcomes], {}
+        outcomes |= await self._elect((p for p in asked if p not in outcomes), request.election_type)
+        if any(outcome.error is not ErrorCode.NONE for outcome in outcomes.values()):
+            # What was not written may be false: this controller may have been deposed.
+            await self._steps.execute(deletion.confirm_office())
+        if is_for_all:
+            outcomes = {p: o for p, o in outcomes.items() if o.error is not ErrorCode.ELECTION_NOT_NEEDED}
+        request.answer(outcomes)
+
+    async def _rebalance(self) -> None:
+        # Events come one at a time: no other election is under way.
+        percentage = self._steps.settings.leader_imbalance_per_broker_percentage
+        await self._elect(requested_elections.to_rebalance(self._state, percentage), ElectionType.PREFERRED)
+
+    async def _elect(
+        self, partitions: Iterable[TopicPartition], election_type: ElectionType
+    ) -> dict[TopicPartition, ElectionOutcome]:
+        """A part at a time, as `Steps.settle`. Decides again where a leader has changed the ISR meanwhile."""
+        outcomes: dict[TopicPartition, ElectionOutcome] = {}
+        remaining = in_order(partitions)
+        for start in range(0, len(remaining), steps.PARTITIONS_AT_ONCE):
+            if start:
+                await asyncio.sleep(steps.BREATH_S)
+            part = remaining[start : start + steps.PARTITIONS_AT_ONCE]
+            if election_type is ElectionType.PREFERRED:
+                await self._look_again(requested_elections.perhaps_back_in_sync(self._state, part))
+            while part:
+                topics = requested_elections.topics_to_elect_in(self._state, part)
+                settings = await self._gather.topic_settings(topics, self._steps.topic_defaults)
+                plan, found = requested_elections.elect(self._state, part, election_type, settings)
+                part = (await self._steps.execute(plan)).conflicts
+                outcomes |= found
+                if part:
+                    await self._steps.settle(part, tell=self._state.live_broker_ids(), announce=part)
+        return outcomes
+
+    async def _look_again(self, partitions: Sequence[TopicPartition]) -> None:
+        """Leaders write ISRs themselves, and the controller is told later: perhaps too late for who asks now."""
+        states = await self._gather.states(partitions)
+        changed = {p: read for p, read in states.read.items() if read != self._state.leadership[p]}
+        if changed:
+            await self._steps.execute(isr_changes.changed(self._state, changed, ()))

@@ -1,0 +1,91 @@
+"""Taking office (Kafka's onControllerFailover): everything is read, and the brokers are told what is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import TypeVar
+
+from minibroker.controller import events
+from minibroker.controller.cluster_state import Snapshot
+from minibroker.controller.decisions import brokers
+from minibroker.controller.event_loop import Handlers
+from minibroker.controller.steps import Steps
+from minibroker.protocol.model import Broker, TopicPartition
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Office:
+    """`identify` makes sure of the nodes of the topics' ids (`TopicEvents.identify`)."""
+
+    def __init__(self, steps: Steps, identify: Callable[[Mapping[str, str]], Awaitable[None]]) -> None:
+        self._steps = steps
+        self._state = steps.state
+        self._gather = steps.gather
+        self._identify = identify
+
+    def handlers(self) -> Handlers:
+        return {events.Startup: lambda _: self._take_office(), events.SessionReconnected: lambda _: self._look_again()}
+
+    async def _look_again(self) -> None:
+        for watched in events.WATCHED:
+            self._steps.post(watched(self._steps.epoch))
+
+    async def _take_office(self) -> None:
+        overview = await self._gather.overview()
+        registered, found = await _both(
+            self._gather.registered(overview.broker_ids), self._gather.topics(overview.topics)
+        )
+        partitions = [TopicPartition(name, number) for name, topic in found.read.items() for number in topic.partitions]
+        # To elect one crashed broker in place of another would be in vain: probe before electing.
+        states, refused = await _both(self._gather.states(partitions), self._probe(registered))
+        self._steps.timeline.describe(
+            read_at_ms=self._steps.timeline.elapsed_ms(),
+            brokers=sorted(registered),
+            unreachable=sorted(refused),
+            topics=len(found.read),
+            partitions=len(partitions),
+        )
+        snapshot = Snapshot(
+            registered,
+            found.read,
+            states.read,
+            tuple(overview.topics_to_delete),
+            (*overview.isr_notifications, *overview.log_dir_notifications),
+            found.malformed,
+            states.malformed,
+        )
+        for broker_id in sorted(refused):
+            self._steps.timeline.note(f"broker {broker_id} is registered and cannot be reached: it is removed")
+        await self._steps.execute(
+            brokers.load(self._state, snapshot, refused, deletes_topics=self._steps.settings.deletes_topics)
+        )
+        every = tuple(self._state.assignments)
+        await self._steps.settle(every, tell=self._state.live_broker_ids(), announce=every)
+        await self._steps.execute(brokers.all_told(self._state))
+        await self._identify(self._state.topic_ids)
+        self._steps.post(events.PreferredReplicaElection(self._steps.epoch))  # one that a predecessor did not finish
+        self._steps.post(events.PartitionReassignment(self._steps.epoch))
+
+    async def _probe(self, registered: Mapping[int, Broker]) -> Collection[int]:
+        others = [broker for broker_id, broker in sorted(registered.items()) if broker_id != self._state.controller_id]
+        return await self._steps.hooks.probe(others) if others else ()
+
+
+async def _both(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
+    """Both at once. Where one fails the other is stopped, and the failure is raised as it is."""
+
+    async def run_first() -> T:
+        return await first
+
+    async def run_second() -> U:
+        return await second
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            one, other = group.create_task(run_first()), group.create_task(run_second())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return one.result(), other.result()

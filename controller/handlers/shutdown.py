@@ -1,0 +1,33 @@
+"""Brokers ask for a controlled shutdown (Kafka's KafkaController.processControlledShutdown)."""
+
+from __future__ import annotations
+
+from minibroker.controller import events
+from minibroker.controller.decisions import deletion, isr_changes, shutdown
+from minibroker.controller.event_loop import Handlers
+from minibroker.controller.steps import Steps
+
+
+class ControlledShutdowns:
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._state = steps.state
+
+    def handlers(self) -> Handlers:
+        return {events.ControlledShutdownRequest: self._shut_down}
+
+    async def _shut_down(self, request: events.ControlledShutdownRequest) -> None:
+        broker_id = request.broker_id
+        refusal = shutdown.refusal(self._state, broker_id, request.broker_epoch)
+        if refusal is not None:
+            self._steps.timeline.note(str(refusal))
+            request.fail(refusal)
+            return
+        # A deposed controller may see nothing to be done, and would be believed; and what is read now is to be new.
+        await self._steps.execute(deletion.confirm_office())
+        await self._steps.execute(shutdown.begin(self._state, broker_id))
+        states = await self._steps.gather.states(shutdown.out_of_sync(self._state, broker_id))
+        await self._steps.execute(isr_changes.changed(self._state, states.read, ()))
+        await self._steps.settle(self._state.partitions_on(broker_id))
+        await self._steps.execute(shutdown.stop_following(self._state, broker_id))
+        request.answer(shutdown.remaining(self._state, broker_id))

@@ -1,0 +1,171 @@
+"""Topics are created, appear, vanish and are deleted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterable, Mapping
+
+from minibroker.controller import events
+from minibroker.controller.decisions import deletion, topics
+from minibroker.controller.event_loop import Handlers
+from minibroker.controller.steps import Steps
+from minibroker.protocol import topic_ids
+from minibroker.protocol.messages import CreatableTopicResult, DeletableTopicResult
+from minibroker.protocol.model import topic_name_problem
+from minibroker.protocol.znodes import TopicZnode, topic_config_path, topic_id_path, topic_path
+
+MOST_SPENT_NONCES = 10_000
+"""More than the creations that a network can be holding back from one broker at any time."""
+
+
+class TopicEvents:
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._state = steps.state
+        self._gather = steps.gather
+        self._numbers = itertools.count(1)
+
+    def handlers(self) -> Handlers:
+        return {
+            events.TopicChange: lambda _: self._topics_changed(),
+            events.DeleteTopics: lambda _: self._deletions_changed(),
+            events.StopReplicaAnswered: self._stop_replica_answered,
+            events.TopicDeletionsHeard: self._deletions_heard,
+            events.ResumeDeletions: lambda _: self._resume_deletions(),
+            events.CreateTopicsRequest: self._create_topics,
+            events.DeleteTopicsRequest: self._delete_topics,
+        }
+
+    async def _topics_changed(self) -> None:
+        names = await self._gather.topic_names()
+        present = frozenset(names)
+        vanished = [topic for topic in self._state.topic_ids if topic not in present]
+        if vanished:
+            await self._steps.execute(topics.vanished(self._state, vanished))
+        await self.read_new(names)
+
+    async def read_new(self, names: Iterable[str]) -> frozenset[str]:
+        """Take in those of the topics that are in ZooKeeper and not yet in the picture; returns the malformed ones."""
+        found = await self._gather.topics([name for name in names if name not in self._state.topic_ids])
+        await self.take_in(found.read)
+        return found.malformed
+
+    async def take_in(self, read: Mapping[str, TopicZnode]) -> None:
+        """Those of the topics, which were read from ZooKeeper, that are not yet in the picture."""
+        new = {name: topic for name, topic in read.items() if name not in self._state.topic_ids}
+        await self.identify({name: topic.topic_id for name, topic in new.items()})
+        await self._add_topics(new)
+
+    async def identify(self, topic_ids: Mapping[str, str]) -> None:
+        """Make sure that there is a node for the id of each of the topics."""
+        paths = [topic_id_path(name, topic_id) for name, topic_id in topic_ids.items() if topic_id]
+        if not paths:
+            return
+        there = await self._gather.existing(paths)
+        await self._steps.execute(topics.identified(path for path in paths if path not in there))
+
+    async def _add_topics(self, new: Mapping[str, TopicZnode]) -> None:
+        if not new:
+            return
+        await self._steps.execute(topics.added(self._state, new))
+        await self._steps.settle(partition for topic in new for partition in self._state.partitions_of(topic))
+
+    async def _deletions_changed(self) -> None:
+        names = await self._gather.topics_to_delete()
+        if not self._steps.settings.deletes_topics:
+            await self._steps.execute(deletion.dropped(names))
+            return
+        # A topic may have been created and deleted before the event of its creation was taken.
+        malformed = await self.read_new(names)
+        await self._steps.execute(deletion.queue(self._state, names, leave_alone=malformed))
+
+    # -- deletion --
+
+    async def _stop_replica_answered(self, event: events.StopReplicaAnswered) -> None:
+        if self._steps.is_alive(event.broker_id, event.broker_epoch):
+            await self._steps.execute(deletion.replicas_answered(self._state, event.broker_id, event.errors))
+
+    async def _deletions_heard(self, event: events.TopicDeletionsHeard) -> None:
+        if self._steps.is_alive(event.broker_id, event.broker_epoch):
+            await self._steps.execute(deletion.heard(self._state, event.broker_id, event.topics))
+
+    async def _resume_deletions(self) -> None:
+        await self._steps.execute(deletion.resume(self._state))
+        for topic in deletion.finished(self._state):
+            topic_id = self._state.topic_ids[topic]
+            while True:
+                nodes = await self._gather.tree(topic_path(topic))
+                outcome = await self._steps.execute(deletion.forget(self._state, topic, nodes))
+                if outcome.obstacle is None:
+                    break
+                self._steps.timeline.note(f"topic {topic} cannot be removed yet, it is read again: {outcome.obstacle}")
+            # Whichever controller created it, and whether or not that one heard of its success.
+            self._spend_nonces([topic_id])
+
+    # -- administrators --
+
+    async def _create_topics(self, request: events.CreateTopicsRequest) -> None:
+        names = list(dict.fromkeys(t.name for t in request.topics if topic_name_problem(t.name) is None))
+        paths = await self._gather.existing([topic_path(n) for n in names] + [topic_config_path(n) for n in names])
+        settings = self._steps.settings
+        answers = topics.validate(
+            request.topics,
+            self._state,
+            [name for name in names if topic_path(name) in paths],
+            topics.TopicDefaults(settings.num_partitions, settings.default_replication_factor, settings.durability),
+            self._steps.hooks.validate_config,
+            self._steps.world.random,
+            self._numbers,
+            self._steps.hooks.spent_nonces,
+        )
+        new = [answer for answer in answers if isinstance(answer, topics.NewTopic)]
+        if request.validate_only:
+            request.answer([_result(answer, validated_only=True) for answer in answers])
+            return
+        leftover = [name for name in names if topic_config_path(name) in paths]
+        outcome = await self._steps.execute(topics.create(new, leftover))
+        existing = outcome.existing_topics
+        created = {topic.topic: topic.znode for topic in new if topic.topic not in existing}
+        self._spend_nonces(znode.topic_id for znode in created.values())
+        try:
+            await self._add_topics(created)
+        finally:
+            # Whatever happened: the topics are in ZooKeeper, and if this controller does not serve them, the next one
+            # does.
+            request.answer([_result(answer, existing=existing) for answer in answers])
+        if created:  # what was read sets a watch, and these were not
+            self._steps.post(events.PartitionModifications(self._steps.epoch, tuple(created)))
+
+    def _spend_nonces(self, created: Iterable[str]) -> None:
+        spent = self._steps.hooks.spent_nonces
+        for topic_id in created:
+            spent[topic_ids.nonce(topic_id) or b""] = None
+            if len(spent) > MOST_SPENT_NONCES:
+                del spent[next(iter(spent))]
+
+    async def _delete_topics(self, request: events.DeleteTopicsRequest) -> None:
+        if not self._steps.settings.deletes_topics:
+            request.answer(deletion.disabled(request.topics))
+            return
+        unknown = [
+            name for name in request.topics if name not in self._state.topic_ids and topic_name_problem(name) is None
+        ]
+        if unknown:  # what is read may be old, and this controller deposed: its denial would be believed
+            await self._steps.execute(deletion.confirm_office())
+            await self.read_new(unknown)
+        results: list[DeletableTopicResult] = deletion.results(self._state, request.topics)
+        await self._steps.execute(deletion.request(self._state, request.topics))
+        request.answer(results)
+
+
+def _result(
+    answer: topics.NewTopic | CreatableTopicResult,
+    *,
+    existing: Container[str] = (),
+    validated_only: bool = False,
+) -> CreatableTopicResult:
+    if isinstance(answer, CreatableTopicResult):
+        return answer
+    return (
+        topics.already_exists(answer.topic) if answer.topic in existing else answer.result(created=not validated_only)
+    )

@@ -1,0 +1,153 @@
+"""The steps that the handling of every event is made of: read, decide, execute, and decide again what conflicted.
+
+One object of a tenure, shared by its handlers (`controller/handlers/`), so that each of them reads as what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from minibroker.controller.cluster_state import (
+    BrokerAdded,
+    BrokerRemoved,
+    ClusterState,
+    DeletionIneligible,
+    TopicRemoved,
+    TopicSettings,
+    in_order,
+)
+from minibroker.controller.decisions import brokers, topics
+from minibroker.controller.events import Event
+from minibroker.controller.executor import Executor, PlanOutcome
+from minibroker.controller.gather import Gather
+from minibroker.controller.plan import Plan
+from minibroker.controller.timeline import Timeline
+from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.model import REPLICATED, Broker, TopicPartition
+from minibroker.protocol.world import World
+
+PARTITIONS_AT_ONCE = 100
+"""How many are decided on, written and sent in one go: two or three steps of a millisecond each, and two multis."""
+BREATH_S = 0.001
+
+Probe = Callable[[Sequence[Broker]], Awaitable[Collection[int]]]
+"""Tries to connect to brokers and returns the ids of those that are certainly not running. Bounds its own time."""
+
+
+@dataclass
+class ControllerSettings:
+    """Kafka's `num.partitions`, `default.replication.factor`, `unclean.leader.election.enable` and
+    `min.insync.replicas` (which a topic may override), `delete.topic.enable`, `controller.socket.timeout.ms`,
+    `auto.leader.rebalance.enable`, `leader.imbalance.per.broker.percentage` and
+    `leader.imbalance.check.interval.seconds`; and the `durability` of topics whose creator does not say. The second
+    pair may change while a controller is in office."""
+
+    num_partitions: int
+    default_replication_factor: int
+    unclean_leader_election: bool = False
+    min_insync_replicas: int | None = None
+    durability: str = REPLICATED
+    deletes_topics: bool = True
+    socket_timeout_ms: int = 30_000
+    auto_leader_rebalance: bool = True
+    leader_imbalance_per_broker_percentage: int = 10
+    leader_imbalance_check_interval_s: float = 300.0
+
+
+class Hooks(NamedTuple):
+    """What a tenure is given by the composition root."""
+
+    connections: BrokerConnections
+    probe: Probe
+    validate_config: topics.ConfigCheck
+    on_brokers_changed: Callable[[tuple[Broker, ...]], None]
+    spent_nonces: dict[bytes, None]
+    """Of the topics that this process has created, in whichever term: see `topics.validate`. The oldest come first."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Belongs to one tenure. `post` queues an event of it."""
+
+    world: World
+    settings: ControllerSettings
+    hooks: Hooks
+    state: ClusterState
+    gather: Gather
+    executor: Executor
+    timeline: Timeline
+    post: Callable[[Event], None]
+    deletion_news: asyncio.Event
+    """Set for a moment whenever a topic is gone, or its deletion has to wait for something."""
+
+    @property
+    def epoch(self) -> int:
+        return self.state.controller_epoch
+
+    @property
+    def topic_defaults(self) -> TopicSettings:
+        return TopicSettings(self.settings.unclean_leader_election, self.settings.min_insync_replicas)
+
+    def is_alive(self, broker_id: int, broker_epoch: int) -> bool:
+        """That very run of the broker."""
+        broker = self.state.live_brokers.get(broker_id)
+        return broker is not None and broker.epoch == broker_epoch
+
+    async def execute(self, plan: Plan) -> PlanOutcome:
+        outcome = await self.executor.execute(plan)
+        if outcome.obstacle is None:
+            for event in plan.follow_ups:
+                self.post(event)
+            if any(isinstance(change, TopicRemoved | DeletionIneligible) for change in plan.changes):
+                self.deletion_news.set()
+                self.deletion_news.clear()
+            if any(isinstance(change, BrokerAdded | BrokerRemoved) for change in plan.changes):
+                self.hooks.on_brokers_changed(tuple(self.state.live_brokers[b] for b in self.state.live_broker_ids()))
+        return outcome
+
+    async def settle(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        tell: Container[int] = (),
+        announce: Collection[TopicPartition] = (),
+        announce_brokers: bool = False,
+    ) -> None:
+        """`brokers.settle`, a part at a time, so that ten thousand partitions do not hold up the loop for as long as
+        they take: the broker that it is shared with has clients, and the session has heartbeats.
+
+        `announce` are some of `partitions`.
+        """
+        remaining = in_order(partitions)
+        announced = frozenset(announce)
+        for start in range(0, max(len(remaining), 1), PARTITIONS_AT_ONCE):
+            await asyncio.sleep(BREATH_S if start else 0)
+            part = remaining[start : start + PARTITIONS_AT_ONCE]
+            await self._settle_part(part, tell, [p for p in part if p in announced], announce_brokers and start == 0)
+
+    async def _settle_part(
+        self,
+        partitions: Collection[TopicPartition],
+        tell: Container[int],
+        announce: Collection[TopicPartition],
+        announce_brokers: bool,
+    ) -> None:
+        """Decide again about each partition that turns out to have another state than the known one."""
+        while True:
+            unsettled = brokers.topics_to_settle(self.state, partitions)
+            plan = brokers.settle(
+                self.state,
+                partitions,
+                settings=await self.gather.topic_settings(unsettled, self.topic_defaults),
+                tell=tell,
+                announce=announce,
+                announce_brokers=announce_brokers,
+            )
+            outcome = await self.execute(plan)
+            if not outcome.conflicts:
+                return
+            partitions = announce = outcome.conflicts
+            tell, announce_brokers = self.state.live_broker_ids(), False

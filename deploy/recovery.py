@@ -1,0 +1,36 @@
+"""What a broker that is starting says of its recovery: read from its metrics, which it serves from the beginning.
+
+So there is no file that could say it still when the broker is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException
+
+from minibroker.deploy.ports import LOOPBACK
+from minibroker.protocol.recovery_progress import RecoveryProgress, of_metrics
+
+ASK_TIMEOUT_S = 2.0
+
+
+def ask_recoveries(metrics_ports: Mapping[int, int]) -> dict[int, RecoveryProgress]:
+    """By broker: how far those are that have logs to open. `metrics_ports` are those of the brokers to be asked, all at
+    once; one that does not answer is left out."""
+    if not metrics_ports:
+        return {}
+    with ThreadPoolExecutor(len(metrics_ports)) as pool:
+        answers = zip(metrics_ports, pool.map(_ask, metrics_ports.values()), strict=True)
+    return {broker: progress for broker, progress in answers if progress is not None and progress.remaining_logs}
+
+
+def _ask(port: int) -> RecoveryProgress | None:
+    connection = HTTPConnection(LOOPBACK, port, timeout=ASK_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        return of_metrics(connection.getresponse().read().decode())
+    except (OSError, HTTPException):
+        return None
+    finally:
+        connection.close()

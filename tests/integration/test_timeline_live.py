@@ -1,0 +1,164 @@
+"""`minibroker timeline` on a cluster of real processes, whose controller and another broker are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minibroker.deploy.ports import free_ports
+from minibroker.deploy.processes import wait_until
+from tests.integration.shell import PATIENCE_S, Shell, start
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def minibroker(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    try:
+        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]))
+        shell.ok("topics", "create", "orders", "--partitions", "3")
+        yield shell
+    finally:
+        if shell.cluster.file_or_none() is not None:
+            shell.cluster.down(kill=True)
+
+
+def _lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _controller(minibroker: Shell) -> int:
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = [c for c in [minibroker.cluster.view().controller_id] if c is not None]
+        return bool(found)
+
+    assert wait_until(is_there, PATIENCE_S)
+    return found[0]
+
+
+def _kill_controller(minibroker: Shell) -> int:
+    killed = _controller(minibroker)
+    minibroker.ok("kill", str(killed))
+
+    def is_replaced() -> bool:
+        view = minibroker.cluster.view()
+        leaders = {state.leader_id for state in view.partitions.values()}
+        return view.controller_id not in (killed, None) and bool(leaders) and not leaders & {killed, -1}
+
+    assert wait_until(is_replaced, PATIENCE_S)
+    return killed
+
+
+class Following:
+    """`minibroker timeline --follow`, and what it has printed so far."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.process: subprocess.Popen[bytes] = start(["timeline", "--follow", "--format", "json"], shell.directory)
+        self._printed = b""
+
+    def entries(self) -> list[Any]:
+        assert self.process.stdout is not None
+        descriptor = self.process.stdout.fileno()
+        while select.select([descriptor], [], [], 0)[0] and (read := os.read(descriptor, 1 << 16)):
+            self._printed += read
+        return _lines(self._printed[: self._printed.rfind(b"\n") + 1].decode())
+
+    def has(self, event: str, controller: int) -> bool:
+        return any((entry["event"], entry["controller"]) == (event, controller) for entry in self.entries())
+
+    def interrupt(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.stderr is not None
+        errors = self.process.stderr.read().decode()
+        return self.process.wait(PATIENCE_S), errors
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def test_the_last_failover_is_told_from_the_first_suspicion_to_the_last_leader(minibroker: Shell) -> None:
+    assert "no failover is on record" in minibroker.refused(1, "timeline", "--last-failover")
+    killed = _kill_controller(minibroker)
+    successor = _controller(minibroker)
+
+    def story() -> str:
+        return minibroker.ok("timeline", "--last-failover")
+
+    assert wait_until(lambda: " led again." in story(), PATIENCE_S)
+    told = story().splitlines()
+    assert told[0].startswith(
+        f"The last failover: broker {killed} was lost and broker {successor} became the controller"
+    )
+    assert re.search(rf"The connection of broker \d to broker {killed} is lost\.$", told[1])
+    text = "\n".join(told)
+    assert f"cannot reach broker {killed}, the controller (127.0.0.1:" in text
+    assert f"has removed broker {killed} from office" in text
+    assert f"Broker {successor} is elected controller" in text
+    assert re.search(rf"orders-\d: leader {killed} -> \d, in sync \d \d \d -> \d \d \(leader epoch 1, znode", text)
+    assert re.search(r"Broker \d has taken on its role in 3 partitions, \d+ ms after", text)
+    assert re.fullmatch(r"In all: \d+ ms until the (partition|last of \d partitions) (was|were) led again\.", told[-1])
+
+    *steps, whole = _lines(minibroker.ok("timeline", "--last-failover", "--format", "json"))
+    assert whole["event"] == "Failover"
+    assert 0 < whole["written_ms"] <= whole["led_ms"] < 10_000
+    assert [step["at_ms"] for step in steps] == sorted(step["at_ms"] for step in steps)
+
+    # What the dead broker has recorded is read from its files, unless brokers are named.
+    entries = _lines(minibroker.ok("timeline", "--format", "json"))
+    assert (killed, 1, "Startup") in {(entry["controller"], entry["epoch"], entry["event"]) for entry in entries}
+    assert [entry["epoch"] for entry in entries] == sorted(entry["epoch"] for entry in entries)
+    elsewhere = minibroker("timeline", "--bootstrap", minibroker.cluster.bootstrap(), "--format", "json")
+    assert f"what broker {killed} has recorded is missing: it is not alive" in elsewhere.err
+    assert killed not in {entry["controller"] for entry in _lines(elsewhere.out)}
+    minibroker.ok("start", str(killed))
+    back = minibroker.ok("timeline", "--bootstrap", minibroker.cluster.bootstrap(), "--format", "json")
+    assert killed in {entry["controller"] for entry in _lines(back)}
+
+
+def test_follow_goes_on_over_the_death_of_the_broker_that_it_asks_and_ends_with_ctrl_c(minibroker: Shell) -> None:
+    first = _controller(minibroker)
+    following = Following(minibroker)
+    try:
+        assert wait_until(lambda: following.has("Startup", first), PATIENCE_S)
+        killed = _kill_controller(minibroker)
+        second = _controller(minibroker)
+        assert wait_until(lambda: following.has("Startup", second), PATIENCE_S)
+        minibroker.ok("start", str(killed))
+        assert wait_until(
+            lambda: any(killed in entry.get("added", []) for entry in following.entries()[-30:]), PATIENCE_S
+        )
+        printed = [(entry["controller"], entry["number"]) for entry in following.entries()]
+        assert len(set(printed)) == len(printed)
+        code, errors = following.interrupt()
+        assert code == 130
+        assert "Traceback" not in errors
+    finally:
+        following.close()
+
+
+def test_what_is_older_than_a_time_is_left_out_and_bad_options_are_refused(minibroker: Shell) -> None:
+    now_ms = time.time_ns() // 1_000_000 + 60_000
+    assert minibroker.ok("timeline", "--since", str(now_ms)) == ""
+    told = minibroker.ok("timeline", "--since", "2020-01-01")
+    assert re.search(
+        r"^\d\d:\d\d:\d\d\.\d\d\d  broker \d, epoch 1: A request to create the topics orders\.$", told, re.M
+    )
+    assert "a time is expected" in minibroker.refused(2, "timeline", "--since", "yesterday")
+    assert "give one of them" in minibroker.refused(2, "timeline", "--follow", "--last-failover")

@@ -1,0 +1,32 @@
+"""Planted bugs of dynamic configuration: changes that are missed, and settings of another topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minibroker.broker.dynamic_config import DynamicConfigManager
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.topic_configs import TopicConfigs
+from tests.simulation.mutants.planting import Patches, mutant
+
+
+@mutant("KIP-226", "a broker that loses its connection to ZooKeeper goes on with the notifications that are there then")
+def change_missed_after_reconnect(patches: Patches) -> None:
+    @patches.instead_of(DynamicConfigManager, "_look")
+    async def look(original: Any, self: DynamicConfigManager, session: Any) -> None:
+        if self._may_have_missed and self._seen:
+            self._may_have_missed = False
+            self._seen |= dict.fromkeys(await session.children("/config/changes"), 0.0)
+        await original(self, session)
+
+
+@mutant("KAFKA-3719", "a broker believes that a topic has the settings that the last one of its name had")
+def settings_of_the_topic_before(patches: Patches) -> None:
+    @patches.instead_of(ReplicaManager, "_read_topic_config")
+    async def read_topic_config(original: Any, self: ReplicaManager, topic: str, *arguments: Any) -> None:
+        if topic not in self._topic_configs:
+            await original(self, topic, *arguments)
+
+    @patches.instead_of(TopicConfigs, "forget")
+    def forget(original: Any, self: TopicConfigs, topic: str) -> None:
+        """Nothing."""

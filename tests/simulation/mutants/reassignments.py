@@ -1,0 +1,53 @@
+"""Planted bugs of reassignments: too early, half done, or not given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.controller.decisions import elections, reassignment
+from minibroker.protocol.model import LeaderAndIsr, Member, leader_and_isr
+from tests.simulation.mutants.planting import Patches, mutant
+
+
+@mutant("KIP-455", "the replicas that a reassignment adds count as in sync as soon as their brokers live")
+def added_replicas_in_sync_at_once(patches: Patches) -> None:
+    @patches.instead_of(reassignment, "candidates")
+    def candidates(original: Any, state: Any, partitions: Any) -> Any:
+        return tuple(p for p in partitions if p in state.reassigning and p in state.leadership)
+
+    @patches.instead_of(elections, "complete")
+    def complete(original: Any, assignment: Any, current: Any, live: Any, *rest: Any, **named: Any) -> Any:
+        new = [Member(b, live[b].epoch) for b in assignment.target if b in live and b not in current.isr]
+        with_new = leader_and_isr(
+            current.leader,
+            current.leader_epoch,
+            (*current.in_sync_members, *new),
+            (),
+            current.controller_epoch,
+            current.partition_epoch,
+        )
+        return original(assignment, with_new, live, *rest, **named)
+
+
+@mutant("KAFKA-1120", "the replicas that a reassignment removes are not told to go, and do not find out later")
+def removed_replicas_are_forgotten(patches: Patches) -> None:
+    @patches.instead_of(reassignment, "leaving")
+    def leaving(original: Any, *rest: Any) -> Any:
+        return ()
+
+    @patches.instead_of(ReplicaManager, "delete_strays")
+    async def delete_strays(original: Any, self: ReplicaManager) -> None:
+        """Nothing."""
+
+
+@mutant("KIP-455", "the replicas that a reassignment removes stay in the ISR")
+def removed_replicas_stay_in_the_isr(patches: Patches) -> None:
+    @patches.instead_of(elections, "complete")
+    def complete(original: Any, assignment: Any, current: Any, *rest: Any, **named: Any) -> LeaderAndIsr | None:
+        final: LeaderAndIsr | None = original(assignment, current, *rest, **named)
+        if final is None:
+            return None
+        return msgspec.structs.replace(final, isr=current.isr, isr_epochs=current.isr_epochs)

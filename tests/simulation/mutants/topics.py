@@ -1,0 +1,35 @@
+"""Planted bugs around topics that come, grow and go: what was meant for one hits the next of its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from minibroker.controller import executor
+from minibroker.controller.decisions import deletion, partitions
+from minibroker.protocol.topic_ids import NO_TOPIC
+from tests.simulation.mutants.planting import Patches, mutant
+
+
+@mutant("KAFKA-1096", "a deletion that was meant for an earlier topic deletes the one that has its name now")
+def old_deletion_hits_the_new_topic(patches: Patches) -> None:
+    @patches.instead_of(deletion, "is_meant")
+    def is_meant(original: Any, state: Any, topic: str, topic_id: str) -> bool:
+        return bool(original(state, topic, "" if topic_id != NO_TOPIC else topic_id))
+
+
+@mutant("wrong incarnation", "partitions that an earlier topic was to get are added to the one that has its name now")
+def old_partitions_for_the_new_topic(patches: Patches) -> None:
+    @patches.instead_of(partitions, "_validated")
+    def validated(original: Any, request: Any, *rest: Any) -> Any:
+        if request.topic_id != NO_TOPIC:
+            request = msgspec.structs.replace(request, topic_id="")
+        return original(request, *rest)
+
+
+@mutant("TopicDeletionManager", "a replica that was stopped counts as deleted: the name is free while logs are there")
+def stopped_is_deleted(patches: Patches) -> None:
+    @patches.instead_of(executor, "_answerable")
+    def answerable(original: Any, part: Any, *, delete: bool) -> Any:
+        return part

@@ -1,0 +1,465 @@
+"""Settings that are changed while the cluster runs: every broker hears of it, also one that was away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+
+from minibroker.broker.replication.partition import Partition
+from minibroker.client.admin import Admin
+from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.errors import ConfigErrors
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, TopicPartition
+from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.loop import run
+from tests.simulation.world import Simulation, VirtualWorld
+
+P0 = TopicPartition("orders", 0)
+ORDERS = ConfigResource.of_topic("orders")
+ALL = ConfigResource.of_all_brokers()
+set_to = ConfigChange.set
+
+Scenario = Callable[["VirtualCluster", "Admin"], Awaitable[None]]
+
+
+def play(
+    scenario: Scenario,
+    *,
+    seed: int = 1,
+    settings: Mapping[str, str] | None = None,
+    configs: Mapping[str, str] | None = None,
+) -> None:
+    """With a topic of one partition on all three brokers."""
+
+    async def main() -> None:
+        cluster = VirtualCluster(Simulation(), settings=settings)
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def client() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", assignments=[(0, 1, 2)], configs=configs or {})
+                await scenario(cluster, admin)
+
+        await world.process.run(client())
+
+    run(main(), seed=seed)
+
+
+def segment_bytes(cluster: VirtualCluster, broker_id: int) -> int:
+    replicas = cluster.broker(broker_id)._replicas
+    assert replicas is not None
+    partition = replicas.partition(P0)
+    return 0 if partition is None else partition.log.config.segment_bytes
+
+
+async def until_all_have(cluster: VirtualCluster, value: int, brokers: tuple[int, ...] = (0, 1, 2)) -> None:
+    await cluster.until(lambda: all(segment_bytes(cluster, broker_id) == value for broker_id in brokers))
+
+
+async def refused(admin: Admin, resource: ConfigResource, *changes: ConfigChange) -> BrokerError:
+    with pytest.raises(ConfigErrors) as caught:
+        await admin.incremental_alter_configs({resource: changes})
+    error = caught.value.errors[resource]
+    assert isinstance(error, BrokerError)
+    return error
+
+
+# --- Everybody hears of it -------------------------------------------------------------------------------------
+
+
+def test_a_change_of_a_topic_holds_on_every_broker_soon_and_says_where_it_comes_from() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+        await until_all_have(cluster, 5_000)
+        entry = (await admin.describe_configs([ORDERS], synonyms=True))[ORDERS]["segment.bytes"]
+        assert (entry.value, entry.source) == ("5000", ConfigSource.DYNAMIC_TOPIC_CONFIG)
+        assert [s.source for s in entry.synonyms] == [
+            ConfigSource.DYNAMIC_TOPIC_CONFIG,
+            ConfigSource.DEFAULT_CONFIG,
+        ]
+        await admin.incremental_alter_configs({ORDERS: [ConfigChange.delete("segment.bytes")]})
+        await until_all_have(cluster, 1024**3)
+
+    play(scenario)
+
+
+def test_the_topic_wins_over_the_broker_over_the_default_over_what_the_broker_was_started_with() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        own = ConfigResource.of_broker(1)
+        name = "log.segment.bytes"
+        assert segment_bytes(cluster, 1) == 1_000
+        await admin.incremental_alter_configs({ALL: [set_to(name, 2_000)]})
+        await until_all_have(cluster, 2_000)
+        await admin.incremental_alter_configs({own: [set_to(name, 3_000)]})
+        await until_all_have(cluster, 3_000, (1,))
+        assert segment_bytes(cluster, 0) == 2_000
+        entry = (await admin.describe_configs([own], synonyms=True))[own][name]
+        assert [(int(s.value or 0), s.source) for s in entry.synonyms] == [
+            (3_000, ConfigSource.DYNAMIC_BROKER_CONFIG),
+            (2_000, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+            (1_000, ConfigSource.STATIC_BROKER_CONFIG),
+            (1024**3, ConfigSource.DEFAULT_CONFIG),
+        ]
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 4_000)]})
+        await until_all_have(cluster, 4_000)
+        await admin.incremental_alter_configs({ORDERS: [ConfigChange.delete("segment.bytes")]})
+        await until_all_have(cluster, 3_000, (1,))
+        await until_all_have(cluster, 2_000, (0, 2))
+
+    play(scenario, settings={"log.segment.bytes": "1000"})
+
+
+def test_what_is_set_for_a_broker_may_make_sense_only_with_what_is_set_for_all() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        own, least = ConfigResource.of_broker(1), set_to("log.cleaner.min.compaction.lag.ms", 20)
+        assert "exceeds" in str(await refused(admin, own, least))
+        await admin.incremental_alter_configs({ALL: [set_to("log.cleaner.max.compaction.lag.ms", 30)]})
+        await admin.incremental_alter_configs({own: [least]})
+        await cluster.until(lambda: replica(cluster, 1).log.config.min_compaction_lag_ms == 20)
+
+    play(scenario, settings={"log.cleaner.max.compaction.lag.ms": "10"})
+
+
+def test_a_broker_that_was_down_has_the_change_when_it_is_back() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        cluster.kill_broker(2)
+        await admin.incremental_alter_configs(
+            {ORDERS: [set_to("segment.bytes", 5_000)], ALL: [set_to("log.retention.ms", 7)]}
+        )
+        await until_all_have(cluster, 5_000, (0, 1))
+        broker = await cluster.start_broker(2)
+        await until_all_have(cluster, 5_000)
+        replicas = broker._replicas
+        assert replicas is not None
+        partition = replicas.partition(P0)
+        assert partition is not None
+        assert partition.log.config.retention_ms == 7
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("away_s", [1, 30])
+def test_a_broker_that_was_cut_off_from_zookeeper_has_the_change_when_it_is_connected_again(away_s: int) -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        await asyncio.sleep(1)
+        cluster.simulation.zookeeper.cut(host_name(2))
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+        await until_all_have(cluster, 5_000, (0, 1))
+        # By hand, or fifteen minutes later: whoever comes back finds no notification.
+        zookeeper = cluster.simulation.zookeeper
+        for name in zookeeper.names(znodes.CONFIG_CHANGES):
+            zookeeper.remove(f"{znodes.CONFIG_CHANGES}/{name}")
+        await asyncio.sleep(away_s)
+        assert segment_bytes(cluster, 2) == 1024**3
+        cluster.simulation.zookeeper.uncut(host_name(2))
+        await until_all_have(cluster, 5_000)
+
+    play(scenario)
+
+
+# --- What is refused ---------------------------------------------------------------------------------------------
+
+
+def test_what_makes_no_sense_is_refused_with_value_rule_and_remedy() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        me = ConfigResource.of_broker(0)
+        for resource, change, code, said in (
+            (ORDERS, set_to("segment.bytes", "many"), ErrorCode.INVALID_CONFIG, "segment.bytes='many': give a whole"),
+            (ORDERS, set_to("segment.byte", 5), ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
+            (ORDERS, ConfigChange.delete("segment.byte"), ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
+            (ORDERS, set_to("min.insync.replicas", 4), ErrorCode.INVALID_CONFIG, "give 1 to 3"),
+            (ORDERS, set_to("durability", "synced"), ErrorCode.INVALID_CONFIG, "Create another topic"),
+            (ORDERS, ConfigChange.append("segment.bytes", "5"), ErrorCode.INVALID_CONFIG, "not a list"),
+            (ORDERS, ConfigChange("segment.bytes", AlterOperation.SET), ErrorCode.INVALID_REQUEST, "has no value"),
+            (me, set_to("num.io.threads", 9), ErrorCode.INVALID_CONFIG, "start it again"),
+            (me, set_to("log.retention.ms", -2), ErrorCode.INVALID_CONFIG, "-1 or more"),
+            (ALL, set_to("log.cleaner.max.compaction.lag.ms", 0), ErrorCode.INVALID_CONFIG, "1 or more"),
+            (ALL, set_to("retention.ms", 5), ErrorCode.INVALID_CONFIG, "did you mean log.retention.ms?"),
+            (ConfigResource.of_topic("none"), set_to("retention.ms", 5), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "none"),
+        ):
+            error = await refused(admin, resource, change)
+            assert error.code is code, change
+            assert said in str(error)
+        error = await refused(admin, ORDERS, set_to("retention.ms", 5), set_to("retention.ms", 6))
+        assert error.code is ErrorCode.INVALID_REQUEST
+        assert not cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES)
+
+    play(scenario)
+
+
+def test_of_a_validation_nothing_remains() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]}, validate_only=True)
+        assert (await admin.describe_configs([ORDERS]))[ORDERS]["retention.ms"].value == "604800000"
+
+    play(scenario)
+
+
+def test_lists_are_appended_to_and_subtracted_from_beginning_with_what_holds() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        async def policy(change: ConfigChange) -> str | None:
+            await admin.incremental_alter_configs({ORDERS: [change]})
+            return (await admin.describe_configs([ORDERS], names=["cleanup.policy"]))[ORDERS]["cleanup.policy"].value
+
+        assert await policy(ConfigChange.append("cleanup.policy", "compact")) == "delete,compact"
+        assert await policy(ConfigChange.append("cleanup.policy", "compact")) == "delete,compact"
+        assert await policy(ConfigChange.subtract("cleanup.policy", "delete")) == "compact"
+        assert (await refused(admin, ORDERS, ConfigChange.subtract("cleanup.policy", "compact"))).code is (
+            ErrorCode.INVALID_CONFIG
+        )
+
+    play(scenario)
+
+
+def test_settings_that_were_edited_to_nonsense_are_one_line_in_the_log_and_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+        await until_all_have(cluster, 5_000)
+        zookeeper = cluster.simulation.zookeeper
+        path = znodes.topic_config_path("orders")
+        for number, data in enumerate((b"{", znodes.encode_config({"segment.bytes": "lots"}))):
+            zookeeper.remove(path)
+            zookeeper.make(path, data)
+            notification = znodes.encode_config_change(path) if number else b"nonsense"
+            zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x{number}", notification)
+            await asyncio.sleep(2)
+        assert all(segment_bytes(cluster, broker_id) == 5_000 for broker_id in (0, 1, 2))
+        lines = [r.getMessage() for r in caplog.records if "make no sense" in r.getMessage()]
+        assert len(lines) == 6
+        assert "segment.bytes='lots': give a whole number" in lines[-1]
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 6_000)]})
+        await until_all_have(cluster, 6_000)
+
+    with caplog.at_level(logging.WARNING, "minibroker.config"):
+        play(scenario)
+
+
+def test_what_was_edited_by_hand_and_is_no_setting_is_described_without_its_value_and_can_be_deleted() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        zookeeper = cluster.simulation.zookeeper
+        of_broker = ConfigResource.of_broker(1)
+        paths = {
+            ORDERS: znodes.topic_config_path("orders"),
+            of_broker: znodes.broker_config_path(1),
+            ALL: znodes.broker_config_path(None),
+        }
+        for resource, path in paths.items():
+            await admin.incremental_alter_configs({resource: []})
+            zookeeper.remove(path)
+            zookeeper.make(path, znodes.encode_config({"typo": "x"}))
+            entry = (await admin.describe_configs([resource]))[resource]["typo"]
+            assert (entry.value, entry.type, entry.is_sensitive) == (None, ConfigType.UNKNOWN, True)
+            await admin.incremental_alter_configs({resource: [ConfigChange.delete("typo")]})
+            assert "typo" not in (await admin.describe_configs([resource]))[resource]
+
+    play(scenario)
+
+
+# --- Two at once, and another topic of that name -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_of_many_who_change_different_settings_at_once_none_loses_its_change(seed: int) -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        wanted = {"retention.ms": 5, "retention.bytes": 6, "segment.ms": 7, "max.message.bytes": 8, "segment.bytes": 90}
+        await asyncio.gather(
+            *(admin.incremental_alter_configs({ORDERS: [set_to(name, value)]}) for name, value in wanted.items())
+        )
+        found = (await admin.describe_configs([ORDERS], names=list(wanted)))[ORDERS]
+        assert {name: int(entry.value or -1) for name, entry in found.items()} == wanted
+
+    play(scenario, seed=seed)
+
+
+def test_a_topic_that_is_made_again_has_none_of_the_settings_of_the_one_before() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+        cluster.kill_broker(2)
+        await until_all_have(cluster, 5_000, (0, 1))
+        with pytest.raises(BrokerError, match="not gone yet"):  # it waits for broker 2
+            await admin.delete_topic("orders")
+        await cluster.start_broker(2)
+        while True:
+            try:
+                await admin.create_topic("orders", assignments=[(0, 1, 2)])
+                break
+            except BrokerError:  # it is still being deleted
+                await asyncio.sleep(0.1)
+        await until_all_have(cluster, 1024**3)
+        found = (await admin.describe_configs([ORDERS], names=["segment.bytes"]))[ORDERS]["segment.bytes"]
+        assert found.source is ConfigSource.DEFAULT_CONFIG
+
+    play(scenario)
+
+
+# --- What follows from a change ----------------------------------------------------------------------------------
+
+
+async def acknowledged(cluster: VirtualCluster, world: VirtualWorld, value: bytes) -> bool:
+    async with Producer(
+        cluster.bootstrap, world=world, delivery_timeout_ms=3_000, request_timeout_ms=1_000
+    ) as producer:
+        try:
+            await producer.send("orders", value, partition=0)
+        except Exception:  # noqa: BLE001 - whichever it is
+            return False
+    return True
+
+
+def test_with_more_replicas_required_nothing_is_acknowledged_and_with_fewer_again() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        world = cluster.client("producer")
+        cluster.kill_broker(2)
+        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+        assert await world.process.run(acknowledged(cluster, world, b"with two of two"))
+        await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 3)]})
+        await asyncio.sleep(1)
+        assert not await world.process.run(acknowledged(cluster, world, b"with two of three"))
+        cluster.kill_broker(1)
+        await cluster.until(lambda: cluster.state(P0).isr == (0,))
+        assert cluster.state(P0).eligible == (1,)
+        await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 1)]})
+        await cluster.until(lambda: cluster.state(P0).eligible == ())
+        assert await world.process.run(acknowledged(cluster, world, b"with one of one"))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("resource", [ORDERS, ALL])
+def test_where_unclean_elections_are_allowed_a_partition_without_a_leader_gets_one_at_once(
+    resource: ConfigResource,
+) -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 1)]})
+        for broker_id in (1, 2):
+            cluster.kill_broker(broker_id)
+        await cluster.until(lambda: cluster.state(P0).isr == (0,))
+        await cluster.until(lambda: cluster.state(P0).eligible == ())
+        await asyncio.gather(cluster.start_broker(1), asyncio.sleep(0))
+        cluster.kill_broker(0)
+        await cluster.until(lambda: cluster.state(P0).leader == -1)
+        await admin.incremental_alter_configs({resource: [set_to("unclean.leader.election.enable", True)]})
+        await cluster.until(lambda: cluster.state(P0).leader in (1, 2), within_s=3)
+
+    play(scenario, settings={"replica.lag.time.max.ms": "3000"})
+
+
+def test_a_notification_goes_after_a_quarter_of_an_hour() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]})
+        await asyncio.sleep(14 * 60)
+        assert len(cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES)) == 1
+        await asyncio.sleep(2 * 60)
+        assert cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES) == []
+
+    play(scenario)
+
+
+async def produce(cluster: VirtualCluster, world: VirtualWorld, count: int, size: int = 100) -> None:
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        for number in range(count):
+            await producer.send("orders", b"x" * size, key=b"k%d" % (number % 2), partition=0)
+
+
+def replica(cluster: VirtualCluster, broker_id: int) -> Partition:
+    replicas = cluster.broker(broker_id)._replicas
+    assert replicas is not None
+    partition = replicas.partition(P0)
+    assert partition is not None
+    return partition
+
+
+def test_records_expire_once_their_topic_says_so() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        world = cluster.client("producer")
+        await world.process.run(produce(cluster, world, 50))
+        await asyncio.sleep(5)
+        assert replica(cluster, 0).log.log_start_offset == 0
+        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 1_000)]})
+        await cluster.until(lambda: all(replica(cluster, b).log.log_start_offset > 30 for b in cluster.broker_ids))
+
+    play(scenario, settings={"log.retention.check.interval.ms": "500", "log.segment.bytes": "1000"})
+
+
+def test_a_replica_catches_up_at_the_rate_that_is_set_and_faster_when_it_is_raised() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        world = cluster.client("producer")
+        throttled = set_to("leader.replication.throttled.replicas", "*")
+        await admin.incremental_alter_configs(
+            {ORDERS: [throttled], ALL: [set_to("leader.replication.throttled.rate", 5_000)]}
+        )
+        cluster.kill_broker(2)
+        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+        await world.process.run(produce(cluster, world, 200, 1_000))
+        await cluster.start_broker(2)
+        await asyncio.sleep(10)
+        assert 2 not in cluster.state(P0).isr
+        assert 0 < replica(cluster, 2).log.size < 100_000
+        await admin.incremental_alter_configs({ALL: [ConfigChange.delete("leader.replication.throttled.rate")]})
+        await cluster.until(lambda: 2 in cluster.state(P0).isr, within_s=3)
+
+    play(scenario, settings={"replica.lag.time.max.ms": "3000", "replica.fetch.max.bytes": "5000"})
+
+
+def test_a_follower_that_has_not_heard_that_its_topic_is_compacted_follows_over_the_gaps() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        network, world = cluster.simulation.network, cluster.client("producer")
+        compacted = [
+            set_to("cleanup.policy", "compact"),
+            set_to("min.cleanable.dirty.ratio", 0),
+            set_to("segment.bytes", 1_000),
+        ]
+        for broker_id in (0, 1):
+            network.block(host_name(2), host_name(broker_id))
+            network.block(host_name(broker_id), host_name(2))
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 1_000)]})
+        await until_all_have(cluster, 1_000)
+        cluster.simulation.zookeeper.cut(host_name(2))
+        await world.process.run(produce(cluster, world, 100))
+        await admin.incremental_alter_configs({ORDERS: compacted})
+        await cluster.until(lambda: replica(cluster, 0).log.first_dirty_offset > 50)
+        network.heal()
+        end = replica(cluster, 0).log.log_end_offset
+        await cluster.until(lambda: replica(cluster, 2).log.log_end_offset == end)
+        assert not replica(cluster, 2).log.config.compact
+        assert replica(cluster, 2).log.size < 5_000
+        cluster.simulation.zookeeper.uncut(host_name(2))
+        await cluster.until(lambda: replica(cluster, 2).log.config.compact)
+        await admin.incremental_alter_configs({ORDERS: [set_to("cleanup.policy", "delete")]})
+        await cluster.until(lambda: 2 in cluster.state(P0).isr)
+
+    play(
+        scenario,
+        settings={
+            "replica.lag.time.max.ms": "2000",
+            "log.cleaner.backoff.ms": "100",
+            "zookeeper.session.timeout.ms": "300000",
+            "broker.crash.detection.ms": "100000",
+        },
+    )
+
+
+def test_a_broker_starts_though_what_is_set_for_brokers_makes_no_sense(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        zookeeper = cluster.simulation.zookeeper
+        cluster.kill_broker(2)
+        zookeeper.make(znodes.broker_config_path(2), znodes.encode_config({"num.io.threads": "1"}))
+        zookeeper.make(znodes.broker_config_path(None), b"[]")
+        broker = await cluster.start_broker(2)
+        assert broker._configs.config == broker.config
+        [own] = [r.getMessage() for r in caplog.records if "/config/brokers/2 make no sense" in r.getMessage()]
+        assert "num.io.threads is read-only" in own
+        await admin.incremental_alter_configs({ConfigResource.of_broker(2): [ConfigChange.delete("num.io.threads")]})
+        assert (await refused(admin, ALL, set_to("log.retention.ms", 5))).code is ErrorCode.INVALID_CONFIG
+
+    with caplog.at_level(logging.WARNING, "minibroker.config"):
+        play(scenario)

@@ -1,0 +1,106 @@
+"""What requests make of settings, and what they may not do."""
+
+import pytest
+
+from minibroker.broker.config import BrokerConfig, TopicConfig, as_texts, broker_config, documentation, with_dynamic
+from minibroker.broker.config_changes import altered, altered_broker, altered_topic
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import AlterableConfig
+from minibroker.protocol.model import AlterOperation
+
+SET, DELETE, APPEND, SUBTRACT = AlterOperation
+STATIC = broker_config({"broker.id": "1", "log.dirs": "/data", "zookeeper.connect": "zookeeper:2181"})
+
+
+def change(name: str, operation: int, value: str | None = None) -> AlterableConfig:
+    return AlterableConfig(name, operation, value)
+
+
+@pytest.mark.parametrize(
+    ("known", "one", "then"),
+    [
+        ({}, change("retention.ms", SET, "5"), {"retention.ms": "5"}),
+        ({"retention.ms": "5"}, change("retention.ms", SET, "6"), {"retention.ms": "6"}),
+        ({"retention.ms": "5"}, change("retention.ms", DELETE), {}),
+        ({}, change("retention.ms", DELETE), {}),
+        ({}, change("cleanup.policy", APPEND, "compact"), {"cleanup.policy": "delete,compact"}),
+        ({"cleanup.policy": "compact"}, change("cleanup.policy", APPEND, "compact"), {"cleanup.policy": "compact"}),
+        (
+            {"cleanup.policy": "compact,delete"},
+            change("cleanup.policy", SUBTRACT, "delete"),
+            {"cleanup.policy": "compact"},
+        ),
+        (
+            {"leader.replication.throttled.replicas": "0:1"},
+            change("leader.replication.throttled.replicas", SUBTRACT, "0:1,0:2"),
+            {"leader.replication.throttled.replicas": ""},
+        ),
+    ],
+)
+def test_a_change_is_carried_out_and_to_repeat_it_changes_nothing(
+    known: dict[str, str], one: AlterableConfig, then: dict[str, str]
+) -> None:
+    fallback = {"cleanup.policy": "delete"}
+    assert altered(known, [one], fallback) == then
+    assert altered(then, [one], fallback) == then
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ([change("retention.ms", SET)], ErrorCode.INVALID_REQUEST),
+        ([change("retention.ms", 4, "5")], ErrorCode.INVALID_REQUEST),
+        ([change("retention.ms", SET, "5"), change("retention.ms", DELETE)], ErrorCode.INVALID_REQUEST),
+        ([change("retention.ms", APPEND, "5")], ErrorCode.INVALID_CONFIG),
+        ([change("retention", DELETE)], ErrorCode.INVALID_CONFIG),
+        ([change("durability", SET, "synced")], ErrorCode.INVALID_CONFIG),
+        ([change("durability", DELETE)], ErrorCode.INVALID_CONFIG),
+        ([change("cleanup.policy", SUBTRACT, "delete")], ErrorCode.INVALID_CONFIG),
+        ([change("min.insync.replicas", SET, "3")], ErrorCode.INVALID_CONFIG),
+        (
+            [change("min.compaction.lag.ms", SET, "9"), change("max.compaction.lag.ms", SET, "8")],
+            ErrorCode.INVALID_CONFIG,
+        ),
+    ],
+)
+def test_what_a_topic_cannot_have_is_refused(changes: list[AlterableConfig], code: ErrorCode) -> None:
+    with pytest.raises(BrokerError) as refused:
+        altered_topic({}, changes, STATIC, replication_factor=2)
+    assert refused.value.code is code
+
+
+def test_what_was_edited_by_hand_and_is_no_setting_may_be_deleted_and_nothing_else_done_before() -> None:
+    known = {"retention.hours": "5", "segment.bytes": "5000"}
+    with pytest.raises(BrokerError, match=r"'retention.hours' is not known; did you mean"):
+        altered_topic(known, [change("segment.bytes", SET, "6000")], STATIC, replication_factor=3)
+    mended = altered_topic(known, [change("retention.hours", DELETE)], STATIC, replication_factor=3)
+    assert mended == {"segment.bytes": "5000"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("broker.id", "2", "broker.id is read-only"),
+        ("broker.secret", "x" * 20, "broker.secret is read-only"),
+        ("log.durability", "synced", "log.durability is read-only"),
+        ("log.retention.mss", "5", "did you mean log.retention.ms"),
+        ("log.retention.ms", "x", "give a whole number"),
+        ("log.cleaner.min.compaction.lag.ms", "20", "exceeds log.cleaner.max.compaction.lag.ms=10"),
+    ],
+)
+def test_what_a_running_broker_cannot_take_is_refused(name: str, value: str, said: str) -> None:
+    below = {"log.cleaner.max.compaction.lag.ms": "10"}
+    with pytest.raises(BrokerError, match=said):
+        altered_broker({}, [change(name, SET, value)], STATIC, below)
+
+
+def test_of_dynamic_settings_the_later_layer_wins_and_the_rest_stays() -> None:
+    config = with_dynamic(STATIC, {"log.retention.ms": "5", "min.insync.replicas": "2"}, {"log.retention.ms": "6"})
+    assert (config.log_retention_ms, config.min_insync_replicas) == (6, 2)
+    assert as_texts(config) == as_texts(STATIC) | {"log.retention.ms": "6", "min.insync.replicas": "2"}
+
+
+@pytest.mark.parametrize("schema", [BrokerConfig, TopicConfig])
+def test_every_setting_is_documented_at_run_time(schema: type[BrokerConfig] | type[TopicConfig]) -> None:
+    assert all(documentation(schema).values())
+    assert len(documentation(schema)) == len(schema.__struct_fields__)

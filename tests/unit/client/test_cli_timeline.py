@@ -1,0 +1,291 @@
+"""What a controller's timeline says, in words; and how timelines of several brokers become one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minibroker.client.cli.timeline_story import last_failover
+from minibroker.client.cli.timeline_words import SHOWN, entry_lines, tell
+from minibroker.client.timeline import Entry, merged
+
+NOON_MS = 1_795_348_800_000
+
+
+class Recorder:
+    """Makes entries as controllers record them. Time is milliseconds after `NOON_MS`."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def add(self, at_ms: int, controller: int, epoch: int, event: str, **details: Any) -> None:
+        entry = {
+            "time_ms": NOON_MS + at_ms,
+            "controller": controller,
+            "epoch": epoch,
+            "event": event,
+            "cause": f"the cause of {event}",
+            "number": len(self.entries) + 1,
+            "total_ms": 0.0,
+        }
+        self.entries.append(entry | details)
+
+    def answer(self, at_ms: int, controller: int, epoch: int, request: str, broker: int, took_ms: float) -> None:
+        self.add(
+            at_ms,
+            controller,
+            epoch,
+            f"{request}Answered",
+            request=request,
+            broker=broker,
+            took_ms=took_ms,
+            partitions=2,
+        )
+
+
+def state(partition: str, leader: tuple[int, int], isr: tuple[list[int], list[int]], at_ms: float = 20.0) -> Any:
+    return {
+        "at_ms": at_ms,
+        "partition": partition,
+        "leader": leader[1],
+        "leader_before": leader[0],
+        "isr": isr[1],
+        "isr_before": isr[0],
+        "leader_epoch": 4,
+        "version": 8,
+        "version_before": 7,
+    }
+
+
+def order(request: str, broker: int, partitions: int = 2) -> Any:
+    return {"at_ms": 21.0, "request": request, "broker": broker, "partitions": partitions}
+
+
+def controller_failover() -> Recorder:
+    """Broker 1, controller of epoch 5, is killed at 0 ms; it led a-0, and was in sync in a-1."""
+    recorder = Recorder()
+    recorder.add(-90_000, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=1, partitions=2, read_at_ms=4.0)
+    recorder.add(0, 2, 5, "ControllerSuspected", broker=1, reason="host:1: it refuses connections", lasted_ms=40.0)
+    recorder.add(3, 2, 5, "ControllerRemoved", broker=1, writes=["remove /controller (of epoch 5)"])
+    recorder.add(
+        10,
+        3,
+        6,
+        "Startup",
+        epoch_version=9,
+        total_ms=22.0,
+        read_at_ms=12.0,
+        brokers=[1, 2, 3],
+        unreachable=[1],
+        topics=1,
+        partitions=2,
+        writes=["remove /brokers/ids/1 (epoch 77)"],
+        states=[state("a-0", (1, 2), ([1, 2, 3], [2, 3])), state("a-1", (2, 2), ([1, 2, 3], [2, 3]))],
+        sent=[order("UpdateMetadata", 2, 0), order("LeaderAndIsr", 2), order("LeaderAndIsr", 3)],
+    )
+    recorder.answer(38, 3, 6, "LeaderAndIsr", 3, took_ms=6.5)
+    recorder.answer(40, 3, 6, "LeaderAndIsr", 2, took_ms=8.5)
+    return recorder
+
+
+def test_the_story_of_a_killed_controller_goes_from_the_first_suspicion_to_the_last_leader() -> None:
+    story = last_failover(controller_failover().entries)
+    assert story is not None
+    assert story.lines() == [
+        "The last failover: broker 1 was lost and broker 3 became the controller, at 2026-11-22 11:59:59.960 UTC",
+        "   +0.0 ms  The connection of broker 2 to broker 1 is lost.",
+        "    +40 ms  Broker 2 cannot reach broker 1, the controller (host:1: it refuses connections, for 40 ms).",
+        "    +43 ms  Broker 2 has removed broker 1 from office, so that another can be elected.",
+        "                remove /controller (of epoch 5)",
+        "    +50 ms  Broker 3 is elected controller: it was the first to create /controller in ZooKeeper. "
+        "Its epoch is 6; brokers obey no lower one from now on.",
+        "                every write checks that /controller_epoch is at version 9",
+        "    +62 ms  It has read from ZooKeeper what there is: 3 brokers, 1 topic and 2 partitions.",
+        "    +62 ms  Broker 1 is still registered, but cannot be reached: its registration is removed.",
+        "                remove /brokers/ids/1 (epoch 77)",
+        "    +70 ms  New leaders are elected for 1 partition, each from the copies that are in sync (the ISR).",
+        "                a-0: leader 1 -> 2, in sync 1 2 3 -> 2 3 (leader epoch 4, znode version 7 -> 8)",
+        "    +70 ms  In 1 partition the leader stays, and other copies count as in sync.",
+        "                a-1: leader 2, in sync 1 2 3 -> 2 3 (leader epoch 4, znode version 7 -> 8)",
+        "    +71 ms  The controller tells the brokers what they lead and follow now, and what clients must know.",
+        "                brokers 2 3: LeaderAndIsr, 2 partitions",
+        "    +78 ms  Broker 3 has taken on its role in 2 partitions, 6 ms after the order was queued.",
+        "    +80 ms  Broker 2 has taken on its role in 2 partitions, 8 ms after the order was queued.",
+        "In all: 80 ms until the partition was led again.",
+    ]
+    assert story.lines(short=True) == [line for line in story.lines() if not line.startswith(" " * 12)]
+    assert (story.written_ms, story.led_ms, story.elected, story.leaderless) == (70.0, 80.0, 1, ())
+
+
+def test_a_leader_that_was_not_in_sync_is_not_said_to_have_been() -> None:
+    recorder = controller_failover()
+    recorder.entries[-3]["states"] = [state("a-0", (1, 2), ([1], [2]))]
+    story = last_failover(recorder.entries)
+    assert story is not None
+    [elections] = [step for step in story.steps if "elected for" in step.text]
+    assert elections.text.endswith("from the copies in sync (the ISR), or, where none of these lives, from others.")
+
+
+def test_each_step_of_a_story_is_an_object_and_the_whole_is_the_last() -> None:
+    story = last_failover(controller_failover().entries)
+    assert story is not None
+    *steps, whole = story.objects()
+    assert [step["event"] for step in steps].count("Startup") == 6
+    assert steps[0] == {
+        "at_ms": 0.0,
+        "broker": 2,
+        "epoch": 5,
+        "event": "ControllerSuspected",
+        "text": "The connection of broker 2 to broker 1 is lost.",
+        "details": (),
+    }
+    assert (whole["event"], whole["led_ms"], whole["began_ms"]) == ("Failover", 80.0, NOON_MS - 40)
+
+
+def test_the_loss_of_a_broker_that_is_not_the_controller_is_a_failover_too() -> None:
+    recorder = controller_failover()
+    recorder.add(
+        300_000, 3, 6, "BrokerSuspected", broker=2, reason="host:2: it refuses connections", writes=["remove /b"]
+    )
+    recorder.add(
+        300_004,
+        3,
+        6,
+        "BrokerChange",
+        lost=[2],
+        added=[],
+        states=[state("a-0", (2, -1), ([2], []), 2.0), state("a-1", (2, 3), ([2, 3], [3]), 2.0)],
+        sent=[order("LeaderAndIsr", 3)],
+    )
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.title == "The last failover: broker 2 was lost"
+    assert [step.event for step in story.steps] == ["BrokerSuspected", "BrokerChange", "BrokerChange", "BrokerChange"]
+    assert story.leaderless == ("a-0",)
+    assert story.led_ms is None
+    assert story.ending() == (
+        "In all: 6 ms until 1 partition had a new leader in ZooKeeper; not every leader is on record as having "
+        "confirmed it; without a leader: a-0."
+    )
+
+
+def test_a_controller_that_stops_in_good_order_and_is_gone_later_is_one_story() -> None:
+    recorder = Recorder()
+    recorder.add(0, 1, 5, "Resignation", cause="the broker stops")
+    recorder.add(9, 2, 6, "Startup", brokers=[1, 2], unreachable=[], topics=0, partitions=0, read_at_ms=1.0)
+    recorder.add(3_000, 2, 6, "BrokerChange", lost=[1], added=[])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert [step.event for step in story.steps] == ["Resignation", "Startup", "Startup", "BrokerChange"]
+    assert story.ending() == "In all: no partition had to change its leader."
+
+
+def test_losses_far_apart_are_different_stories() -> None:
+    recorder = controller_failover()
+    recorder.add(20_000, 3, 6, "BrokerChange", lost=[2], added=[])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert [step.broker for step in story.steps] == [3]
+    assert story.title == "The last failover: broker 2 was lost"
+
+
+def test_there_is_no_story_where_nothing_was_lost() -> None:
+    recorder = Recorder()
+    recorder.add(0, 1, 1, "Startup", brokers=[1], unreachable=[], topics=0, partitions=0, read_at_ms=1.0)
+    recorder.add(5, 1, 1, "BrokerChange", lost=[], added=[2])
+    assert last_failover(recorder.entries) is None
+    assert last_failover([]) is None
+
+
+def test_of_thousands_of_partitions_all_are_counted_though_only_some_are_named() -> None:
+    recorder = controller_failover()
+    startup = recorder.entries[-3]
+    startup |= {"states_omitted": 998, "elected": 400, "written_at_ms": 26.0, "sent_omitted": 9, "total_ms": 27.0}
+    recorder.answer(55, 3, 6, "LeaderAndIsr", 2, took_ms=20.0)  # one of the orders that are not named
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert (story.elected, story.written_ms, story.led_ms) == (400, 76.0, 95.0)
+    [elections] = [step for step in story.steps if "elected for" in step.text]
+    assert elections.text.startswith("New leaders are elected for 400 partitions")
+    assert elections.details[-1] == "and 399 more"
+    assert "Broker 2 has taken on its role in 4 partitions" in story.steps[-1].text
+
+
+def test_answers_to_other_orders_are_left_out_of_a_story() -> None:
+    recorder = controller_failover()
+    recorder.answer(90, 3, 6, "LeaderAndIsr", 2, took_ms=1.0)  # to an order that came later
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.led_ms == 80.0
+
+
+def test_an_order_that_was_refused_counts_as_no_leader_that_has_confirmed() -> None:
+    recorder = controller_failover()
+    recorder.entries[-1]["errors"] = ["a-0: KAFKA_STORAGE_ERROR"]
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.led_ms is None
+    assert "could not take on its role" in story.steps[-1].text
+    assert story.steps[-1].details == ("a-0: KAFKA_STORAGE_ERROR",)
+
+
+def test_an_entry_says_what_happened_and_below_it_what_that_did() -> None:
+    recorder = Recorder()
+    recorder.add(
+        1_500,
+        2,
+        7,
+        "BrokerChange",
+        lost=[1, 3],
+        added=[3],
+        notes=["something odd"],
+        moves=["replica a-0 on 1: OnlineReplica -> OfflineReplica"] * 3,
+        writes=["write a-0: ...", "remove /x"],
+        states=[state("a-0", (1, 2), ([1, 2], [2]))],
+        sent=[order("LeaderAndIsr", 2), order("LeaderAndIsr", 3)],
+        reading_ms=4.2,
+        total_ms=31.0,
+    )
+    assert entry_lines(recorder.entries[0]) == [
+        "12:00:01.500  broker 2, epoch 7: Broker 1 is gone from the cluster. Broker 3 has registered anew.",
+        "    note: something odd",
+        "    3 replicas: OnlineReplica -> OfflineReplica",
+        "    a-0: leader 1 -> 2, in sync 1 2 -> 2 (leader epoch 4, znode version 7 -> 8)",
+        "    remove /x",
+        "    order to brokers 2 3: LeaderAndIsr, 2 partitions",
+        "    took 31 ms (read ZooKeeper 4 ms)",
+    ]
+
+
+def test_long_lists_are_cut_and_an_event_without_words_is_told_by_its_cause() -> None:
+    recorder = Recorder()
+    recorder.add(
+        0, 1, 1, "SomethingNew", cause="partitions are moved", writes=[f"remove /{n}" for n in range(SHOWN + 3)]
+    )
+    told = tell(recorder.entries[0])
+    assert told.text == "Partitions are moved."
+    assert told.details[-2:] == (f"remove /{SHOWN - 1}", "and 3 more")
+
+
+def test_timelines_are_merged_by_epoch_first_as_clocks_differ() -> None:
+    old, new = Recorder(), Recorder()
+    old.add(50_000, 1, 5, "Startup")  # its clock is fast
+    old.add(60_000, 1, 5, "Resignation")
+    new.add(-10, 2, 5, "ControllerSuspected")
+    new.add(0, 2, 6, "Startup")
+    together = merged({1: old.entries, 2: new.entries})
+    assert [(entry["controller"], entry["event"]) for entry in together] == [
+        (2, "ControllerSuspected"),
+        (1, "Startup"),
+        (1, "Resignation"),
+        (2, "Startup"),
+    ]
+
+
+def test_what_one_broker_recorded_stays_in_its_order_when_its_clock_jumps_back() -> None:
+    recorder = Recorder()
+    for number, at_ms in enumerate((100, 20, 110)):
+        recorder.add(at_ms, 1, 5, f"Event{number}")
+    other = Recorder()
+    other.add(105, 2, 5, "Other")
+    together = merged({1: recorder.entries, 2: other.entries})
+    assert [entry["event"] for entry in together] == ["Event0", "Event1", "Other", "Event2"]

@@ -1,0 +1,66 @@
+"""How long a broker that was started is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from minibroker.deploy import broker_process
+from minibroker.deploy.broker_process import StartingBroker, wait_until_ready
+from minibroker.deploy.errors import LaunchTimedOut
+from minibroker.deploy.processes import Process
+from minibroker.protocol.recovery_progress import RecoveryProgress
+
+RECOVERING = "2026-11-22T10:30:00.000 INFO minibroker.storage: recovering /data: {}\n"
+READY = "ready broker.id=1 port=9092\n"
+
+
+def waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[str]) -> list[str]:
+    """Wait for a broker that prints one line in each span of time that it is given; returns what it did not print."""
+    broker = StartingBroker(1, Process(1, "b"), tmp_path / "broker-1.log", 0)
+    broker.log.touch()
+
+    def wait_until(condition: Callable[[], bool], _: float) -> bool:
+        with broker.log.open("a") as log:
+            log.write(lines.pop(0))
+        return condition()
+
+    monkeypatch.setattr(broker_process, "wait_until", wait_until)
+    monkeypatch.setattr(broker_process, "is_alive", lambda _: True)
+    wait_until_ready([broker])
+    return lines
+
+
+def test_a_broker_that_gets_on_with_its_recovery_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    news = [RECOVERING.format(RecoveryProgress(12, remaining, 0, 0, 0)) for remaining in range(12, 0, -1)]
+    assert waited_for(monkeypatch, tmp_path, [*news, READY]) == []
+
+
+@pytest.mark.parametrize("line", [RECOVERING.format("3 of 12 logs"), "it says something else\n"])
+def test_one_that_does_not_get_on_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    with pytest.raises(LaunchTimedOut, match="broker 1 was not ready within 30 s"):
+        waited_for(monkeypatch, tmp_path, [line] * 5)
+
+
+HANDED_OVER = 'handed over: {"moved":2,"remaining":1,"among_them":["orders-0"],"problem":""}\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([READY, HANDED_OVER, "2026 INFO stopped\n"], "2 leaders moved to other brokers; 1 partition has too few"),
+        ([READY, HANDED_OVER, READY, "error: it failed\n"], None),
+        ([READY], None),
+        ([], None),
+    ],
+)
+def test_what_a_broker_said_before_it_stopped_is_that_of_its_last_run(
+    tmp_path: Path, lines: list[str], said: str | None
+) -> None:
+    log = tmp_path / "broker-1.log"
+    if lines:
+        log.write_text("".join(lines))
+    found = broker_process.handed_over(log)
+    assert found is None if said is None else str(found).startswith(said)
