@@ -49,7 +49,7 @@ from minibroker.controller.cluster_state import (
     in_order,
 )
 from minibroker.controller.decisions import elections
-from minibroker.controller.decisions.topics import MAX_TOPIC_BYTES
+from minibroker.controller.decisions.topics import MAX_MESSAGE_LENGTH, MAX_TOPIC_BYTES
 from minibroker.controller.events import ResumeDeletions
 from minibroker.controller.plan import Plan, PlanBuilder, SetReassignments, SetTopic, WriteState
 from minibroker.controller.states.partition import PartitionState
@@ -164,6 +164,20 @@ def _judge_all(state: ClusterState, asked: Sequence[tuple[TopicPartition, tuple[
         else:
             judged.wanted[partition] = verdict
     return judged
+
+
+def unreadable(partitions: Iterable[TopicPartition], malformed: Mapping[str, str]) -> dict[TopicPartition, Refusal]:
+    """Those of topics whose znodes make no sense. `malformed`: what is wrong with these."""
+    return {
+        partition: Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"{partition} cannot be reassigned before the topic's znode makes sense: {malformed[partition.topic]}"[
+                :MAX_MESSAGE_LENGTH
+            ],
+        )
+        for partition in partitions
+        if partition.topic in malformed
+    }
 
 
 def results(

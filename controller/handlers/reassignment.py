@@ -13,7 +13,7 @@ from minibroker.controller.event_loop import Handlers
 from minibroker.controller.plan import Plan, PlanBuilder
 from minibroker.controller.steps import Steps
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.model import ReplicaAssignment, TopicPartition
+from minibroker.protocol.model import ReplicaAssignment, TopicPartition, topic_name_problem
 from minibroker.protocol.world import Watcher
 from minibroker.protocol.znodes import Reassignment
 
@@ -76,6 +76,9 @@ class ReassignmentEvents:
             request.fail(BrokerError(ErrorCode.REQUEST_TIMED_OUT, "whoever asked is gone: nothing is reassigned"))
             return
         wanted, refused = reassignment.judge_request(self._state, request.topics)
+        unknown = {p.topic for p in refused if p.topic not in self._state.topic_ids}
+        found = await self._gather.topics([topic for topic in sorted(unknown) if topic_name_problem(topic) is None])
+        refused |= reassignment.unreadable(refused, found.malformed)
         # First, or the next controller would take what stands there for an order that is newer than this one.
         await self._leave_out_of_file(wanted)
         refused |= await self._record(wanted)
@@ -106,8 +109,14 @@ class ReassignmentEvents:
         refused: dict[TopicPartition, Refusal] = {}
         pending = dict(wanted)
         while pending:
-            read = await self._gather.assignments(list(reassignment.by_topic(pending)))
+            found = await self._gather.topics(
+                list(reassignment.by_topic(pending)), watch=False, known=self._state.topic_ids
+            )
+            refused |= reassignment.unreadable(pending, found.malformed)
+            read = {topic: (znode, found.versions[topic]) for topic, znode in found.read.items()}
             for partition in pending:
+                if partition in refused:
+                    continue
                 if partition.topic not in read or read[partition.topic][0].topic_id != self._topic_id(partition):
                     refused[partition] = Refusal(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"the topic of {partition} is gone"
