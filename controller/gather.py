@@ -48,6 +48,9 @@ class Topics(NamedTuple):
     """What is wrong with those that make no sense, and what could be written there."""
     versions: Mapping[str, int]
     """Of the znodes of both."""
+    changed_in: Mapping[str, int]
+    """The transaction that has changed each of the znodes last (its mzxid). Unlike a version, no other znode of that
+    name ever has the same."""
 
 
 class States(NamedTuple):
@@ -158,11 +161,12 @@ class Gather:
         nodes = await self._access.read([self._getter(znodes.topic_path(name), watcher) for name in names])
         read: dict[str, TopicZnode] = {}
         versions: dict[str, int] = {}
+        changed_in: dict[str, int] = {}
         malformed: dict[str, str] = {}
         for name, node in zip(names, nodes, strict=True):
             if node is None:
                 continue
-            versions[name] = node[1].version
+            versions[name], changed_in[name] = node[1].version, node[1].mzxid
             try:
                 read[name] = znodes.decode_topic(name, node[0])
                 self._problems.pop(znodes.topic_path(name), None)
@@ -173,7 +177,7 @@ class Gather:
             if example:
                 malformed[name] = f"{problem}, as in {example}, with all replicas of each partition (these are in sync)"
             self._note(znodes.topic_path(name), problem, f"topic {name} is ignored: {malformed[name]}")
-        return Topics(read, malformed, versions)
+        return Topics(read, malformed, versions, changed_in)
 
     async def _example(self, topic: str) -> str:
         """What could be written to the topic's znode, as far as the nodes below it tell; empty where they do not."""
