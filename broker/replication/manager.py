@@ -34,6 +34,7 @@ from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.replication.topic_configs import TopicConfigs
+from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.supervisor import Supervisor
@@ -81,6 +82,9 @@ BREATH_S = 0.001
 
 DELETIONS_REMEMBERED = 10_000
 """Of replicas, for as long as the broker runs: an order that is late by this many others is no longer expected."""
+
+LAST_EPOCH = 2**31 - 1
+"""No leader epoch is higher."""
 
 SessionSource = Callable[[], Awaitable[ZooKeeperSession]]
 """Waits until there is a session, and returns it."""
@@ -822,19 +826,30 @@ class ReplicaManager:
         """This broker has just been told of every topic that there is. Delete the replicas that were moved to other
         brokers while it was away, or whose order to go was lost with the controller that gave it (KAFKA-1120).
 
-        Only what is certain: it is this very topic that has its replicas elsewhere, in a leader epoch in which, or
-        after which, nothing was written here. Whoever tells it has the highest controller epoch that this broker knows
-        of; and a newer controller that gives a replica to this broker does so in a later leader epoch.
+        Only what is certain. Either it is this very topic that has its replicas elsewhere, in a leader epoch in which,
+        or after which, nothing was written here. Whoever tells it has the highest controller epoch that this broker
+        knows of; and a newer controller that gives a replica to this broker does so in a later leader epoch.
+
+        Or there is a newer topic of that name, which has no such replica here: no topic is made while an older one has
+        its name, so the older one is gone, and all its replicas with it that the controller still counted. That a topic
+        is not there proves nothing: its znode may be malformed, or have been removed by hand, and then its replicas are
+        all that there is.
         """
         for log in list(self._logs.logs()):
             topic_partition = log.partition
+            topic_id = self._metadata.topic_id(topic_partition.topic)
             known = self._metadata.partition(topic_partition)
-            if (
-                known is None
-                or self._config.broker_id in known.replicas
-                or not log.topic_id
-                or self._metadata.topic_id(topic_partition.topic) != log.topic_id
-            ):
+            is_elsewhere = known is not None and self._config.broker_id not in known.replicas
+            if topic_id is None or self._logs.get(topic_partition) is not log:
+                continue
+            if is_older(log.topic_id, topic_id):
+                if is_elsewhere or self._metadata.has_fewer_partitions(topic_partition):
+                    logger.warning(
+                        "%s: its topic, %s, is gone: %s came after it", topic_partition, log.topic_id, topic_id
+                    )
+                    await self._delete_stray(log, LAST_EPOCH)
+                continue
+            if known is None or not is_elsewhere or not log.topic_id or topic_id != log.topic_id:
                 continue
             last_epoch = log.latest_epoch
             if last_epoch > known.leader_epoch:
@@ -848,11 +863,14 @@ class ReplicaManager:
                 )
                 continue
             logger.warning("%s: it is on the brokers %s, and not on this one", topic_partition, known.replicas)
-            self._fetchers.stop_following(topic_partition)
-            with suppress(BrokerError):  # its directory has failed; logged
-                await self._delete(topic_partition, log.topic_id, known.leader_epoch)
-            self._check_waits(topic_partition)
-            self._forget_topic_without_partitions(topic_partition.topic)
+            await self._delete_stray(log, known.leader_epoch)
+
+    async def _delete_stray(self, log: Log, leader_epoch: int) -> None:
+        self._fetchers.stop_following(log.partition)
+        with suppress(BrokerError):  # its directory has failed; logged
+            await self._delete(log.partition, log.topic_id, leader_epoch)
+        self._check_waits(log.partition)
+        self._forget_topic_without_partitions(log.partition.topic)
 
     def reconsider_isrs(self) -> None:
         """The controller has said which brokers live: see `IsrWriter.reconsider`."""
