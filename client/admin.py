@@ -285,7 +285,7 @@ class Admin(Client):
         """What the topics, or all of them, look like now, by name. Raises TopicErrors for those that do not exist."""
         response = await self._metadata(None if names is None else check_names("names", names))
         errors: dict[str, MinibrokerError] = {
-            topic.name: BrokerError(error_of(topic.error_code), topic.name)
+            topic.name: BrokerError(error_of(topic.error_code), f"topic {topic.name!r}")
             for topic in response.topics
             if topic.error_code != ErrorCode.NONE and not topic.partitions
         }

@@ -9,7 +9,7 @@ from minibroker.client.errors import InvalidSetting
 from minibroker.client.settings import check_partitions
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, LIST_PARTITION_REASSIGNMENTS
-from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 
@@ -79,6 +79,11 @@ class Alteration:
                     code = ErrorCode.NONE
                 results[str(TopicPartition(topic.name, one.partition_index))] = code, one.error_message
         return results
+
+
+def may_have_begun(error: MinibrokerError) -> bool:
+    """Whether the reassignment that failed with this error may have begun, or begin yet."""
+    return not isinstance(error, BrokerError) or (error.retriable and error.code not in Alteration.final)
 
 
 def _broker_ids(partition: str, target: Sequence[int]) -> list[int]:

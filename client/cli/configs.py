@@ -120,6 +120,10 @@ def alter(
     changes += [ConfigChange.delete(name) for name in delete or []]
     if not changes:
         raise UsageError("nothing is to be changed: give --set NAME=VALUE, --delete NAME, --append or --subtract")
+    names = [change.name for change in changes]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is to be changed {names.count(name)} times: give each setting once")
     run(_alter(bootstrap_servers(bootstrap, data), resource, changes, validate_only))
     done = "could change" if validate_only else "changed"
     if format is Format.JSON:
