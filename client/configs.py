@@ -63,6 +63,8 @@ class ConfigEntry(NamedTuple):
     synonyms: tuple[ConfigSynonym, ...]
     """All places where it is given, if these were asked for: the first one holds."""
     documentation: str | None
+    problem: str | None = None
+    """What ZooKeeper has for this resource does not hold, as it makes no sense: why."""
 
 
 class ConfigChange(NamedTuple):
@@ -153,6 +155,7 @@ def _entry(entry: m.DescribeConfigsEntry) -> ConfigEntry:
             ConfigType(entry.config_type),
             tuple(ConfigSynonym(one.name, one.value, ConfigSource(one.source)) for one in entry.synonyms),
             entry.documentation,
+            entry.problem,
         )
     except ValueError as error:
         raise InvalidMessage(f"not a description of {entry.name}: {error}") from error

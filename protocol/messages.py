@@ -938,6 +938,8 @@ class DescribeConfigsEntry(Message):
     synonyms: Annotated[list[DescribeConfigsSynonym], Meta(max_length=MAX_CONFIGS)]
     config_type: Int8
     documentation: String | None = None
+    problem: String | None = None
+    """What ZooKeeper has for this resource does not hold, as it makes no sense: why (not in Kafka)."""
 
 
 class DescribeConfigsResult(Message):

@@ -17,11 +17,14 @@ from minibroker.broker.config import (
     SENSITIVE,
     SYNONYMS,
     BrokerConfig,
+    InvalidConfig,
     TopicConfig,
     as_texts,
     config_type,
     default_texts,
     documentation,
+    topic_config,
+    with_dynamic,
 )
 from minibroker.broker.config_changes import MIN_INSYNC_REPLICAS, altered_broker, altered_topic
 from minibroker.broker.dynamic_config import DynamicConfigManager
@@ -87,7 +90,8 @@ async def handle_describe_configs(services: Services, request: Request) -> None:
         for resource in body.resources:
             try:
                 found = await reader.find(resource.resource_type, resource.resource_name)
-                entries = _described(services.configs, found, resource, body)
+                held = services.replicas.settings_of(resource.resource_name) if found.topic is not None else None
+                entries = _described(services.configs, found, resource, body, held or {})
                 results.append(_description(ErrorCode.NONE, None, resource, entries))
             except BrokerError as error:
                 results.append(_description(error.code, error.detail[:LONGEST_MESSAGE], resource, []))
@@ -209,9 +213,32 @@ class _Reader:
                 await asyncio.sleep(RETRY_S)
 
 
+def _refusal(configs: DynamicConfigManager, found: _Found, name: str) -> str | None:
+    """Why what ZooKeeper has does not hold; None: it does."""
+    try:
+        if found.topic is not None:
+            topic_config(found.values)
+        elif name:
+            with_dynamic(configs.static, configs.default, found.values)
+        else:
+            with_dynamic(configs.static, found.values, configs.own)
+    except InvalidConfig as error:
+        return f"{found.path} is refused, what held before holds on: {error}"[:LONGEST_MESSAGE]
+    return None
+
+
 def _described(
-    configs: DynamicConfigManager, found: _Found, asked: DescribeConfigsResource, request: DescribeConfigsRequest
+    configs: DynamicConfigManager,
+    found: _Found,
+    asked: DescribeConfigsResource,
+    request: DescribeConfigsRequest,
+    held: Mapping[str, str],
 ) -> list[DescribeConfigsEntry]:
+    """`held`: what holds of a topic's own settings here, where those in ZooKeeper do not."""
+    problem = _refusal(configs, found, asked.resource_name)
+    given = found.values
+    if problem is not None:
+        found = msgspec.structs.replace(found, values=configs.default if found.topic is None else held)
     of_brokers: list[Layer] = [
         (ConfigSource.DYNAMIC_BROKER_CONFIG, configs.own),
         (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, configs.default),
@@ -220,18 +247,20 @@ def _described(
     ]
     if asked.resource_type == ResourceType.TOPIC:
         entries = _entries_of_topic(found, of_brokers)
-        entries += _unknown(TopicConfig, found, ConfigSource.DYNAMIC_TOPIC_CONFIG)
+        entries += _unknown(TopicConfig, given, ConfigSource.DYNAMIC_TOPIC_CONFIG)
     elif asked.resource_name:
         entries = [_entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in _names(BrokerConfig)]
-        entries += _unknown(BrokerConfig, found, ConfigSource.DYNAMIC_BROKER_CONFIG)
+        entries += _unknown(BrokerConfig, given, ConfigSource.DYNAMIC_BROKER_CONFIG)
     else:
         layer = (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, found.values)
-        known = [name for name in _names(BrokerConfig) if name in found.values]
+        known = [name for name in _names(BrokerConfig) if name in given or name in found.values]
         entries = [_entry(BrokerConfig, name, _synonyms(name, [layer])) for name in known]
-        entries += _unknown(BrokerConfig, found, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+        entries += _unknown(BrokerConfig, given, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
     if asked.configuration_keys is not None:
         entries = [entry for entry in entries if entry.name in asked.configuration_keys]
     for entry in entries:
+        if entry.name in given:
+            entry.problem = problem
         if not request.include_synonyms:
             entry.synonyms = []
         if request.include_documentation:
@@ -286,10 +315,12 @@ def _entry(schema: type[msgspec.Struct], name: str, synonyms: list[DescribeConfi
     )
 
 
-def _unknown(schema: type[msgspec.Struct], found: _Found, source: ConfigSource) -> list[DescribeConfigsEntry]:
+def _unknown(
+    schema: type[msgspec.Struct], given: Mapping[str, str], source: ConfigSource
+) -> list[DescribeConfigsEntry]:
     """What was put into ZooKeeper by hand and is no setting: until it is deleted, nothing beside it takes effect.
     Its value is not shown, as in Kafka: it may be a secret."""
-    names = sorted(found.values.keys() - set(_names(schema)))
+    names = sorted(given.keys() - set(_names(schema)))
     return [DescribeConfigsEntry(name, None, False, source, True, [], ConfigType.UNKNOWN) for name in names]
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig
+from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, as_texts, default_texts
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.broker.replication.delayed import (
@@ -149,6 +149,8 @@ class ReplicaManager:
         self._broker_epoch = broker_epoch
         self._is_in_touch = is_in_touch
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._refused_topics: dict[str, str] = {}
+        """Whose settings make no sense, and why: said once."""
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
         self._listeners: list[LeadershipListener] = []
@@ -481,6 +483,13 @@ class ReplicaManager:
     def has_settings_of(self, topic: str) -> bool:
         return topic in self._topic_configs
 
+    def settings_of(self, topic: str) -> dict[str, str] | None:
+        """What holds here of the topic's own; None where nothing of the topic is here."""
+        if topic not in self._topic_configs:
+            return None
+        defaults = default_texts(TopicConfig)
+        return {name: v for name, v in as_texts(self._topic_configs.of(topic)).items() if defaults.get(name) != v}
+
     def topics_with_settings(self) -> list[str]:
         return self._topic_configs.topics()
 
@@ -540,7 +549,9 @@ class ReplicaManager:
             try:
                 await self._read_topic_config(topic.topic_name, topic.topic_id, topic.partition_states)
             except BrokerError as error:
-                logger.error("LeaderAndIsr for topic %s refused: %s", topic.topic_name, error)
+                if self._refused_topics.get(topic.topic_name) != error.detail:  # it comes with every order
+                    self._refused_topics[topic.topic_name] = error.detail
+                    logger.error("LeaderAndIsr for topic %s refused: %s", topic.topic_name, error)
                 errors += [
                     PartitionError(topic.topic_name, s.partition_index, error.code) for s in topic.partition_states
                 ]
@@ -615,6 +626,7 @@ class ReplicaManager:
         while True:
             try:
                 await self.topic_config_changed(topic, await self._up_to_date_session())
+                self._refused_topics.pop(topic, None)
                 break
             except (InvalidConfig, MalformedZnode) as error:
                 path = znodes.topic_config_path(topic)
@@ -819,6 +831,7 @@ class ReplicaManager:
 
     def _forget_topic_without_partitions(self, topic: str) -> None:
         if not any(partition.topic == topic for partition in self._partitions):
+            self._refused_topics.pop(topic, None)
             self.traffic.pop(topic, None)
             self._topic_configs.forget(topic)
 
