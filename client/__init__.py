@@ -19,6 +19,7 @@ from minibroker.client.admin import (
 )
 from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
 from minibroker.client.consumer import Consumer
+from minibroker.client.coordinators import Coordinator
 from minibroker.client.delivery import Delivery, RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
@@ -31,13 +32,15 @@ from minibroker.client.errors import (
     DeliveryFailed,
     DeliveryTimedOut,
     FailedRecord,
+    GroupErrors,
     InvalidSetting,
     LogTruncated,
     PartitionErrors,
     TopicErrors,
     WrongEventLoop,
 )
-from minibroker.client.offsets import OffsetAndTimestamp
+from minibroker.client.groups import GroupDescription, GroupListing, MemberDescription
+from minibroker.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
 from minibroker.client.reassignment import PartitionReassignment
@@ -65,19 +68,25 @@ __all__ = [
     "ConfigType",
     "Consumer",
     "ConsumerBatch",
+    "Coordinator",
     "CorruptBatch",
     "Delivery",
     "DeliveryFailed",
     "DeliveryTimedOut",
     "ErrorCode",
     "FailedRecord",
+    "GroupDescription",
+    "GroupErrors",
+    "GroupListing",
     "InvalidSetting",
     "LogDirDescription",
     "LogDirReplica",
     "LogTruncated",
+    "MemberDescription",
     "MinibrokerError",
     "NetworkError",
     "NewTopic",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "PartitionDescription",
     "PartitionErrors",

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 if TYPE_CHECKING:
-    from minibroker.client.admin import LogDirDescription
     from minibroker.client.configs import ConfigEntry, ConfigResource
+    from minibroker.client.groups import GroupDescription
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
@@ -31,6 +31,13 @@ class InvalidSetting(MinibrokerError, ValueError):
         super().__init__(f"{name}={value!r}: {rule}")
         self.name = name
         self.value = value
+
+
+class InvalidAssignment(MinibrokerError, ValueError):
+    """An assignor of the user's decided what a group cannot do."""
+
+    def __init__(self, assignor: str, what: str) -> None:
+        super().__init__(f"assignor {assignor}: {what}")
 
 
 class Closed(MinibrokerError, RuntimeError):
@@ -116,6 +123,25 @@ class PartitionErrors(MinibrokerError):
         return type(self), (self.errors, self.results)
 
 
+class GroupErrors(MinibrokerError):
+    """Some groups of a request failed. `errors` has one entry for each, by name; the other groups succeeded, and
+    `results` has what the call would have returned for them."""
+
+    def __init__(
+        self,
+        errors: Mapping[str, MinibrokerError],
+        results: Mapping[str, GroupDescription] = MappingProxyType({}),
+    ) -> None:
+        self.errors = dict(errors)
+        self.results = dict(results)
+        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+
+    def __reduce__(
+        self,
+    ) -> tuple[type[GroupErrors], tuple[dict[str, MinibrokerError], dict[str, GroupDescription]]]:
+        return type(self), (self.errors, self.results)
+
+
 class BrokersFailed(MinibrokerError):
     """Some brokers of a request did not do what was asked. `errors` has one entry for each, by id; the others did, and
     `results` has what the call would have returned for them."""
@@ -123,15 +149,16 @@ class BrokersFailed(MinibrokerError):
     def __init__(
         self,
         errors: dict[int, MinibrokerError],
-        results: Mapping[int, tuple[LogDirDescription, ...]] = MappingProxyType({}),
+        results: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
         self.errors = errors
         self.results = dict(results)
+        """By id, too."""
         super().__init__(_grouped({f"broker {broker}": error for broker, error in sorted(errors.items())}))
 
     def __reduce__(
         self,
-    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, tuple[LogDirDescription, ...]]]]:
+    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, Any]]]:
         return type(self), (self.errors, self.results)
 
 
