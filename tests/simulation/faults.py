@@ -693,6 +693,7 @@ FAULTS: dict[str, Fault] = {
     "deposed unawares": faults_of_worlds.deposed_unawares,
     "fresh client at a deposed leader": fresh_client_at_deposed_leader,
     "alter configs": operations_configs.alter_configs,
+    "late change": operations_configs.late_change,
 }
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")

@@ -240,6 +240,8 @@ class Storm:
         """Hosts whose next write in ZooKeeper is to be carried out without an answer."""
         self.reassigned = False
         """Partitions may have other replicas than one on each broker."""
+        self.is_changing_late = False
+        """A change of settings is under way whose old requests may yet come."""
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
         self._reported: set[str] = set()
