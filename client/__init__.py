@@ -1,10 +1,10 @@
 """The client library: produce, consume and administer, from asyncio. See Producer, Consumer and Admin.
 
-File map: producer.py (send) -> accumulator.py (which batch, in what order; pure) and batch.py (pure) -> sender.py
-(requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- fetch_state.py (what is
-due; pure) and offsets.py (look-ups); admin.py. All three derive from lifecycle.py (start, close), and under them is
-runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits for
-long says so through stalls.py.
+File map: producer.py (send) -> columns.py (send_batch; pure), accumulator.py (which batch, in what order; pure) and
+batch.py (pure) -> sender.py (requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests,
+prefetching) <- fetch_state.py (what is due; pure) and offsets.py (look-ups); admin.py. All three derive from
+lifecycle.py (start, close), and under them is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher
+use leader_requests.py. Anything that waits for long says so through stalls.py.
 """
 
 from minibroker.client.admin import (
@@ -19,9 +19,11 @@ from minibroker.client.admin import (
 )
 from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery, RecordMetadata
+from minibroker.client.coordinators import Coordinator
+from minibroker.client.delivery import BatchDelivery, BatchMetadata, Delivery, PartMetadata, RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
+    BatchDeliveryFailed,
     BrokersFailed,
     BufferFull,
     ClientCrashed,
@@ -30,15 +32,20 @@ from minibroker.client.errors import (
     CorruptBatch,
     DeliveryFailed,
     DeliveryTimedOut,
+    DeserializationFailed,
     FailedRecord,
+    GroupErrors,
     InvalidSetting,
     LogTruncated,
+    PartitionerFailed,
     PartitionErrors,
+    SerializationFailed,
     TopicErrors,
     WrongEventLoop,
 )
-from minibroker.client.offsets import OffsetAndTimestamp
-from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
+from minibroker.client.groups import GroupDescription, GroupListing, MemberDescription
+from minibroker.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
+from minibroker.client.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
 from minibroker.client.reassignment import PartitionReassignment
 from minibroker.client.records import ConsumerBatch, Record
@@ -49,6 +56,9 @@ __all__ = [
     "Admin",
     "AlterOperation",
     "ApiTimedOut",
+    "BatchDelivery",
+    "BatchDeliveryFailed",
+    "BatchMetadata",
     "BrokerDescription",
     "BrokerError",
     "BrokersFailed",
@@ -65,28 +75,40 @@ __all__ = [
     "ConfigType",
     "Consumer",
     "ConsumerBatch",
+    "Coordinator",
     "CorruptBatch",
     "Delivery",
     "DeliveryFailed",
     "DeliveryTimedOut",
+    "DeserializationFailed",
     "ErrorCode",
     "FailedRecord",
+    "GroupDescription",
+    "GroupErrors",
+    "GroupListing",
     "InvalidSetting",
     "LogDirDescription",
     "LogDirReplica",
     "LogTruncated",
+    "MemberDescription",
     "MinibrokerError",
     "NetworkError",
     "NewTopic",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "PartMetadata",
     "PartitionDescription",
     "PartitionErrors",
     "PartitionReassignment",
     "Partitioner",
+    "PartitionerFailed",
+    "Partitions",
     "Producer",
     "Record",
     "RecordMetadata",
     "ResourceType",
+    "RoundRobin",
+    "SerializationFailed",
     "TopicDescription",
     "TopicErrors",
     "TopicPartition",

@@ -17,6 +17,7 @@ from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import BackgroundTasks
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
+from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.world import World
 from minibroker.protocol.world.real import RealWorld
@@ -121,6 +122,16 @@ class ClientRuntime:
         self.metadata.suspect(address)
         self.metadata.request_refresh()
         return now + OVERDUE_S if began is not None else self.connections.retry_at(address, purpose)
+
+    async def connection_soon(self, address: Address, purpose: Purpose = Purpose.REQUESTS) -> Connection:
+        """Raises NetworkError, also where connecting takes long; it goes on then, and a later attempt may profit."""
+        now = self.clock.monotonic()
+        began = self.connections.attempt_began(address, purpose)
+        try:
+            async with asyncio.timeout(max(0.0, OVERDUE_S if began is None else began + OVERDUE_S - now)):
+                return await self.connections.open(address, purpose)
+        except TimeoutError:
+            raise NetworkError(f"connecting to {address}: no answer yet") from None
 
     async def ask(
         self,

@@ -17,6 +17,7 @@ from minibroker.client.cli.output import (
     DataOption,
     Format,
     FormatOption,
+    UsageError,
     bootstrap_servers,
     note,
     run,
@@ -60,7 +61,7 @@ def consume(
         typer.Option(
             "--output",
             "-f",
-            metavar="json|value|FORMAT",
+            metavar="json|msgpack|value|FORMAT",
             help=r"What is printed; FORMAT is like '%t %p %o %k %s %T %h\n'. "
             "Default: value, or json with --format json.",
         ),
@@ -74,6 +75,8 @@ def consume(
     position = parse_start_position(start)
     default_output = "json" if format is Format.JSON else "value"
     print_as = formatter(default_output if output is None else output)
+    if output == "msgpack" and sys.stdout.isatty():
+        raise UsageError("--output msgpack is not for terminals: send it to a file or a program (`> orders.msgpack`)")
     servers = bootstrap_servers(bootstrap, data)
     consumed = run(_consume(servers, names, position, partition, count, exit_at_end, print_as))
     note(f"{consumed} records")
