@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 from minibroker.client.coordinators import Answered, Coordinator, Coordinators
 from minibroker.client.errors import InvalidSetting
@@ -26,7 +26,7 @@ Response = TypeVar("Response", bound=m.Message)
 
 _AT_A_TIME = 32
 
-GroupState = Literal["PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead"]
+GROUP_STATES = ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead")
 """Kafka's names. Empty: no members, and offsets that are kept."""
 
 _NOBODY = -1
@@ -45,7 +45,7 @@ class GroupListing(NamedTuple):
     protocol_type: str
     """"consumer"; empty where nobody but administrators has committed; others are not consumers (Kafka Connect)."""
     state: str
-    """A GroupState."""
+    """One of GROUP_STATES."""
 
 
 class MemberDescription(NamedTuple):
@@ -63,7 +63,7 @@ class MemberDescription(NamedTuple):
 class GroupDescription(NamedTuple):
     group: str
     state: str
-    """A GroupState."""
+    """One of GROUP_STATES."""
     protocol_type: str
     assignor: str | None
     """The one that the members agreed on; None while there is none."""
@@ -90,7 +90,7 @@ def check_states(states: Iterable[str] | None) -> list[str]:
     """Raises InvalidSetting."""
     if isinstance(states, str):
         raise InvalidSetting("states", states, f"give a list: [{states!r}]")
-    return [check_choice("states", state, get_args(GroupState)) for state in states or ()]
+    return [check_choice("states", state, GROUP_STATES) for state in states or ()]
 
 
 def check_offsets(
