@@ -33,6 +33,13 @@ class InvalidSetting(MinibrokerError, ValueError):
         self.value = value
 
 
+class InvalidAssignment(MinibrokerError, ValueError):
+    """An assignor of the user's decided what a group cannot do."""
+
+    def __init__(self, assignor: str, what: str) -> None:
+        super().__init__(f"assignor {assignor}: {what}")
+
+
 class Closed(MinibrokerError, RuntimeError):
     """The producer, consumer or admin was closed, or not started yet."""
 
