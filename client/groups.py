@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.coordinators import Answered, Coordinator, Coordinators
 from minibroker.client.errors import InvalidSetting
-from minibroker.client.offsets import OffsetAndMetadata
 from minibroker.client.settings import check_choice, check_integer, check_partitions
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
@@ -186,10 +186,16 @@ async def delete(coordinators: Coordinators, group: str, timeout_s: float) -> No
     _check(code, group)
 
 
+class Committed(NamedTuple):
+    offset: OffsetAndMetadata
+    topic_id: str
+    """Of the topic in which it was committed; empty: not known."""
+
+
 async def committed(
     coordinators: Coordinators, group: str, partitions: Sequence[TopicPartition] | None, timeout_s: float
-) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """None: of all that it has committed. Raises BrokerError, NetworkError."""
+) -> dict[TopicPartition, Committed]:
+    """Of these partitions, or of all (None), what is committed. Raises BrokerError, NetworkError."""
     topics = None if partitions is None else [g.OffsetFetchTopic(*topic) for topic in by_topic(partitions).items()]
 
     def code_of(response: g.OffsetFetchResponse) -> int:
@@ -205,14 +211,13 @@ async def committed(
         timeout_s=timeout_s,
     )
     _check(code_of(answered.response), group)
-    found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
+    found: dict[TopicPartition, Committed] = {}
     for topic in _of(group, answered.response.groups).topics:
         for p in topic.partitions:
             if p.committed_offset >= 0:
                 epoch = None if p.committed_leader_epoch == NO_EPOCH else p.committed_leader_epoch
-                found[TopicPartition(topic.name, p.partition_index)] = OffsetAndMetadata(
-                    p.committed_offset, epoch, p.metadata or ""
-                )
+                offset = OffsetAndMetadata(p.committed_offset, epoch, p.metadata or "")
+                found[TopicPartition(topic.name, p.partition_index)] = Committed(offset, topic.topic_id)
     return dict(sorted(found.items()))
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from minibroker.client.admin import Admin
 from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition
-from minibroker.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
+from minibroker.client.commits import OffsetAndMetadata
+from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 

@@ -24,8 +24,8 @@ from minibroker.protocol.consumer_protocol import (
     encode_subscription,
 )
 from minibroker.protocol.model import TopicPartition
+from tests.unit.client.administered_groups import GroupCluster
 from tests.unit.client.scripted_broker import DROP, HANG
-from tests.unit.client.scripted_groups import GroupCluster
 
 P0, P1, P2 = (TopicPartition("orders", number) for number in range(3))
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.errors import BrokersFailed, GroupErrors, InvalidSetting, PartitionErrors
-from minibroker.client.offsets import OffsetAndMetadata
 from minibroker.protocol.apis import (
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
@@ -22,6 +22,7 @@ from minibroker.protocol.apis import (
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import TopicPartition
+from tests.unit.client.administered_groups import MEMBER, GroupCluster
 from tests.unit.client.scripted_broker import (
     CARRY_OUT_AND_DROP,
     DROP,
@@ -31,7 +32,6 @@ from tests.unit.client.scripted_broker import (
     carry_out_and_answer,
     reject,
 )
-from tests.unit.client.scripted_groups import MEMBER, GroupCluster
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
