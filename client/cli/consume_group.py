@@ -16,7 +16,7 @@ from typing import Literal
 from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import API_TIMEOUT_MS
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ApiTimedOut, CommitFailed, MaxPollIntervalExceeded
+from minibroker.client.errors import ApiTimedOut, CommitFailed, InvalidSetting, MaxPollIntervalExceeded
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch
 from minibroker.protocol.model import TopicPartition
@@ -49,14 +49,22 @@ class _Printed(RebalanceListener):
         return max(0.0, self._commit_at - time.monotonic()) if self._offsets else None
 
     async def commit(self) -> None:
-        """Raises CommitFailed."""
-        if self._offsets:
-            assert self.consumer is not None
-            offsets, self._offsets = self._offsets, {}
+        """Raises CommitFailed; what is not committed then, and still this member's, the next call tries again."""
+        if not self._offsets:
+            return
+        assert self.consumer is not None
+        offsets, self._offsets = self._offsets, {}
+        try:
             await self.consumer.commit(offsets)
+        except CommitFailed as error:
+            mine = set(self.consumer.assignment())
+            failed = {partition: offsets[partition] for partition in error.errors if partition in mine}
+            self._offsets = failed | self._offsets
+            self._commit_at = time.monotonic() + COMMIT_EVERY_S
+            raise
 
     async def commit_or_warn(self) -> None:
-        """Where it fails, other members print some records again, and this one goes on."""
+        """Where it fails, other members may print some records again, and this one goes on."""
         try:
             await self.commit()
         except CommitFailed as error:
@@ -67,8 +75,12 @@ class _Printed(RebalanceListener):
 
     async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
         await self.commit_or_warn()
+        self._forget(partitions)
 
     async def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self._forget(partitions)
+
+    def _forget(self, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
             self._offsets.pop(partition, None)
 
@@ -150,7 +162,10 @@ async def _is_at_end(consumer: Consumer, ends: dict[TopicPartition, int]) -> boo
     new = [partition for partition in assigned if partition not in ends]
     if new:
         ends |= await consumer.end_offsets(new)
-    for partition in assigned:
-        if await consumer.position(partition) < ends[partition]:
-            return False
+    try:
+        for partition in assigned:
+            if await consumer.position(partition) < ends[partition]:
+                return False
+    except InvalidSetting:  # it has gone to another member meanwhile
+        return False
     return True
