@@ -12,6 +12,7 @@ from random import Random
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from minibroker.client import groups as groups_
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.configs import (
     ConfigChange,
     ConfigEntry,
@@ -45,7 +46,7 @@ from minibroker.client.groups import (
 )
 from minibroker.client.lifecycle import Client
 from minibroker.client.new_partitions import Growth
-from minibroker.client.offsets import OffsetAndMetadata, OffsetAndTimestamp, list_offsets
+from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.reassignment import Alteration, Listing, PartitionReassignment
 from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
@@ -73,7 +74,7 @@ from minibroker.protocol.errors import (
 )
 from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, ElectionType, TopicPartition, topic_name_problem
 from minibroker.protocol.rpc import Connection, RequestTimedOut
-from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES
+from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES, is_older
 from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
@@ -654,11 +655,21 @@ class Admin(Client):
     async def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What a group has committed: of these partitions, None where it has committed nothing; or of all of which it
-        has. A group that does not exist has committed nothing. Raises BrokerError, NetworkError."""
+        """What a group has committed: of these partitions, None where that is nothing; or of all of which it has. What
+        it has committed in a topic that was deleted and created again since counts as nothing, as it does for
+        consumers. A group that does not exist has committed nothing. Raises BrokerError, NetworkError."""
         self._check_running()
         asked = None if partitions is None else check_partitions("partitions", partitions)
-        return await groups_.committed(self._coordinators, check_group("group", group), asked, self._api_timeout_s)
+        check_group("group", group)
+        found = await groups_.committed(self._coordinators, group, asked, self._api_timeout_s)
+        ids: dict[str, str] = {}
+        if names := sorted({partition.topic for partition, each in found.items() if each.topic_id}):
+            ids = {topic.name: topic.topic_id for topic in (await self._metadata(names)).topics}
+        offsets: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(asked or ())
+        for partition, each in found.items():
+            if not is_older(each.topic_id, ids.get(partition.topic, "")):
+                offsets[partition] = each.offset
+        return offsets
 
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
         """Commit offsets for a group that has no members, or does not exist yet. To repeat a call does no harm. Of a
