@@ -182,12 +182,19 @@ class Consumer(Client):
         while True:
             for record in self._records:
                 return record
+            await self._hand_out()
+
+    async def _hand_out(self) -> Iterator[Record]:
+        """What is left of the batch whose records are being taken, or else the next one's: taking them moves the
+        position, in whatever thread. Raises as `__anext__`."""
+        while not length_hint(self._records):
             self._end_batch()
             found = await self._next_batch()
             if found is not None:
                 state, batch = found
                 self._current, self._batch, self._generation = state, batch, state.generation
                 self._records = state.hand_out(batch)
+        return self._records
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
@@ -275,6 +282,13 @@ class Consumer(Client):
         if header.base_offset < position:  # brokers return whole batches
             return batch.since(bisect_left(decoded.offsets, position))
         return batch
+
+    def _give_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Go on at these offsets: what was returned from there on has not reached the user."""
+        for partition, offset in offsets.items():
+            state = self._fetcher.states.get(partition)
+            if state is not None and state.position is not None and state.position > offset:
+                self._fetcher.go_back(state, offset)
 
     # -- positions --
 
