@@ -1,10 +1,10 @@
 """The client library: produce, consume and administer, from asyncio. See Producer, Consumer and Admin.
 
-File map: producer.py (send) -> accumulator.py (which batch, in what order; pure) and batch.py (pure) -> sender.py
-(requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- fetch_state.py (what is
-due; pure) and offsets.py (look-ups); admin.py. All three derive from lifecycle.py (start, close), and under them is
-runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits for
-long says so through stalls.py.
+File map: producer.py (send) -> columns.py (send_batch; pure), accumulator.py (which batch, in what order; pure) and
+batch.py (pure) -> sender.py (requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests,
+prefetching) <- fetch_state.py (what is due; pure) and offsets.py (look-ups); admin.py. All three derive from
+lifecycle.py (start, close), and under them is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher
+use leader_requests.py. Anything that waits for long says so through stalls.py.
 """
 
 from minibroker.client.admin import (
@@ -19,9 +19,10 @@ from minibroker.client.admin import (
 )
 from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery, RecordMetadata
+from minibroker.client.delivery import BatchDelivery, BatchMetadata, Delivery, PartMetadata, RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
+    BatchDeliveryFailed,
     BrokersFailed,
     BufferFull,
     ClientCrashed,
@@ -30,16 +31,19 @@ from minibroker.client.errors import (
     CorruptBatch,
     DeliveryFailed,
     DeliveryTimedOut,
+    DeserializationFailed,
     FailedRecord,
     ForkedClient,
     InvalidSetting,
     LogTruncated,
+    PartitionerFailed,
     PartitionErrors,
+    SerializationFailed,
     TopicErrors,
     WrongEventLoop,
 )
 from minibroker.client.offsets import OffsetAndTimestamp
-from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
+from minibroker.client.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
 from minibroker.client.reassignment import PartitionReassignment
 from minibroker.client.records import ConsumerBatch, Record
@@ -50,6 +54,9 @@ __all__ = [
     "Admin",
     "AlterOperation",
     "ApiTimedOut",
+    "BatchDelivery",
+    "BatchDeliveryFailed",
+    "BatchMetadata",
     "BrokerDescription",
     "BrokerError",
     "BrokersFailed",
@@ -70,6 +77,7 @@ __all__ = [
     "Delivery",
     "DeliveryFailed",
     "DeliveryTimedOut",
+    "DeserializationFailed",
     "ErrorCode",
     "FailedRecord",
     "ForkedClient",
@@ -81,14 +89,19 @@ __all__ = [
     "NetworkError",
     "NewTopic",
     "OffsetAndTimestamp",
+    "PartMetadata",
     "PartitionDescription",
     "PartitionErrors",
     "PartitionReassignment",
     "Partitioner",
+    "PartitionerFailed",
+    "Partitions",
     "Producer",
     "Record",
     "RecordMetadata",
     "ResourceType",
+    "RoundRobin",
+    "SerializationFailed",
     "TopicDescription",
     "TopicErrors",
     "TopicPartition",

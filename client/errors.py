@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -18,6 +18,7 @@ from minibroker.protocol.model import TopicPartition
 if TYPE_CHECKING:
     from minibroker.client.admin import LogDirDescription
     from minibroker.client.configs import ConfigEntry, ConfigResource
+    from minibroker.client.delivery import BatchMetadata
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
@@ -55,6 +56,47 @@ class BufferFull(MinibrokerError):
     """`send` was called faster than brokers take records, and `drain` was not awaited in between."""
 
 
+class PartitionerFailed(MinibrokerError):
+    """The function that was given as `partitioner` raised (that is the cause), or returned what is no partition."""
+
+
+class SerializationFailed(MinibrokerError, ValueError):
+    """A key or value could not be made bytes, so nothing was sent. The serializer's error is the cause.
+
+    `topic`; `what`, which is "key" or "value" (with an index: of `send_batch`); and the `type` of what was passed.
+    """
+
+    def __init__(self, topic: str, what: str, type: type, problem: str) -> None:
+        self.topic = topic
+        self.what = what
+        self.type = type
+        self._problem = problem
+        super().__init__(f"the {what} for {topic}, of type {type.__name__}, cannot be serialized: {problem}")
+
+    def __reduce__(self) -> tuple[type[SerializationFailed], tuple[str, str, type, str]]:
+        return SerializationFailed, (self.topic, self.what, self.type, self._problem)
+
+
+class DeserializationFailed(MinibrokerError, ValueError):
+    """A record's key or value is not what the deserializer reads. Its error is the cause.
+
+    `partition` and `offset` of the record, `what` ("key" or "value"), and the `data` as it is in the log.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, what: str, problem: str, data: bytes) -> None:
+        self.partition = TopicPartition(topic, partition)
+        self.offset = offset
+        self.what = what
+        self.data = data
+        self._problem = problem
+        super().__init__(
+            f"{self.partition} at offset {offset}: the {what} of {len(data)} bytes cannot be deserialized: {problem}"
+        )
+
+    def __reduce__(self) -> tuple[type[DeserializationFailed], tuple[str, int, int, str, str, bytes]]:
+        return type(self), (*self.partition, self.offset, self.what, self._problem, self.data)
+
+
 class DeliveryTimedOut(MinibrokerError, TimeoutError):
     """A record was not acknowledged within `delivery_timeout_ms`. It may be in the log all the same."""
 
@@ -87,8 +129,24 @@ class DeliveryFailed(MinibrokerError):
             lines.append(f"and {len(reasons) - len(lines)} other reasons")
         super().__init__(f"{len(failures)} records were not delivered (see .failures). " + "; ".join(lines))
 
-    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[tuple[FailedRecord, ...]]]:
+    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
         return type(self), (self.failures,)
+
+
+class BatchDeliveryFailed(DeliveryFailed):
+    """Records of a `send_batch` failed.
+
+    `failures` holds those that failed, `indexes` says which records of the call these are, in the same order, and
+    `metadata` where the others are.
+    """
+
+    def __init__(self, failures: Sequence[FailedRecord], indexes: Sequence[int], metadata: BatchMetadata) -> None:
+        super().__init__(failures)
+        self.indexes = tuple(indexes)
+        self.metadata = metadata
+
+    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
+        return type(self), (self.failures, self.indexes, self.metadata)
 
 
 class TopicErrors(MinibrokerError):

@@ -473,6 +473,7 @@ class Storm:
                 linger_ms=dice.choice([0, 0, 5, 100]),
                 delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
                 request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
+                sends_batches=number % 2 == 1,
             )
             self.workload.start_producer(f"producer-{number}", settings)
         lasting = [partition for partition in self.partitions if partition.topic != SHRINKING]
