@@ -99,15 +99,19 @@ class Call(Generic[T]):
 
     def poke(self) -> None:
         """Have the waiting thread serve."""
-        self._mailbox.put(True)
+        if self._serve is not None:
+            self._mailbox.put(True)
 
     # -- in the thread that waits --
 
     def wait(self) -> None:
         """Until the call is over."""
+        serve = self._serve
+        if serve is not None:  # what came before anybody waited
+            serve()
         while self._mailbox.get():
-            if self._serve is not None:
-                self._serve()
+            assert serve is not None
+            serve()
 
     def wait_briefly(self, timeout_s: float) -> None:
         """Until it is over, or for so long, without serving."""
@@ -175,10 +179,15 @@ class Background:
         except RuntimeError:
             raise _closed() from None
 
-    def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def poke(self) -> None:
+        """In the loop: have those threads serve that wait and can."""
+        for call in list(self._calls):
+            call.poke()
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, T]], serve: Callable[[], None] | None = None) -> T:
         """Run a coroutine in the loop, and wait for it. Raises what it raises, and Closed if the loop ends before
         it."""
-        call = Call(make)
+        call = Call(make, serve)
         self.run(call)
         return call.result
 

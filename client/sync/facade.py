@@ -110,31 +110,34 @@ class Facade(Generic[C]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end(partial(self._ending.leave, kind, error, traceback))
+        self._end(partial(self._ending.leave, kind, error, traceback), self._serve)
 
     def close(self) -> None:
         """End everything in the background. Calls that wait in other threads raise Closed. A second `close` does
         nothing; nor does one in a forked child."""
-        self._end(self._ending.close)
+        self._end(self._ending.close, self._serve)
 
-    def _end(self, end: Coroutines[None]) -> None:
-        """Close, and end the thread, whatever happens."""
+    def _end(self, end: Coroutines[None], serve: Callable[[], None] | None = None) -> None:
+        """Close, and end the thread, whatever happens. `serve` is what this thread does for the client meanwhile."""
         if self._state != "running":
             return
         self._state = "closing"
         try:
-            self._background.call(end)
+            self._background.call(end, serve)
         finally:
             if self._state == "closing":  # and this is not a child that was forked meanwhile
                 self._state = "closed"
                 self._background.stop(THREAD_END_S)
                 self._ending.finish()
 
-    def _call(self, make: Coroutines[T]) -> T:
+    def _serve(self) -> None:
+        """Do what the client wants done in a thread of its user's."""
+
+    def _call(self, make: Coroutines[T], serve: Callable[[], None] | None = None) -> T:
         """Run a coroutine of the client's, and wait for it."""
         if self._state != "running":
             raise self._not_running()
-        return self._background.call(make)
+        return self._background.call(make, serve)
 
     def _do(self, work: Callable[[], T]) -> T:
         """Run it in the client's loop, and wait for it."""

@@ -9,23 +9,27 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 import pytest
 
 from minibroker.client import producer as async_producer
+from minibroker.client.delivery import RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
+    BatchDeliveryFailed,
     BufferFull,
     Closed,
     DeliveryFailed,
     DeliveryTimedOut,
     InvalidSetting,
+    SerializationFailed,
 )
 from minibroker.client.sync import Delivery, Producer
 from minibroker.client.sync import producer as sync_producer
 from minibroker.protocol.apis import PRODUCE
-from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from tests.unit.client.scripted_broker import HANG, reject
 from tests.unit.client.scripted_thread import ClusterThread, scripted_cluster
 from tests.waiting import until_true
@@ -171,7 +175,7 @@ def test_a_thread_that_waits_for_room_goes_on_when_there_is_some(cluster: Cluste
 def test_what_a_caller_does_wrong_is_raised_by_send(cluster: ClusterThread) -> None:
     with Producer(cluster.bootstrap) as producer:
         with pytest.raises(TypeError, match="encode the text"):
-            producer.send("orders", "text")  # type: ignore[arg-type]
+            producer.send("orders", "text")
         with pytest.raises(TypeError, match="headers must be a list"):
             producer.send("orders", b"v", headers={"a": b"b"})  # type: ignore[arg-type]
         for arguments, code in (
@@ -355,3 +359,129 @@ def test_clients_log_nothing_where_nothing_is_wrong(cluster: ClusterThread, capl
     with Producer(cluster.bootstrap) as producer:
         producer.send("orders", b"v").result()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_callbacks_run_in_the_thread_that_calls_the_producer_in_order_and_before_flush_returns(
+    cluster: ClusterThread,
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def note(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+        assert metadata is not None
+        assert error is None
+        told.append((metadata.offset, threading.get_ident()))
+
+    with Producer(cluster.bootstrap) as producer:
+        for _ in range(3_000):
+            producer.send("orders", b"v", on_delivery=note)
+        producer.flush()
+        assert told == [(offset, threading.get_ident()) for offset in range(3_000)]
+        producer.send("orders", b"last", on_delivery=note)
+    assert told[-1] == (3_000, threading.get_ident())
+
+
+def test_a_callback_may_use_the_producer(cluster: ClusterThread) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        rest = [b"1", b"2", b"3"]
+
+        def send_next(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+            if rest:
+                producer.send("orders", rest.pop(0), on_delivery=send_next)
+                producer.flush()
+
+        producer.send("orders", b"0", on_delivery=send_next)
+        producer.flush()
+    assert cluster.values() == [b"0", b"1", b"2", b"3"]
+
+
+def test_what_a_callback_was_told_is_not_told_again_and_what_it_raises_is_logged(
+    cluster: ClusterThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[MinibrokerError | None] = []
+
+    def note(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+        errors.append(error)
+        raise ZeroDivisionError
+
+    with Producer(cluster.bootstrap) as producer:
+        producer.send("orders", b"first").result()
+        producer.send("orders", b"v", partition=9, on_delivery=note)
+        cluster.do(lambda: cluster.cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD)))
+        producer.send("orders", b"v", on_delivery=note)
+        producer.flush()
+    assert [error.code for error in errors if isinstance(error, BrokerError)] == [
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_RECORD,
+    ]
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+
+def test_serializers_are_asked_in_the_callers_thread_at_once(cluster: ClusterThread) -> None:
+    threads = set()
+
+    def serializer(value: str) -> bytes:
+        threads.add(threading.get_ident())
+        return value.encode()
+
+    with Producer(cluster.bootstrap, value_serializer="json", key_serializer=serializer, linger_ms=200) as producer:
+        value = {"a": 1}
+        producer.send("orders", value, key="k")
+        value["a"] = 2
+        producer.send_batch("orders", [value, None], ["l", "m"])
+        value["a"] = 3
+        with pytest.raises(SerializationFailed):
+            producer.send("orders", object())
+    assert cluster.values() == [b'{"a":1}', b'{"a":2}', None]
+    assert threads == {threading.get_ident()}
+
+
+def test_a_batch_of_records_is_sent_in_order_with_those_around_it(cluster: ClusterThread) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        producer.send("orders", b"before")
+        delivery = producer.send_batch("orders", [b"%d" % number for number in range(5_000)])
+        producer.send("orders", b"after")
+        metadata = delivery.result()
+        assert sum(part.count for part in metadata.parts) == 5_000
+        assert metadata.offsets()[:2] == [(0, 1), (0, 2)]
+        assert delivery.done()
+    assert delivery.result() == metadata
+    assert cluster.values() == [b"before", *(b"%d" % number for number in range(5_000)), b"after"]
+
+
+def test_what_is_wrong_with_a_batch_is_raised_by_the_call(cluster: ClusterThread) -> None:
+    with Producer(cluster.bootstrap, buffer_memory=1 << 20, max_block_ms=200) as producer:
+        with pytest.raises(TypeError, match=r"values\[1\] must be bytes"):
+            producer.send_batch("orders", [b"a", 1])
+        with pytest.raises(ValueError, match="2 keys for 1 values"):
+            producer.send_batch("orders", [b"a"], [b"k", b"l"])
+        with pytest.raises(BrokerError, match="partition -1|give a whole number"):
+            producer.send_batch("orders", [b"a"], partition=-1)
+        with pytest.raises(BufferFull):
+            producer.send_batch("orders", [bytes(1_000)] * 10_000)
+        producer.send_batch("orders", [b"fits"]).result()
+    assert cluster.values() == [b"fits"]
+
+
+def test_a_batch_waits_for_room_in_the_buffer(cluster: ClusterThread) -> None:
+    hang_all(cluster)
+    with Producer(cluster.bootstrap, buffer_memory=1 << 20, max_block_ms=300, request_timeout_ms=1_000) as producer:
+        taken = 0
+        with suppress(BufferFull):
+            while True:
+                producer.send_batch("orders", [bytes(1_000)] * 100)
+                taken += 1
+        assert 0 < taken <= 30
+        answer_again(cluster)
+        producer.flush()
+        producer.send_batch("orders", [bytes(1_000)] * 100).result()
+    assert len(cluster.values()) == (taken + 1) * 100
+
+
+def test_a_batch_whose_records_a_broker_refuses_says_which(cluster: ClusterThread) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        producer.send("orders", b"first").result()
+        cluster.do(lambda: cluster.cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD)))
+        delivery = producer.send_batch("orders", [b"a", b"b"])
+        with pytest.raises(BatchDeliveryFailed) as caught:
+            delivery.result()
+        assert caught.value.indexes == (0, 1)
