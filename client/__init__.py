@@ -4,9 +4,9 @@ File map: producer.py (send) -> accumulator.py (which batch, in what order; pure
 (requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- fetch_state.py (what is
 due; pure) and offsets.py (look-ups). In a group: group_member.py (rebalances) <- group_states.py (pure), assignors.py
 (pure) and activity.py (what the user is doing); heart.py (heartbeats, beside the loop), commits.py and auto_commit.py,
-coordinators.py (who coordinates), consumer_status.py (why nothing arrives). admin.py. All three derive from lifecycle.py (start, close), and under them is
-runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits for
-long says so through stalls.py.
+coordinators.py (who coordinates), consumer_status.py (why nothing arrives). admin.py. All three derive from
+lifecycle.py (start, close), and under them is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher
+use leader_requests.py. Anything that waits for long says so through stalls.py.
 """
 
 from minibroker.client.admin import (

@@ -168,7 +168,7 @@ class Consumer(Client):
         self._member: GroupMember | None = None
         self._auto_commit: AutoCommit | None = None
         self._commit_tasks: dict[asyncio.Task[None], None] = {}
-        self._errors: list[BaseException] = []
+        self._errors = self._fetcher.errors
         """To be raised by the next call for records."""
         if group is not None:
             if not isinstance(group, str) or not group:
@@ -242,6 +242,7 @@ class Consumer(Client):
         for topic in (*topics, *(partition.topic for partition in self._assigned or ())):
             metadata.want(topic)
         metadata.want_all(self._subscribed is not None and self._subscribed.pattern is not None)
+        self._fetcher.named = topics
 
     def _go(self) -> None:
         tasks = self._runtime.tasks
