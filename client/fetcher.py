@@ -358,10 +358,10 @@ class Fetcher:
         there = {state.partition.topic for state in self.states.values()}
         missing = [topic for topic in self.named if topic not in there and topic not in cluster.topics]
         self._missing_since = {topic: self._missing_since.get(topic, now) for topic in missing}
-        for topic, since in self._missing_since.items():
-            if now >= since + UNKNOWN_TOPIC_PATIENCE_S:
+        for topic, missing_since in self._missing_since.items():
+            if now >= missing_since + UNKNOWN_TOPIC_PATIENCE_S:
                 code = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                self.errors.append(BrokerError(code, f"for {now - since:.0f} s: {topic}"))
+                self.errors.append(BrokerError(code, f"for {now - missing_since:.0f} s: {topic}"))
                 self._missing_since[topic] = now  # after that the patience begins anew
             else:
                 self._metadata.request_refresh()
