@@ -240,6 +240,7 @@ class GroupMember:
             return
         membership = Membership(self._group, self.generation_id, self.member_id, self._instance_id)
         self._heart.beat(None)
+        self._activity.is_quiet = False
         await leave(self._coordinators, membership, "it has unsubscribed, or is being closed", REQUEST_PATIENCE_S)
         self._unjoined(keeps_id=False)
 
