@@ -4,6 +4,6 @@ They have the names, settings and guarantees of the asynchronous ones in `minibr
 are. Any thread may call them; callbacks run in the threads that call.
 """
 
-from minibroker.client.sync import Admin, BatchDelivery, Consumer, Delivery, Producer, TimelineReader
+from minibroker.client.sync import Admin, BatchDelivery, Consumer, Delivery, Producer, RebalanceListener, TimelineReader
 
-__all__ = ["Admin", "BatchDelivery", "Consumer", "Delivery", "Producer", "TimelineReader"]
+__all__ = ["Admin", "BatchDelivery", "Consumer", "Delivery", "Producer", "RebalanceListener", "TimelineReader"]

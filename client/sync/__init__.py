@@ -5,7 +5,7 @@ facade.py is their life, background.py the thread with the event loop.
 """
 
 from minibroker.client.sync.admin import Admin, TimelineReader
-from minibroker.client.sync.consumer import Consumer
+from minibroker.client.sync.consumer import Consumer, RebalanceListener
 from minibroker.client.sync.producer import BatchDelivery, Delivery, Producer
 
-__all__ = ["Admin", "BatchDelivery", "Consumer", "Delivery", "Producer", "TimelineReader"]
+__all__ = ["Admin", "BatchDelivery", "Consumer", "Delivery", "Producer", "RebalanceListener", "TimelineReader"]

@@ -135,7 +135,7 @@ class Facade(Generic[C]):
 
     def _call(self, make: Coroutines[T], serve: Callable[[], None] | None = None) -> T:
         """Run a coroutine of the client's, and wait for it."""
-        if self._state != "running":
+        if self._state not in ("running", "closing"):  # what `close` calls may call the client
             raise self._not_running()
         return self._background.call(make, serve)
 

@@ -280,8 +280,8 @@ class Handover(Ending):
 
     def _no_room(self) -> BufferFull:
         return BufferFull(
-            f"no room in the buffer for {self._max_block_s:g} s (max_block_ms): {self._producer._accumulator.used} bytes "
-            "of records are not acknowledged. They are still being sent: try again, or raise max_block_ms"
+            f"no room in the buffer for {self._max_block_s:g} s (max_block_ms): {self._producer._accumulator.used} "
+            "bytes of records are not acknowledged. They are still being sent: try again, or raise max_block_ms"
         )
 
     def serve(self, *, is_waiting: bool) -> None:
