@@ -121,14 +121,16 @@ class Call(Generic[T]):
 
 
 class Background:
-    """A thread with an event loop. `on_fork` is called in a forked child, where the thread does not exist, and
-    `at_exit` when the interpreter ends: it begins to close the client, and returns what is to be called if it is not
-    closed in time. Both are methods of the client, and do not keep it alive, so that one that is dropped is noticed."""
+    """A thread with an event loop. `on_fork` is called in a forked child, where the thread does not exist,
+    and returns all that lives in the loop; `at_exit` is called when the interpreter ends: it begins to close the
+    client, and returns what is to be called if it is not closed in time. Both are methods of the client, and do not
+    keep it alive, so that one that is dropped is noticed."""
 
     def __init__(
-        self, noun: str, on_fork: Callable[[], None], at_exit: Callable[[], Callable[[], None] | None]
+        self, noun: str, on_fork: Callable[[], object], at_exit: Callable[[], Callable[[], None] | None]
     ) -> None:
         self._noun = noun
+        self._left: object = None
         self._parent: int | None = None
         """In a forked child, the process in which the thread is."""
         self._selector: selectors.DefaultSelector
@@ -238,8 +240,13 @@ class Background:
         if not self.is_current():
             self._thread.join(timeout_s)
 
-    def leave_to_parent(self) -> None:
-        """In a forked child: let go of the copies of the parent's descriptors, without touching what they stand for."""
+    def leave_to_parent(self, client: object) -> None:
+        """In a forked child: let go of the copies of the parent's descriptors, without touching what they stand for.
+
+        The frames of a thread that does not exist are never freed, nor is what they refer to: so `client` is never
+        taken apart here, with complaints of tasks that were pending and sockets that were not closed.
+        """
+        self._left = client
         _open.pop(self, None)
         self._parent = os.getppid()
         nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -304,6 +311,5 @@ def _close_all() -> None:
 def _forked() -> None:
     """In the child."""
     for background in list(_open):
-        if (on_fork := background.on_fork()) is not None:
-            on_fork()
-        background.leave_to_parent()
+        on_fork = background.on_fork()
+        background.leave_to_parent(None if on_fork is None else on_fork())

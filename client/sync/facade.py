@@ -193,7 +193,8 @@ class Facade(Generic[C]):
             logger.warning("%s: %d records were not acknowledged, and may never be sent", text, records)
         warnings.warn(text, ResourceWarning, source=self, stacklevel=3)
 
-    def _was_forked(self) -> None:
+    def _was_forked(self) -> object:
         """This is a child, in which nothing works for this client."""
         self._state = "forked"
         self._client._state = "closed"  # it need not warn here that it was dropped
+        return self._client, self._ending

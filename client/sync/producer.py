@@ -738,9 +738,9 @@ class Producer(Facade[AsyncProducer]):
     def _unacknowledged(self) -> int:
         return self._handover.unacknowledged()
 
-    def _was_forked(self) -> None:
-        super()._was_forked()
+    def _was_forked(self) -> object:
         self._handover.is_open = False
+        return super()._was_forked()
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, unacknowledged={self._unacknowledged()}>"

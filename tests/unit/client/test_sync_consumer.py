@@ -9,6 +9,7 @@ from itertools import islice
 
 import pytest
 
+import minibroker
 from minibroker.client.errors import Closed, InvalidSetting
 from minibroker.client.sync import Consumer
 from minibroker.client.sync.background import Call
@@ -137,8 +138,8 @@ def test_closing_ends_an_iteration_in_another_thread(cluster: ClusterThread) -> 
 
 def test_errors_are_raised_to_the_caller_and_iterating_anew_tries_again(cluster: ClusterThread) -> None:
     fill(cluster, [b"0"])
-    with pytest.raises(InvalidSetting):
-        Consumer(cluster.bootstrap)
+    with pytest.raises(InvalidSetting, match=r"derive it from minibroker.sync.RebalanceListener"):
+        Consumer(cluster.bootstrap, topics=["orders"], group="g", listener=minibroker.RebalanceListener())  # type: ignore[arg-type]
     with Consumer(cluster.bootstrap, partitions=[P0], auto_offset_reset="none") as consumer:
         for _ in range(2):
             with pytest.raises(BrokerError) as caught:
