@@ -15,7 +15,10 @@ from typing import Any
 from minibroker.broker.config import BrokerConfig, broker_secret, topic_config_problem
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.forwarding import ForwardingManager
+from minibroker.broker.groups.commits import OffsetCommits
 from minibroker.broker.groups.coordinator import GroupCoordinator
+from minibroker.broker.groups.removal import GroupRemoval
+from minibroker.broker.groups.terms import Terms
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.offsets_topic import OffsetsTopic
@@ -184,10 +187,11 @@ class Broker:
             self._has_session,
         )
         self._replicas.start()
-        self._groups = GroupCoordinator(
-            world, self._configs.config, self._metadata, self._replicas, self._supervisor.start
-        )
-        self._replicas.add_listener(self._groups)
+        terms = Terms(world.clock, config, self._metadata, self._replicas, self._supervisor.start)
+        self._groups = GroupCoordinator(world.clock, world.random, config, terms)
+        removal = GroupRemoval(world.clock, config, self._metadata, terms, self._supervisor.start)
+        self._supervisor.start(removal.run(), "retention of committed offsets")
+        self._replicas.add_listener(terms)
         self._start_controller(registration, connections)
         assert self._controller is not None
         self._controller.timeline.restore(recorded)
@@ -202,8 +206,11 @@ class Broker:
             producer_ids=ProducerIds(config.broker_id, self._session),
             administration=self._controller,
             forwarding=forwarding,
+            group_terms=terms,
             groups=self._groups,
-            offsets_topic=OffsetsTopic(self._configs.config, self._controller, forwarding, self._supervisor.start),
+            commits=OffsetCommits(world.clock, config, self._metadata, terms, self._groups),
+            group_removal=removal,
+            offsets_topic=OffsetsTopic(config, self._controller, forwarding, self._supervisor.start),
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),

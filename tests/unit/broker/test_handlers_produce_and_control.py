@@ -55,7 +55,10 @@ class Peer:
             configs=None,  # type: ignore[arg-type]  # nor to ZooKeeper
             sessions=None,  # type: ignore[arg-type]
             forwarding=None,  # type: ignore[arg-type]  # nor do brokers that are not the controller
-            groups=None,  # type: ignore[arg-type]  # nor is there any group
+            group_terms=None,  # type: ignore[arg-type]  # nor is there any group
+            groups=None,  # type: ignore[arg-type]
+            commits=None,  # type: ignore[arg-type]
+            group_removal=None,  # type: ignore[arg-type]
             offsets_topic=None,  # type: ignore[arg-type]
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
             control_epoch=ControlEpoch(),
