@@ -15,10 +15,7 @@ from typing import Any
 from minibroker.broker.config import BrokerConfig, broker_secret, topic_config_problem
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.forwarding import ForwardingManager
-from minibroker.broker.groups.commits import OffsetCommits
-from minibroker.broker.groups.coordinator import GroupCoordinator
-from minibroker.broker.groups.removal import GroupRemoval
-from minibroker.broker.groups.terms import Terms
+from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.offsets_topic import OffsetsTopic
@@ -93,7 +90,7 @@ class Broker:
         self._metrics: BrokerMetrics | None = None
         self._services: Services | None = None
         self._replicas: ReplicaManager | None = None
-        self._groups: GroupCoordinator | None = None
+        self._groups: Groups | None = None
         self._registration: Registration | None = None
         self._leadership: Leadership | None = None
         self._controller: Controller | None = None
@@ -187,11 +184,8 @@ class Broker:
             self._has_session,
         )
         self._replicas.start()
-        terms = Terms(world.clock, config, self._metadata, self._replicas, self._supervisor.start)
-        self._groups = GroupCoordinator(world.clock, world.random, config, terms)
-        removal = GroupRemoval(world.clock, config, self._metadata, terms, self._supervisor.start)
-        self._supervisor.start(removal.run(), "retention of committed offsets")
-        self._replicas.add_listener(terms)
+        self._groups = Groups(world, config, self._metadata, self._replicas, self._supervisor.start)
+        self._groups.start()
         self._start_controller(registration, connections)
         assert self._controller is not None
         self._controller.timeline.restore(recorded)
@@ -206,10 +200,7 @@ class Broker:
             producer_ids=ProducerIds(config.broker_id, self._session),
             administration=self._controller,
             forwarding=forwarding,
-            group_terms=terms,
             groups=self._groups,
-            commits=OffsetCommits(world.clock, config, self._metadata, terms, self._groups),
-            group_removal=removal,
             offsets_topic=OffsetsTopic(config, self._controller, forwarding, self._supervisor.start),
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
@@ -233,7 +224,7 @@ class Broker:
         self._handle = dispatcher(self._services)
         self._server.start()
         if metrics_address is not None:
-            self._start_metrics(self._replicas, self._controller)
+            self._start_metrics(self._replicas, self._groups, self._controller)
         registration.on_failure(self._supervisor.fail)
         await registration.start(endpoints)
         logger.info("broker %d serves on port %d", config.broker_id, self.port)
@@ -301,10 +292,10 @@ class Broker:
         leadership.start()
         registration.on_session(self._registered)
 
-    def _start_metrics(self, replicas: ReplicaManager, controller: Controller) -> None:
+    def _start_metrics(self, replicas: ReplicaManager, groups: Groups, controller: Controller) -> None:
         clock, loop_lag = self._world.clock.monotonic, LoopLag()
-        purgatories = [*replicas.purgatories(), self._topic_purgatory]
-        self._metrics = BrokerMetrics(self._server, replicas, self._logs, purgatories, controller, loop_lag)
+        purgatories = [*replicas.purgatories(), *groups.members.purgatories(), self._topic_purgatory]
+        self._metrics = BrokerMetrics(self._server, replicas, groups, self._logs, purgatories, controller, loop_lag)
         self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
 
     async def _render_metrics(self) -> bytes:

@@ -92,7 +92,7 @@ async def handle_update_metadata(services: Services, request: Request) -> None:
         if known_id is not None and known_id != services.metadata.topic_id(name)
     )
     if gone or body.names_the_last:
-        services.group_removal.topics_gone(gone)
+        services.groups.removal.topics_gone(gone)
     if body.names_the_last:
         await services.replicas.delete_strays()
     if services.metadata.alive_epochs() != alive_before:  # not for each of the requests that tell of many partitions

@@ -53,56 +53,56 @@ async def handle_join_group(services: Services, request: Request) -> None:
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group.instance.id: {problem.replace('topic name', 'name')}")
     host = request.peer.rpartition(":")[0]
-    services.groups.join(body, request.client_id or "", host, request.respond, lambda: request.closed)
+    services.groups.members.join(body, request.client_id or "", host, request.respond, lambda: request.closed)
 
 
 async def handle_sync_group(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.SyncGroupRequest)
-    services.groups.sync(body, request.respond)
+    services.groups.members.sync(body, request.respond)
 
 
 async def handle_heartbeat(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.HeartbeatRequest)
-    request.respond(g.HeartbeatResponse(0, services.groups.heartbeat(body)))
+    request.respond(g.HeartbeatResponse(0, services.groups.members.heartbeat(body)))
 
 
 async def handle_leave_group(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.LeaveGroupRequest)
-    request.respond(services.groups.leave(body))
+    request.respond(services.groups.members.leave(body))
 
 
 async def handle_offset_commit(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.OffsetCommitRequest)
-    services.commits.commit(body, lambda topics: request.respond(g.OffsetCommitResponse(0, topics)))
+    services.groups.commits.commit(body, lambda topics: request.respond(g.OffsetCommitResponse(0, topics)))
 
 
 async def handle_offset_fetch(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.OffsetFetchRequest)
-    services.commits.fetch(body, request.respond)
+    services.groups.commits.fetch(body, request.respond)
 
 
 async def handle_offset_delete(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.OffsetDeleteRequest)
-    services.commits.delete(body, request.respond)
+    services.groups.commits.delete(body, request.respond)
 
 
 async def handle_describe_groups(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.DescribeGroupsRequest)
-    groups = [describe(services.group_terms, group_id) for group_id in body.groups]
+    groups = [describe(services.groups.terms, group_id) for group_id in body.groups]
     request.respond(g.DescribeGroupsResponse(0, groups))
 
 
 async def handle_list_groups(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.ListGroupsRequest)
-    request.respond(list_groups(services.group_terms, body.states_filter))
+    request.respond(list_groups(services.groups.terms, body.states_filter))
 
 
 async def handle_delete_groups(services: Services, request: Request) -> None:
@@ -112,7 +112,7 @@ async def handle_delete_groups(services: Services, request: Request) -> None:
 
     async def delete() -> None:
         codes = {
-            group_id: await services.group_removal.delete(group_id) for group_id in dict.fromkeys(body.groups_names)
+            group_id: await services.groups.removal.delete(group_id) for group_id in dict.fromkeys(body.groups_names)
         }
         results = [g.DeletableGroupResult(group_id, code) for group_id, code in codes.items()]
         request.respond(g.DeleteGroupsResponse(0, results))
