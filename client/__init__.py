@@ -2,9 +2,12 @@
 
 File map: producer.py (send) -> columns.py (send_batch; pure), accumulator.py (which batch, in what order; pure) and
 batch.py (pure) -> sender.py (requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests,
-prefetching) <- fetch_state.py (what is due; pure) and offsets.py (look-ups); admin.py. All three derive from
-lifecycle.py (start, close), and under them is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher
-use leader_requests.py. Anything that waits for long says so through stalls.py.
+prefetching) <- fetch_state.py (what is due; pure) and offsets.py (look-ups). In a group: group_member.py (rebalances)
+<- group_states.py (pure), assignors.py (pure) and activity.py (what the user is doing); heart.py (heartbeats, beside
+the loop), commits.py and auto_commit.py, coordinators.py (who coordinates), consumer_status.py (why nothing arrives).
+admin.py, with groups.py for what it does to groups. All three derive from lifecycle.py (start, close), and under them
+is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits
+for long says so through stalls.py.
 """
 
 from minibroker.client.admin import (
@@ -17,8 +20,10 @@ from minibroker.client.admin import (
     PartitionDescription,
     TopicDescription,
 )
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
 from minibroker.client.consumer import Consumer
+from minibroker.client.consumer_status import ConsumerStatus
 from minibroker.client.coordinators import Coordinator
 from minibroker.client.delivery import BatchDelivery, BatchMetadata, Delivery, PartMetadata, RecordMetadata
 from minibroker.client.errors import (
@@ -28,6 +33,7 @@ from minibroker.client.errors import (
     BufferFull,
     ClientCrashed,
     Closed,
+    CommitFailed,
     ConfigErrors,
     CorruptBatch,
     DeliveryFailed,
@@ -37,6 +43,7 @@ from minibroker.client.errors import (
     GroupErrors,
     InvalidSetting,
     LogTruncated,
+    MaxPollIntervalExceeded,
     PartitionerFailed,
     PartitionErrors,
     SerializationFailed,
@@ -44,10 +51,11 @@ from minibroker.client.errors import (
     WrongEventLoop,
 )
 from minibroker.client.groups import GroupDescription, GroupListing, MemberDescription
-from minibroker.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
+from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
 from minibroker.client.reassignment import PartitionReassignment
+from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, ResourceType, TopicPartition
@@ -66,6 +74,7 @@ __all__ = [
     "ClientCrashed",
     "Closed",
     "ClusterDescription",
+    "CommitFailed",
     "ConfigChange",
     "ConfigEntry",
     "ConfigErrors",
@@ -75,6 +84,7 @@ __all__ = [
     "ConfigType",
     "Consumer",
     "ConsumerBatch",
+    "ConsumerStatus",
     "Coordinator",
     "CorruptBatch",
     "Delivery",
@@ -90,6 +100,7 @@ __all__ = [
     "LogDirDescription",
     "LogDirReplica",
     "LogTruncated",
+    "MaxPollIntervalExceeded",
     "MemberDescription",
     "MinibrokerError",
     "NetworkError",
@@ -104,6 +115,7 @@ __all__ = [
     "PartitionerFailed",
     "Partitions",
     "Producer",
+    "RebalanceListener",
     "Record",
     "RecordMetadata",
     "ResourceType",

@@ -12,11 +12,13 @@ from random import Random
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from minibroker.client import groups as groups_
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.configs import (
     ConfigChange,
     ConfigEntry,
     ConfigResource,
     alter_request,
+    altered,
     check_changes,
     check_resources,
     describe_request,
@@ -44,7 +46,7 @@ from minibroker.client.groups import (
 )
 from minibroker.client.lifecycle import Client
 from minibroker.client.new_partitions import Growth
-from minibroker.client.offsets import OffsetAndMetadata, OffsetAndTimestamp, list_offsets
+from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.reassignment import Alteration, Listing, PartitionReassignment
 from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
@@ -72,7 +74,7 @@ from minibroker.protocol.errors import (
 )
 from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, ElectionType, TopicPartition, topic_name_problem
 from minibroker.protocol.rpc import Connection, RequestTimedOut
-from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES
+from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES, is_older
 from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
@@ -305,7 +307,7 @@ class Admin(Client):
         """What the topics, or all of them, look like now, by name. Raises TopicErrors for those that do not exist."""
         response = await self._metadata(None if names is None else check_names("names", names))
         errors: dict[str, MinibrokerError] = {
-            topic.name: BrokerError(error_of(topic.error_code), topic.name)
+            topic.name: BrokerError(error_of(topic.error_code), f"topic {topic.name!r}")
             for topic in response.topics
             if topic.error_code != ErrorCode.NONE and not topic.partitions
         }
@@ -381,10 +383,13 @@ class Admin(Client):
         response = await self._ask_at(address, DESCRIBE_LOG_DIRS, m.DescribeLogDirsRequest(None))
         return tuple(_log_dir(result) for result in response.results)
 
-    async def _ask_at(self, address: Address | None, api: Api[Request, Response], body: Request) -> Response:
+    async def _ask_at(
+        self, address: Address | None, api: Api[Request, Response], body: Request, deadline: float | None = None
+    ) -> Response:
         """That very broker, or any (None), until it has answered: for what may be repeated. Raises NetworkError,
         BrokerError."""
-        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+        if deadline is None:
+            deadline = self._runtime.clock.monotonic() + self._api_timeout_s
         attempts = 0
         while True:
             self._check_running()
@@ -450,17 +455,25 @@ class Admin(Client):
         asked = check_changes(changes)
 
         async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
-            body = alter_request({resource: changes[resource] for resource in some}, validate_only)
-            response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body)
-            answers = {(r.resource_type, r.resource_name): r for r in response.responses}
+            deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+            known: dict[ConfigResource, tuple[str, int]] = {}
             errors: dict[ConfigResource, MinibrokerError] = {}
-            for resource in some:
-                answer = answers.get((resource.type, resource.name))
-                if answer is None:
-                    errors[resource] = BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
-                elif answer.error_code != ErrorCode.NONE:
-                    errors[resource] = BrokerError(error_of(answer.error_code), answer.error_message or "")
-            return errors
+            attempts = 0
+            while True:
+                body = alter_request({resource: changes[resource] for resource in some}, validate_only, known)
+                response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body, deadline)
+                refused, versions = altered(some, response)
+                known |= versions
+                some = [resource for resource in some if resource in versions]
+                errors |= {resource: error for resource, error in refused.items() if resource not in versions}
+                if not some:
+                    return errors
+                if attempts:  # the first answer was only a look-up
+                    pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
+                    if self._runtime.clock.monotonic() + pause_s >= deadline:
+                        return errors | {resource: refused[resource] for resource in some}
+                    await asyncio.sleep(pause_s)
+                attempts += 1
 
         errors = await self._of_each(asked, ask)
         if errors:
@@ -642,11 +655,21 @@ class Admin(Client):
     async def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What a group has committed: of these partitions, None where it has committed nothing; or of all of which it
-        has. A group that does not exist has committed nothing. Raises BrokerError, NetworkError."""
+        """What a group has committed: of these partitions, None where that is nothing; or of all of which it has. What
+        it has committed in a topic that was deleted and created again since counts as nothing, as it does for
+        consumers. A group that does not exist has committed nothing. Raises BrokerError, NetworkError."""
         self._check_running()
         asked = None if partitions is None else check_partitions("partitions", partitions)
-        return await groups_.committed(self._coordinators, check_group("group", group), asked, self._api_timeout_s)
+        check_group("group", group)
+        found = await groups_.committed(self._coordinators, group, asked, self._api_timeout_s)
+        ids: dict[str, str] = {}
+        if names := sorted({partition.topic for partition, each in found.items() if each.topic_id}):
+            ids = {topic.name: topic.topic_id for topic in (await self._metadata(names)).topics}
+        offsets: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(asked or ())
+        for partition, each in found.items():
+            if not is_older(each.topic_id, ids.get(partition.topic, "")):
+                offsets[partition] = each.offset
+        return offsets
 
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
         """Commit offsets for a group that has no members, or does not exist yet. To repeat a call does no harm. Of a

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.coordinators import Answered, Coordinator, Coordinators
 from minibroker.client.errors import InvalidSetting
-from minibroker.client.offsets import OffsetAndMetadata
 from minibroker.client.settings import check_choice, check_integer, check_partitions
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
@@ -26,7 +26,7 @@ Response = TypeVar("Response", bound=m.Message)
 
 _AT_A_TIME = 32
 
-GroupState = Literal["PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead"]
+GROUP_STATES = ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead")
 """Kafka's names. Empty: no members, and offsets that are kept."""
 
 _NOBODY = -1
@@ -45,7 +45,7 @@ class GroupListing(NamedTuple):
     protocol_type: str
     """"consumer"; empty where nobody but administrators has committed; others are not consumers (Kafka Connect)."""
     state: str
-    """A GroupState."""
+    """One of GROUP_STATES."""
 
 
 class MemberDescription(NamedTuple):
@@ -63,7 +63,7 @@ class MemberDescription(NamedTuple):
 class GroupDescription(NamedTuple):
     group: str
     state: str
-    """A GroupState."""
+    """One of GROUP_STATES."""
     protocol_type: str
     assignor: str | None
     """The one that the members agreed on; None while there is none."""
@@ -90,7 +90,7 @@ def check_states(states: Iterable[str] | None) -> list[str]:
     """Raises InvalidSetting."""
     if isinstance(states, str):
         raise InvalidSetting("states", states, f"give a list: [{states!r}]")
-    return [check_choice("states", state, get_args(GroupState)) for state in states or ()]
+    return [check_choice("states", state, GROUP_STATES) for state in states or ()]
 
 
 def check_offsets(
@@ -186,10 +186,16 @@ async def delete(coordinators: Coordinators, group: str, timeout_s: float) -> No
     _check(code, group)
 
 
+class Committed(NamedTuple):
+    offset: OffsetAndMetadata
+    topic_id: str
+    """Of the topic in which it was committed; empty: not known."""
+
+
 async def committed(
     coordinators: Coordinators, group: str, partitions: Sequence[TopicPartition] | None, timeout_s: float
-) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """None: of all that it has committed. Raises BrokerError, NetworkError."""
+) -> dict[TopicPartition, Committed]:
+    """Of these partitions, or of all (None), what is committed. Raises BrokerError, NetworkError."""
     topics = None if partitions is None else [g.OffsetFetchTopic(*topic) for topic in by_topic(partitions).items()]
 
     def code_of(response: g.OffsetFetchResponse) -> int:
@@ -205,14 +211,13 @@ async def committed(
         timeout_s=timeout_s,
     )
     _check(code_of(answered.response), group)
-    found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
+    found: dict[TopicPartition, Committed] = {}
     for topic in _of(group, answered.response.groups).topics:
         for p in topic.partitions:
             if p.committed_offset >= 0:
                 epoch = None if p.committed_leader_epoch == NO_EPOCH else p.committed_leader_epoch
-                found[TopicPartition(topic.name, p.partition_index)] = OffsetAndMetadata(
-                    p.committed_offset, epoch, p.metadata or ""
-                )
+                offset = OffsetAndMetadata(p.committed_offset, epoch, p.metadata or "")
+                found[TopicPartition(topic.name, p.partition_index)] = Committed(offset, topic.topic_id)
     return dict(sorted(found.items()))
 
 

@@ -41,17 +41,6 @@ class OffsetAndTimestamp(NamedTuple):
     """The leader epoch of the record before `offset`, for `Consumer.seek`; None if it is not known."""
 
 
-class OffsetAndMetadata(NamedTuple):
-    """What a group commits of a partition."""
-
-    offset: int
-    """Of the next record to read."""
-    leader_epoch: int | None = None
-    """Of the last record before it; None if it is not known (KIP-320)."""
-    metadata: str = ""
-    """A note of the one who commits."""
-
-
 class Found(NamedTuple):
     result: OffsetAndTimestamp | None
     """None: there is no such record."""

@@ -55,7 +55,7 @@ class ClientRuntime:
         self.bootstrap = ",".join(map(str, addresses))
         self.request_timeout_s = check_ms("request_timeout_ms", request_timeout_ms, lowest=1)
         self.retry_backoff_s = check_ms("retry_backoff_ms", retry_backoff_ms, lowest=1)
-        max_age_s = check_ms("metadata_max_age_ms", metadata_max_age_ms, lowest=1)
+        self.metadata_max_age_s = check_ms("metadata_max_age_ms", metadata_max_age_ms, lowest=1)
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop in which the client was started; None: not yet."""
         self._ending: asyncio.Task[None] | None = None
@@ -72,7 +72,7 @@ class ClientRuntime:
             addresses,
             request_timeout_s=self.request_timeout_s,
             retry_backoff_s=self.retry_backoff_s,
-            max_age_s=max_age_s,
+            max_age_s=self.metadata_max_age_s,
         )
 
     async def start(self) -> None:

@@ -50,6 +50,8 @@ from tests.simulation.compacting import TOPIC as COMPACTED
 from tests.simulation.compacting import Compacting
 from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM, POWER_OF_SEVERAL, WORSE_ALONE
+from tests.simulation.groups import Groups
+from tests.simulation.groups import broker_settings as group_settings
 from tests.simulation.history import Acknowledged, Anomaly, History, Sent, TopicIdPartition, check
 from tests.simulation.invariants import Invariants
 from tests.simulation.loop import run
@@ -175,10 +177,12 @@ class Storm:
                 Random(f"{report.seed} rebalance").choice(REBALANCE_INTERVALS_S)
             )
         }
+        brokers = dice.choice(_BROKERS)
+        self.settings |= group_settings(Random(f"{report.seed} coordinators"), brokers)
         self.log_dirs = 2 if Random(f"{report.seed} log dirs").random() < _TWO_LOG_DIRS_PROBABILITY else 1
         self.cluster = VirtualCluster(
             self.simulation,
-            dice.choice(_BROKERS),
+            brokers,
             self.settings,
             on_broker_failure=self._broker_failed,
             log_dirs=self.log_dirs,
@@ -212,7 +216,8 @@ class Storm:
             event=self.event,
             accuse=self.accuse,
         )
-        self.workload.guests += [self.users, self.compacting]
+        self.groups = Groups(self, Random(f"{report.seed} groups"))
+        self.workload.guests += [self.users, self.compacting, self.groups]
         self._all_partitions = [*self.partitions, *self.compacting.partitions, *self.users.partitions]
         self._invariants = Invariants(
             self.cluster, self.rebirth.committed, self.shrinking.decided, self.shrinking.promised
@@ -240,6 +245,8 @@ class Storm:
         """Hosts whose next write in ZooKeeper is to be carried out without an answer."""
         self.reassigned = False
         """Partitions may have other replicas than one on each broker."""
+        self.is_changing_late = False
+        """A change of settings is under way whose old requests may yet come."""
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
         self._reported: set[str] = set()
@@ -254,6 +261,8 @@ class Storm:
     async def run(self, seconds: float) -> None:
         await self.cluster.start()
         await self._create_topics()
+        await self.groups.create_offsets_topic()
+        self._all_partitions += self.groups.partitions
         self.leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self._all_partitions}
         self._topic_ids = {p.topic: self._topic_id(p.topic) for p in self._all_partitions}
         self.simulation.zookeeper.before = self._about_to_write
@@ -392,6 +401,8 @@ class Storm:
             self.shrinking.end()
             doing = "what was written to a topic that grows"
             await self.growing.finish(LIVENESS_S)
+            doing = "that groups share and commit everything"
+            await self.groups.finish()
             doing = "equal high watermarks and log ends, and log starts that are those of leaders"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
             doing = "the final read"
@@ -428,7 +439,7 @@ class Storm:
         for text in self.workload.unexpected:
             self.accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
-            for anomaly in (*check(self._history), *self.compacting.judge(), *self.users.judge()):
+            for anomaly in (*check(self._history), *self.compacting.judge(), *self.users.judge(), *self.groups.judge()):
                 self.accuse(anomaly)
         for anomaly in self.rebirth.judge():
             self.accuse(anomaly)
@@ -474,6 +485,7 @@ class Storm:
                 linger_ms=dice.choice([0, 0, 5, 100]),
                 delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
                 request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
+                sends_batches=number % 2 == 1,
             )
             self.workload.start_producer(f"producer-{number}", settings)
         lasting = [partition for partition in self.partitions if partition.topic != SHRINKING]
@@ -484,6 +496,7 @@ class Storm:
             self.shrinking.start_administrator(self.cluster.client("deleter"), self.workload.acknowledged_end)
         self.compacting.start()
         self.users.start()
+        self.groups.start()
 
     def _draw_weights(self) -> dict[str, float]:
         """Which faults this storm is made of: some are left out, some are frequent."""
@@ -580,6 +593,7 @@ class Storm:
         self.workload.power_lost(exposed)
         self.users.forgive(exposed)
         self.growing.forgive(exposed)
+        self.groups.forgive(exposed)
         if not set(exposed).isdisjoint(self.compacting.partitions):
             self.compacting.forgive()
 
