@@ -18,6 +18,7 @@ from minibroker.client.configs import (
     ConfigEntry,
     ConfigResource,
     alter_request,
+    altered,
     check_changes,
     check_resources,
     describe_request,
@@ -306,7 +307,7 @@ class Admin(Client):
         """What the topics, or all of them, look like now, by name. Raises TopicErrors for those that do not exist."""
         response = await self._metadata(None if names is None else check_names("names", names))
         errors: dict[str, MinibrokerError] = {
-            topic.name: BrokerError(error_of(topic.error_code), topic.name)
+            topic.name: BrokerError(error_of(topic.error_code), f"topic {topic.name!r}")
             for topic in response.topics
             if topic.error_code != ErrorCode.NONE and not topic.partitions
         }
@@ -382,10 +383,13 @@ class Admin(Client):
         response = await self._ask_at(address, DESCRIBE_LOG_DIRS, m.DescribeLogDirsRequest(None))
         return tuple(_log_dir(result) for result in response.results)
 
-    async def _ask_at(self, address: Address | None, api: Api[Request, Response], body: Request) -> Response:
+    async def _ask_at(
+        self, address: Address | None, api: Api[Request, Response], body: Request, deadline: float | None = None
+    ) -> Response:
         """That very broker, or any (None), until it has answered: for what may be repeated. Raises NetworkError,
         BrokerError."""
-        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+        if deadline is None:
+            deadline = self._runtime.clock.monotonic() + self._api_timeout_s
         attempts = 0
         while True:
             self._check_running()
@@ -451,17 +455,25 @@ class Admin(Client):
         asked = check_changes(changes)
 
         async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
-            body = alter_request({resource: changes[resource] for resource in some}, validate_only)
-            response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body)
-            answers = {(r.resource_type, r.resource_name): r for r in response.responses}
+            deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+            known: dict[ConfigResource, tuple[str, int]] = {}
             errors: dict[ConfigResource, MinibrokerError] = {}
-            for resource in some:
-                answer = answers.get((resource.type, resource.name))
-                if answer is None:
-                    errors[resource] = BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
-                elif answer.error_code != ErrorCode.NONE:
-                    errors[resource] = BrokerError(error_of(answer.error_code), answer.error_message or "")
-            return errors
+            attempts = 0
+            while True:
+                body = alter_request({resource: changes[resource] for resource in some}, validate_only, known)
+                response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body, deadline)
+                refused, versions = altered(some, response)
+                known |= versions
+                some = [resource for resource in some if resource in versions]
+                errors |= {resource: error for resource, error in refused.items() if resource not in versions}
+                if not some:
+                    return errors
+                if attempts:  # the first answer was only a look-up
+                    pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
+                    if self._runtime.clock.monotonic() + pause_s >= deadline:
+                        return errors | {resource: refused[resource] for resource in some}
+                    await asyncio.sleep(pause_s)
+                attempts += 1
 
         errors = await self._of_each(asked, ask)
         if errors:

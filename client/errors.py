@@ -156,7 +156,7 @@ class TopicErrors(MinibrokerError):
 
     def __init__(self, errors: dict[str, MinibrokerError]) -> None:
         self.errors = errors
-        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+        super().__init__(_grouped(errors))
 
     def __reduce__(self) -> tuple[type[TopicErrors], tuple[dict[str, MinibrokerError]]]:
         return type(self), (self.errors,)
@@ -314,8 +314,10 @@ class LogTruncated(MinibrokerError):
 
 
 def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
-    """Each text once, after the names of all that it concerns."""
+    """Each text once, after the names of all that it concerns, if it does not have the name itself."""
     alike: dict[str, list[str]] = {}
     for name, error in errors.items():
         alike.setdefault(str(error), []).append(name)
-    return "; ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
+    return "; ".join(
+        text if len(names) == 1 and names[0] in text else f"{', '.join(names)}: {text}" for text, names in alike.items()
+    )

@@ -59,7 +59,11 @@ AcksOption = Annotated[Acks, typer.Option(help="Replicas that must have a record
 CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")]
 
 MAX_REQUEST_SIZE = 1024 * 1024
-"""As the producer's default."""
+BATCH_SIZE = 256 * 1024
+"""Both as the producer's defaults."""
+
+MAX_BLOCK_MS = 120_000
+"""As its `delivery_timeout_ms`: a command that reads a file has nothing better to do than to wait for brokers."""
 
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
 
@@ -349,9 +353,17 @@ async def _end(tasks: Iterable[asyncio.Task[object]]) -> None:
     await asyncio.wait(tasks)
 
 
-def open_producer(bootstrap: str, acks: Acks, compression: Codec, max_request_size: int = MAX_REQUEST_SIZE) -> Producer:
+def open_producer(
+    bootstrap: str,
+    acks: Acks,
+    compression: Codec,
+    max_request_size: int = MAX_REQUEST_SIZE,
+    batch_size: int = BATCH_SIZE,
+) -> Producer:
     return Producer(
         bootstrap,
+        batch_size=batch_size,
+        max_block_ms=MAX_BLOCK_MS,
         acks=_ACKS[acks],
         compression=compression.value,
         max_request_size=max_request_size,

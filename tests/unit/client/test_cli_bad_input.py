@@ -45,6 +45,17 @@ NOBODY = ["--bootstrap", "127.0.0.1:1"]
         (["topics", "create", "..", *NOBODY], 2, "would name a directory"),
         (["topics", "create", "orders", "--partitions", "0"], 2, "greater than or equal to 1"),
         (["topics", "create", "orders", "--config", "retention.ms"], 2, "NAME=VALUE is expected"),
+        (
+            ["topics", "alter", "orders", *NOBODY],
+            2,
+            "give --partitions N; its settings are changed by `minibroker configs",
+        ),
+        (
+            ["configs", "alter", "--topic", "a", "--set", "b=1", "--delete", "b", *NOBODY],
+            2,
+            "b is to be changed 2 times",
+        ),
+        (["configs", "alter", "--topic", "a", "--set", "b=1", "--set", "b=2", *NOBODY], 2, "give each setting once"),
         (["topics", "list", *NOBODY], 1, "Connection refused"),
         (["topics", "delete-records", "orders", *NOBODY], 2, "--before"),
         (["topics", "delete-records", "orders", "--before", "-1", *NOBODY], 2, "an offset such as 42, or end"),
