@@ -208,4 +208,3 @@ def test_a_user_that_takes_too_long_loses_its_place_and_gets_it_again() -> None:
         await work.finish()
 
     run(scenario())
-
