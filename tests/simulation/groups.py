@@ -1,10 +1,10 @@
 """Consumer groups in a storm: members that come and go, and what is committed by whom.
 
 Most storms draw a group or two, on topics that may lose nothing, on the one that grows, and on those that are deleted
-and created again. Members join late, leave in good order after a while, are killed and paused (by faults, as all clients
-are), sit on their records for longer than `max_poll_interval_ms`, and read one by one, by polls or by batches; some are
-static. They commit what they have done, with or without waiting for the answer, or let the consumer do it. Meanwhile
-somebody who is no member asks what is committed.
+and created again. Members join late, leave in good order after a while, are killed and paused (by faults, as all
+clients are), sit on their records for longer than `max_poll_interval_ms`, and read one by one, by polls or by batches;
+some are static. They commit what they have done, with or without waiting for the answer, or let the consumer do it.
+Meanwhile somebody who is no member asks what is committed.
 
 What they see is judged in the end (`group_history`). Once all is healed the members share all partitions in one
 generation, and all that is there gets committed, in time.
