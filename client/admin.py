@@ -20,7 +20,7 @@ from minibroker.client.configs import (
     describe_request,
     described,
 )
-from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.connections import Purpose, exponential_backoff_s
 from minibroker.client.deletion import delete_records
 from minibroker.client.elections import LeaderElections
 from minibroker.client.errors import BrokersFailed, ConfigErrors, InvalidSetting, PartitionErrors, TopicErrors
@@ -372,7 +372,7 @@ class Admin(Client):
             try:
                 if address is None:
                     return await self._runtime.metadata.request_any(api, body, timeout_s=timeout_s)
-                connection = await self._connection_soon(address)
+                connection = await self._runtime.connection_soon(address)
                 return await connection.request(api, body, timeout_s=timeout_s)
             except NetworkError as error:
                 attempts += 1
@@ -692,22 +692,12 @@ class Admin(Client):
         for broker_id in sorted(cluster.brokers, key=order):
             address = cluster.brokers[broker_id]
             try:
-                return await self._connection_soon(address)
+                return await self._runtime.connection_soon(address)
             except NetworkError as error:
                 reasons[str(error)] = None
                 self._runtime.metadata.suspect(address)
                 self._failed_at[_connection_address(address)] = self._runtime.clock.monotonic()
         raise NetworkError("; ".join(reasons))
-
-    async def _connection_soon(self, address: Address) -> Connection:
-        """Raises NetworkError, also where connecting takes long; it goes on then, and a later attempt may profit."""
-        now = self._runtime.clock.monotonic()
-        began = self._runtime.connections.attempt_began(address, Purpose.REQUESTS)
-        try:
-            async with asyncio.timeout(max(0.0, OVERDUE_S if began is None else began + OVERDUE_S - now)):
-                return await self._runtime.connections.open(address, Purpose.REQUESTS)
-        except TimeoutError:
-            raise NetworkError(f"connecting to {address}: no answer yet") from None
 
     def _note_failure(self, connection: Connection | None) -> None:
         if connection is not None:

@@ -164,6 +164,40 @@ class ConfigErrors(MinibrokerError):
         return type(self), (self.errors, self.results)
 
 
+class CommitFailed(MinibrokerError):
+    """Offsets were not committed, or that is not known. `errors` has one entry for each partition; those of the same
+    call that are not in it are committed."""
+
+    def __init__(self, group: str, errors: dict[TopicPartition, MinibrokerError]) -> None:
+        self.group = group
+        self.errors = errors
+        named = _grouped({str(partition): error for partition, error in sorted(errors.items())})
+        super().__init__(f"offsets of group {group} were not committed: {named}")
+
+    def __reduce__(self) -> tuple[type[CommitFailed], tuple[str, dict[TopicPartition, MinibrokerError]]]:
+        return type(self), (self.group, self.errors)
+
+
+class MaxPollIntervalExceeded(MinibrokerError):
+    """The consumer was asked for no records for longer than `max_poll_interval_ms`, so it has left its group, and
+    others may have read on from what was committed. Iterating on goes on as a new member.
+
+    `silent_s`: for how long nothing was asked for.
+    """
+
+    def __init__(self, silent_s: float, max_poll_interval_s: float) -> None:
+        self.silent_s = silent_s
+        self.max_poll_interval_s = max_poll_interval_s
+        super().__init__(
+            f"no records were asked for during {silent_s:.1f} s, which is more than max_poll_interval_ms="
+            f"{max_poll_interval_s * 1_000:.0f}, so this consumer has left its group: process fewer records at a time "
+            "(max_poll_records), or raise max_poll_interval_ms. Iterating on joins again"
+        )
+
+    def __reduce__(self) -> tuple[type[MaxPollIntervalExceeded], tuple[float, float]]:
+        return type(self), (self.silent_s, self.max_poll_interval_s)
+
+
 class CorruptBatch(MinibrokerError):
     """A batch arrived damaged. Iterating again fetches it again; `seek` past it skips it.
 

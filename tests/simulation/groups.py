@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from minibroker.client.rebalance_listener import RebalanceListener
-
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
+from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
