@@ -8,9 +8,9 @@ is stopped in good order and started again (restart), or the leader of a partiti
 controller, ZooKeeper or a member of the group is killed with SIGKILL and started again. The group must read on in every
 partition, and commit, within LIMIT_S; for a member that was killed that includes its session timeout.
 
-All processes note what they see with the machine's monotonic clock. In the end that is put together and judged as in the
-storms (`tests.simulation.group_history`): nothing committed goes back or was skipped, nothing comes again but what was
-not committed at a hand-over, nothing is out of order, no partition has two owners in a generation. Exit code 1 unless
+All processes note what they see with the machine's monotonic clock. In the end that is put together and judged as in
+the storms (`tests.simulation.group_history`): nothing committed goes back or was skipped, nothing comes again but what
+was not committed at a hand-over, nothing is out of order, no partition has two owners in a generation. Exit code 1 unless
 all of this holds, the group has read everything, and nothing that was acknowledged is lost, twice there, or out of
 order.
 """
@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
-from minibroker.client.rebalance_listener import RebalanceListener
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed
+from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK, free_ports

@@ -379,7 +379,7 @@ class Groups:
                 ) as consumer:
                     began = group.history.read_begins()
                     found = await consumer.committed(*partitions)
-                    offsets = {p: None if found[p] is None else found[p].offset for p in partitions}
+                    offsets = {p: None if (known := found[p]) is None else known.offset for p in partitions}
                     group.history.read(world.process.name, offsets, began)
                     return offsets
             except ClientCrashed as error:
