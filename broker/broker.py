@@ -15,8 +15,10 @@ from typing import Any
 from minibroker.broker.config import BrokerConfig, broker_secret, topic_config_problem
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.forwarding import ForwardingManager
+from minibroker.broker.groups.coordinator import GroupCoordinator
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
+from minibroker.broker.handlers.offsets_topic import OffsetsTopic
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
@@ -88,6 +90,7 @@ class Broker:
         self._metrics: BrokerMetrics | None = None
         self._services: Services | None = None
         self._replicas: ReplicaManager | None = None
+        self._groups: GroupCoordinator | None = None
         self._registration: Registration | None = None
         self._leadership: Leadership | None = None
         self._controller: Controller | None = None
@@ -181,6 +184,10 @@ class Broker:
             self._has_session,
         )
         self._replicas.start()
+        self._groups = GroupCoordinator(
+            world, self._configs.config, self._metadata, self._replicas, self._supervisor.start
+        )
+        self._replicas.add_listener(self._groups)
         self._start_controller(registration, connections)
         assert self._controller is not None
         self._controller.timeline.restore(recorded)
@@ -188,12 +195,15 @@ class Broker:
             self._broker_config_changed, self._topic_config_changed, self._replicas.topics_with_settings
         )
         self._supervisor.start(self._configs.run(), "dynamic configuration")
+        forwarding = ForwardingManager(config.broker_id, self._metadata, connections)
         self._services = Services(
             metadata=self._metadata,
             replicas=self._replicas,
             producer_ids=ProducerIds(config.broker_id, self._session),
             administration=self._controller,
-            forwarding=ForwardingManager(config.broker_id, self._metadata, connections),
+            forwarding=forwarding,
+            groups=self._groups,
+            offsets_topic=OffsetsTopic(self._configs.config, self._controller, forwarding, self._supervisor.start),
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),
@@ -339,6 +349,8 @@ class Broker:
         await self._server.close()
         await self._metrics_listener.close()
         await self._supervisor.close()
+        if self._groups is not None:
+            self._groups.close()
         if self._replicas is not None:
             await self._replicas.close()
         self._topic_purgatory.close()

@@ -110,6 +110,22 @@ class MetadataCache:
         cached = self._topics.get(topic)
         return None if cached is None else cached.topic_id
 
+    def partition_count(self, topic: str) -> int:
+        """As clients see it; 0 where the topic is not known, or not all of it yet."""
+        cached = self._topics.get(topic)
+        return 0 if cached is None else cached.shown
+
+    def listener_endpoint(self, broker_id: int, listener: str) -> UpdateMetadataEndpoint | None:
+        """Where a client that came by that listener finds a broker; None where it is not alive, or has none of it."""
+        broker = self._brokers.get(broker_id)
+        endpoints = [] if broker is None else broker.endpoints
+        return next((endpoint for endpoint in endpoints if endpoint.listener == listener), None)
+
+    @property
+    def has_been_told_all(self) -> bool:
+        """Every topic that there is: one that is not here has been deleted, or is newer."""
+        return self._has_been_told_all
+
     def partition(self, topic_partition: TopicPartition) -> UpdateMetadataPartition | None:
         topic = self._topics.get(topic_partition.topic)
         return None if topic is None else topic.partitions.get(topic_partition.partition)

@@ -273,12 +273,59 @@ class ReplicaManager:
     def _produce_expired(self) -> None:
         self.expired_produces += 1
 
+    def write(
+        self,
+        topic_partition: TopicPartition,
+        records: Buffer,
+        *,
+        leading_since_epoch: int,
+        timeout_ms: int,
+        respond: Callable[[ProduceStatus], None],
+    ) -> None:
+        """What this broker itself writes, to a partition of the brokers' own, with acks=all: appended only in the
+        leadership that began with that epoch, as what lives on the partition knows nothing of a later one.
+        (`appendRecords` with AppendOrigin.COORDINATOR.)"""
+
+        def find() -> Partition:
+            partition = self.leader(topic_partition)
+            if partition.leading_since_epoch != leading_since_epoch:
+                text = (
+                    f"{topic_partition} is led since epoch {partition.leading_since_epoch}, not {leading_since_epoch}"
+                )
+                raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, text)
+            return partition
+
+        status = self._append_to(topic_partition, "", find, records, -1, self._world.clock.wall_ms())
+        if not status.pending:
+            respond(status)
+            return
+        statuses = {topic_partition: status}
+        operation = DelayedProduce(
+            timeout_ms, statuses, self._partitions.get, lambda _: respond(status), self._produce_expired
+        )
+        self._produces.try_complete_else_watch(operation, statuses)
+
     def _append(
         self, topic_partition: TopicPartition, topic_id: str, records: Buffer, acks: int, now_ms: int
     ) -> ProduceStatus:
+        def find() -> Partition:
+            return self._leader_for_clients(topic_partition, topic_id)
+
+        return self._append_to(topic_partition, topic_id, find, records, acks, now_ms)
+
+    def _append_to(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: str,
+        find: Callable[[], Partition],
+        records: Buffer,
+        acks: int,
+        now_ms: int,
+    ) -> ProduceStatus:
+        """`find` raises BrokerError, which becomes the answer."""
         index = topic_partition.partition
         try:
-            partition = self._leader_for_clients(topic_partition, topic_id)
+            partition = find()
             before = partition.high_watermark
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ def broker_settings(dice: Random, brokers: int) -> dict[str, str]:
 class _Group:
     name: str
     topics: list[str]
+    is_by_pattern: bool
+    """Then the topics need not be there."""
     strategy: str
     commits: str
     """"awaited", "not awaited" or "automatic"."""
@@ -162,7 +165,8 @@ class Groups:
     def _draw(self, name: str, lasting: list[str]) -> Iterator[_Member]:
         dice = self._dice
         topics = dice.sample(lasting, dice.randint(1, len(lasting)))
-        if dice.random() < 0.4:
+        is_by_pattern = dice.random() < 0.5
+        if is_by_pattern and dice.random() < 0.7:
             topics.append(operations_topics.TOPIC)
         if self._storm.rebirth.topics and dice.random() < 0.4:
             topics.append(dice.choice(self._storm.rebirth.topics))
@@ -170,6 +174,7 @@ class Groups:
         group = _Group(
             name,
             topics,
+            is_by_pattern,
             strategy=_COOPERATIVE if dice.random() < 0.5 else dice.choice(_EAGER),
             commits=dice.choice(["awaited", "awaited", "not awaited", "automatic"]),
             session_timeout_ms=session_timeout_ms,
@@ -264,7 +269,8 @@ class Groups:
             life = _Life(member, member.identity)
             life.consumer = Consumer(
                 self._cluster.bootstrap,
-                topics=group.topics,
+                topics=None if group.is_by_pattern else group.topics,
+                pattern="|".join(map(re.escape, group.topics)) if group.is_by_pattern else None,
                 group=group.name,
                 group_instance_id=member.instance_id,
                 listener=_Listener(self, life),

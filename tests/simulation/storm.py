@@ -17,8 +17,9 @@ up. Everything else may happen whenever the seed says so.
 Some storms cut the power of several hosts at once. That may cost the ends of partitions, which is legal, and counted,
 where no broker is left that had everything: no member of the ISR, and none that is eligible. A topic with
 durability=synced, which half of the storms have, may lose nothing even then, unless a disk has failed, too. All else is
-judged as ever (see `tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all
-means min ISR 1, so there the power of a leader that is alone in sync is such a case, too.
+judged as ever (see `tests.simulation.history`), and so is what is acknowledged from then on. With two replicas acks=all
+means min ISR 1, so there the power of a leader that is alone in sync is such a case, too; and it may be left alone in
+sync when its power is gone already, by a controller that sees the death of the other one first.
 
 Rejected: the same mix for every seed (all seeds are then alike, and the rare combination never comes); faults at the
 random moments of a real run (nothing to replay).
@@ -555,11 +556,29 @@ class Storm:
             self.rebirth.power_lost()
         if not exposed:
             return
+        self._expose(exposed)
+
+    def _expose(self, exposed: Sequence[TopicPartition]) -> None:
+        """No broker is left that had everything of these partitions."""
         self.event("power of all that had everything cut")
         self.note(f"no broker that had everything has kept its power: {', '.join(map(str, exposed))}")
         self.damaged.update(self.cluster.broker_ids)  # those that are left may have to be cut back
         self.workload.exposed.update(exposed)
         self._forgive(exposed)
+
+    def _is_left_to_victims(self, partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
+        """Of two replicas, of which acks=all needs one, the controller has put out the one that had kept its power."""
+        if operations_reassign.assignment(self, partition).replication_factor > 2 or partition.topic == SYNCED:
+            return False
+        kept, left = (
+            [member for member in (*state.in_sync_members, *state.eligible_members) if self._has_kept_its_power(member)]
+            for state in (before, after)
+        )
+        return bool(kept) and not left
+
+    def _has_kept_its_power(self, member: Member) -> bool:
+        is_dead_victim = member.broker_id in self.damaged and self.cluster.living_broker(member.broker_id) is None
+        return not is_dead_victim and self._has_lost_nothing(member)
 
     def _forgive(self, exposed: Collection[TopicPartition]) -> None:
         """What was acknowledged and read of these partitions up to now may be lost."""
@@ -796,6 +815,8 @@ class Storm:
         if len(changed_at_s) == MAX_CHANGES_A_SECOND and self._now_s - changed_at_s[0] < 1:
             self.accuse(Anomaly("a state flaps", f"{partition} changed {MAX_CHANGES_A_SECOND} times within a second"))
         changed_at_s.append(self._now_s)
+        if self._is_left_to_victims(partition, before, state):
+            self._expose([partition])
         self._changes.strike(Change(before, state))
         if state.leader not in (before.leader, NO_LEADER):
             self.report.leader_changes += self.workload.has_in_flight(partition)

@@ -55,6 +55,8 @@ class Peer:
             configs=None,  # type: ignore[arg-type]  # nor to ZooKeeper
             sessions=None,  # type: ignore[arg-type]
             forwarding=None,  # type: ignore[arg-type]  # nor do brokers that are not the controller
+            groups=None,  # type: ignore[arg-type]  # nor is there any group
+            offsets_topic=None,  # type: ignore[arg-type]
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(1, secret, broker.world.random, broker.world.clock.monotonic),
