@@ -10,9 +10,9 @@ partition, and commit, within LIMIT_S; for a member that was killed that include
 
 All processes note what they see with the machine's monotonic clock. In the end that is put together and judged as in
 the storms (`tests.simulation.group_history`): nothing committed goes back or was skipped, nothing comes again but what
-was not committed at a hand-over, nothing is out of order, no partition has two owners in a generation. Exit code 1 unless
-all of this holds, the group has read everything, and nothing that was acknowledged is lost, twice there, or out of
-order.
+was not committed at a hand-over, nothing is out of order, no partition has two owners in a generation. Exit code 1
+unless all of this holds, the group has read everything, and nothing that was acknowledged is lost, twice there, or out
+of order.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.protocol import znodes
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation import operations_topics
 from tests.simulation.group_history import Commit, GroupHistory, check_group, check_reborn
@@ -44,6 +44,7 @@ READER = "group-reader"
 LIVENESS_S = 60.0
 
 _RETRY_S = 0.3
+_STATIC_PROBABILITY = 0.0
 _EAGER = ("range", "roundrobin", "sticky")
 _COOPERATIVE = "cooperative-sticky"
 
@@ -143,7 +144,7 @@ class _Listener(RebalanceListener):
 class Groups:
     """`Guests` of the workload."""
 
-    def __init__(self, storm: Storm, dice: Random) -> None:
+    def __init__(self, storm: Storm, dice: Random, at_least: int = 0) -> None:
         self._storm = storm
         self._cluster = storm.cluster
         self._dice = dice
@@ -158,7 +159,7 @@ class Groups:
         lasting = [topic for topic in lasting if topic != SHRINKING]
         self._members = {
             member.name: member
-            for number in range(dice.choice([0, 1, 1, 2]))
+            for number in range(max(at_least, dice.choice([0, 1, 1, 2])))
             for member in self._draw(f"group-{number}", lasting)
         }
 
@@ -187,7 +188,7 @@ class Groups:
             },
             history=GroupHistory(name),
         )
-        are_static = dice.random() < 0.3
+        are_static = dice.random() < _STATIC_PROBABILITY
         for number in range(dice.randint(1, 4)):
             yield _Member(
                 f"{name}-member-{number}",
@@ -290,12 +291,17 @@ class Groups:
             except CorruptBatch as error:
                 if not self._storm.workload.pages_have_rotten:
                     self._storm.accuse(Anomaly("a client crashed", f"{life.identity}: {error}"))
-            except MinibrokerError:
-                pass  # it has said why
+            except MinibrokerError as error:
+                self._gave_up(life, error)
             finally:
                 group.history.ended(life.identity)
                 member.view = (-1, frozenset())
             await asyncio.sleep(_RETRY_S)
+
+    def _gave_up(self, life: _Life, error: MinibrokerError) -> None:
+        self._storm.note(f"{life.identity} begins anew: {error!r}")
+        if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+            self._storm.accuse(Anomaly("a broker met a bug", f"{life.identity}: {error}"))
 
     async def _consume(self, life: _Life, random: Random, until_s: float) -> None:
         member, consumer = life.member, life.consumer
