@@ -130,6 +130,11 @@ class MetadataCache:
         topic = self._topics.get(topic_partition.topic)
         return None if topic is None else topic.partitions.get(topic_partition.partition)
 
+    def has_fewer_partitions(self, topic_partition: TopicPartition) -> bool:
+        """The topic is known, and has no partition of that number."""
+        topic = self._topics.get(topic_partition.topic)
+        return topic is not None and topic_partition.partition >= topic.num_partitions
+
     def has_leaders(self, topic: str, partitions: int) -> bool:
         """There are this many partitions, and each has a live leader."""
         cached = self._topics.get(topic)

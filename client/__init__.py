@@ -1,12 +1,13 @@
 """The client library: produce, consume and administer, from asyncio. See Producer, Consumer and Admin.
 
-File map: producer.py (send) -> accumulator.py (which batch, in what order; pure) and batch.py (pure) -> sender.py
-(requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests, prefetching) <- fetch_state.py (what is
-due; pure) and offsets.py (look-ups). In a group: group_member.py (rebalances) <- group_states.py (pure), assignors.py
-(pure) and activity.py (what the user is doing); heart.py (heartbeats, beside the loop), commits.py and auto_commit.py,
-coordinators.py (who coordinates), consumer_status.py (why nothing arrives). admin.py. All three derive from lifecycle.py (start, close), and under them is
-runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits for
-long says so through stalls.py.
+File map: producer.py (send) -> columns.py (send_batch; pure), accumulator.py (which batch, in what order; pure) and
+batch.py (pure) -> sender.py (requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests,
+prefetching) <- fetch_state.py (what is due; pure) and offsets.py (look-ups). In a group: group_member.py (rebalances)
+<- group_states.py (pure), assignors.py (pure) and activity.py (what the user is doing); heart.py (heartbeats, beside
+the loop), commits.py and auto_commit.py, coordinators.py (who coordinates), consumer_status.py (why nothing arrives).
+admin.py, with groups.py for what it does to groups. All three derive from lifecycle.py (start, close), and under them
+is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits
+for long says so through stalls.py.
 """
 
 from minibroker.client.admin import (
@@ -23,9 +24,11 @@ from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
 from minibroker.client.consumer import Consumer
 from minibroker.client.consumer_status import ConsumerStatus
-from minibroker.client.delivery import Delivery, RecordMetadata
+from minibroker.client.coordinators import Coordinator
+from minibroker.client.delivery import BatchDelivery, BatchMetadata, Delivery, PartMetadata, RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
+    BatchDeliveryFailed,
     BrokersFailed,
     BufferFull,
     ClientCrashed,
@@ -35,16 +38,21 @@ from minibroker.client.errors import (
     CorruptBatch,
     DeliveryFailed,
     DeliveryTimedOut,
+    DeserializationFailed,
     FailedRecord,
+    GroupErrors,
     InvalidSetting,
     LogTruncated,
     MaxPollIntervalExceeded,
+    PartitionerFailed,
     PartitionErrors,
+    SerializationFailed,
     TopicErrors,
     WrongEventLoop,
 )
+from minibroker.client.groups import GroupDescription, GroupListing, MemberDescription
 from minibroker.client.offsets import OffsetAndTimestamp
-from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
+from minibroker.client.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
 from minibroker.client.reassignment import PartitionReassignment
 from minibroker.client.rebalance_listener import RebalanceListener
@@ -56,6 +64,9 @@ __all__ = [
     "Admin",
     "AlterOperation",
     "ApiTimedOut",
+    "BatchDelivery",
+    "BatchDeliveryFailed",
+    "BatchMetadata",
     "BrokerDescription",
     "BrokerError",
     "BrokersFailed",
@@ -74,31 +85,42 @@ __all__ = [
     "Consumer",
     "ConsumerBatch",
     "ConsumerStatus",
+    "Coordinator",
     "CorruptBatch",
     "Delivery",
     "DeliveryFailed",
     "DeliveryTimedOut",
+    "DeserializationFailed",
     "ErrorCode",
     "FailedRecord",
+    "GroupDescription",
+    "GroupErrors",
+    "GroupListing",
     "InvalidSetting",
     "LogDirDescription",
     "LogDirReplica",
     "LogTruncated",
     "MaxPollIntervalExceeded",
+    "MemberDescription",
     "MinibrokerError",
     "NetworkError",
     "NewTopic",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "PartMetadata",
     "PartitionDescription",
     "PartitionErrors",
     "PartitionReassignment",
     "Partitioner",
+    "PartitionerFailed",
+    "Partitions",
     "Producer",
     "RebalanceListener",
     "Record",
     "RecordMetadata",
     "ResourceType",
+    "RoundRobin",
+    "SerializationFailed",
     "TopicDescription",
     "TopicErrors",
     "TopicPartition",

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 if TYPE_CHECKING:
-    from minibroker.client.admin import LogDirDescription
     from minibroker.client.configs import ConfigEntry, ConfigResource
+    from minibroker.client.delivery import BatchMetadata
+    from minibroker.client.groups import GroupDescription
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
@@ -57,6 +58,47 @@ class BufferFull(MinibrokerError):
     """`send` was called faster than brokers take records, and `drain` was not awaited in between."""
 
 
+class PartitionerFailed(MinibrokerError):
+    """The function that was given as `partitioner` raised (that is the cause), or returned what is no partition."""
+
+
+class SerializationFailed(MinibrokerError, ValueError):
+    """A key or value could not be made bytes, so nothing was sent. The serializer's error is the cause.
+
+    `topic`; `what`, which is "key" or "value" (with an index: of `send_batch`); and the `type` of what was passed.
+    """
+
+    def __init__(self, topic: str, what: str, type: type, problem: str) -> None:
+        self.topic = topic
+        self.what = what
+        self.type = type
+        self._problem = problem
+        super().__init__(f"the {what} for {topic}, of type {type.__name__}, cannot be serialized: {problem}")
+
+    def __reduce__(self) -> tuple[type[SerializationFailed], tuple[str, str, type, str]]:
+        return SerializationFailed, (self.topic, self.what, self.type, self._problem)
+
+
+class DeserializationFailed(MinibrokerError, ValueError):
+    """A record's key or value is not what the deserializer reads. Its error is the cause.
+
+    `partition` and `offset` of the record, `what` ("key" or "value"), and the `data` as it is in the log.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, what: str, problem: str, data: bytes) -> None:
+        self.partition = TopicPartition(topic, partition)
+        self.offset = offset
+        self.what = what
+        self.data = data
+        self._problem = problem
+        super().__init__(
+            f"{self.partition} at offset {offset}: the {what} of {len(data)} bytes cannot be deserialized: {problem}"
+        )
+
+    def __reduce__(self) -> tuple[type[DeserializationFailed], tuple[str, int, int, str, str, bytes]]:
+        return type(self), (*self.partition, self.offset, self.what, self._problem, self.data)
+
+
 class DeliveryTimedOut(MinibrokerError, TimeoutError):
     """A record was not acknowledged within `delivery_timeout_ms`. It may be in the log all the same."""
 
@@ -89,8 +131,24 @@ class DeliveryFailed(MinibrokerError):
             lines.append(f"and {len(reasons) - len(lines)} other reasons")
         super().__init__(f"{len(failures)} records were not delivered (see .failures). " + "; ".join(lines))
 
-    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[tuple[FailedRecord, ...]]]:
+    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
         return type(self), (self.failures,)
+
+
+class BatchDeliveryFailed(DeliveryFailed):
+    """Records of a `send_batch` failed.
+
+    `failures` holds those that failed, `indexes` says which records of the call these are, in the same order, and
+    `metadata` where the others are.
+    """
+
+    def __init__(self, failures: Sequence[FailedRecord], indexes: Sequence[int], metadata: BatchMetadata) -> None:
+        super().__init__(failures)
+        self.indexes = tuple(indexes)
+        self.metadata = metadata
+
+    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
+        return type(self), (self.failures, self.indexes, self.metadata)
 
 
 class TopicErrors(MinibrokerError):
@@ -98,7 +156,7 @@ class TopicErrors(MinibrokerError):
 
     def __init__(self, errors: dict[str, MinibrokerError]) -> None:
         self.errors = errors
-        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+        super().__init__(_grouped(errors))
 
     def __reduce__(self) -> tuple[type[TopicErrors], tuple[dict[str, MinibrokerError]]]:
         return type(self), (self.errors,)
@@ -123,6 +181,25 @@ class PartitionErrors(MinibrokerError):
         return type(self), (self.errors, self.results)
 
 
+class GroupErrors(MinibrokerError):
+    """Some groups of a request failed. `errors` has one entry for each, by name; the other groups succeeded, and
+    `results` has what the call would have returned for them."""
+
+    def __init__(
+        self,
+        errors: Mapping[str, MinibrokerError],
+        results: Mapping[str, GroupDescription] = MappingProxyType({}),
+    ) -> None:
+        self.errors = dict(errors)
+        self.results = dict(results)
+        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+
+    def __reduce__(
+        self,
+    ) -> tuple[type[GroupErrors], tuple[dict[str, MinibrokerError], dict[str, GroupDescription]]]:
+        return type(self), (self.errors, self.results)
+
+
 class BrokersFailed(MinibrokerError):
     """Some brokers of a request did not do what was asked. `errors` has one entry for each, by id; the others did, and
     `results` has what the call would have returned for them."""
@@ -130,15 +207,16 @@ class BrokersFailed(MinibrokerError):
     def __init__(
         self,
         errors: dict[int, MinibrokerError],
-        results: Mapping[int, tuple[LogDirDescription, ...]] = MappingProxyType({}),
+        results: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
         self.errors = errors
         self.results = dict(results)
+        """By id, too."""
         super().__init__(_grouped({f"broker {broker}": error for broker, error in sorted(errors.items())}))
 
     def __reduce__(
         self,
-    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, tuple[LogDirDescription, ...]]]]:
+    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, Any]]]:
         return type(self), (self.errors, self.results)
 
 
@@ -236,8 +314,10 @@ class LogTruncated(MinibrokerError):
 
 
 def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
-    """Each text once, after the names of all that it concerns."""
+    """Each text once, after the names of all that it concerns, if it does not have the name itself."""
     alike: dict[str, list[str]] = {}
     for name, error in errors.items():
         alike.setdefault(str(error), []).append(name)
-    return "; ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
+    return "; ".join(
+        text if len(names) == 1 and names[0] in text else f"{', '.join(names)}: {text}" for text, names in alike.items()
+    )

@@ -1,4 +1,4 @@
-"""What became of the lines that `produce` sent: how many are acknowledged, which are not, and why.
+"""What became of the lines, or records, that `produce` sent: how many are acknowledged, which are not, and why.
 
 Looking at every record would cost as much as sending it. So the producer is flushed now and then, while more is sent:
 if that finds no failure, all that was sent before is acknowledged. Only after a failure is each Delivery awaited.
@@ -24,9 +24,11 @@ _MOST_NAMED = 5
 
 
 class Tally:
-    """Lines are numbered from 1 on, in the order of `add`. The counts are final after `settle_rest`."""
+    """Lines (or what `noun` calls them) are numbered from 1 on, in the order of `add`. The counts are final after
+    `settle_rest`."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "line") -> None:
+        self.noun = noun
         self.acknowledged = 0
         self.has_failed = False
         self._deliveries: list[Delivery] = []
@@ -82,13 +84,13 @@ class Tally:
 
     def __str__(self) -> str:
         """Such as `9 of 12 lines acknowledged, 3 not: line 2: REASON; lines 11 to 12: REASON`."""
-        counts = f"{self.acknowledged} of {self.lines} lines acknowledged"
+        counts = f"{self.acknowledged} of {self.lines} {self.noun}s acknowledged"
         if not self._failed:
             return counts
         by_reason: dict[str, list[int]] = {}
         for error, lines in self._failed.items():
             by_reason.setdefault(str(error).rstrip("."), []).extend(lines)
-        reasons = [f"{name_lines(lines)}: {reason}" for reason, lines in by_reason.items()]
+        reasons = [f"{name_lines(lines, self.noun)}: {reason}" for reason, lines in by_reason.items()]
         if len(reasons) > _MOST_NAMED:
             reasons[_MOST_NAMED:] = [f"and {len(reasons) - _MOST_NAMED} other reasons"]
         return f"{counts}, {self.lines - self.acknowledged} not: {'; '.join(reasons)}"
@@ -99,7 +101,7 @@ class Tally:
         return DeliveryTimedOut(text) if codes == {TIMED_OUT} else MinibrokerError(text)
 
 
-def name_lines(numbers: Iterable[int]) -> str:
+def name_lines(numbers: Iterable[int], noun: str = "line") -> str:
     """Such as `line 2`, or `lines 1 to 3, 5, 9, 12, 14 and 7 more`: the first few, and how many more there are."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
@@ -110,4 +112,4 @@ def name_lines(numbers: Iterable[int]) -> str:
     named = ", ".join(f"{first} to {last}" if last > first else f"{first}" for first, last in ranges[:_MOST_NAMED])
     rest = sum(last - first + 1 for first, last in ranges[_MOST_NAMED:])
     many = len(ranges) > 1 or ranges[0][0] != ranges[0][1]
-    return f"line{'s' * many} {named}{f' and {rest} more' if rest else ''}"
+    return f"{noun}{'s' * many} {named}{f' and {rest} more' if rest else ''}"

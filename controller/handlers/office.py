@@ -54,7 +54,7 @@ class Office:
             states.read,
             tuple(overview.topics_to_delete),
             (*overview.isr_notifications, *overview.log_dir_notifications),
-            found.malformed,
+            frozenset(found.malformed),
             states.malformed,
         )
         for broker_id in sorted(refused):

@@ -253,6 +253,8 @@ class Storm:
         """Hosts whose next write in ZooKeeper is to be carried out without an answer."""
         self.reassigned = False
         """Partitions may have other replicas than one on each broker."""
+        self.is_changing_late = False
+        """A change of settings is under way whose old requests may yet come."""
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
         self._reported: set[str] = set()
@@ -491,6 +493,7 @@ class Storm:
                 linger_ms=dice.choice([0, 0, 5, 100]),
                 delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
                 request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
+                sends_batches=number % 2 == 1,
             )
             self.workload.start_producer(f"producer-{number}", settings)
         lasting = [partition for partition in self.partitions if partition.topic != SHRINKING]

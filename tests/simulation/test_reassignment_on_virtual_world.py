@@ -532,3 +532,25 @@ def test_replicas_that_hang_are_waited_for() -> None:
 def test_a_planted_bug_is_seen(name: str, scene: Callable[[], None]) -> None:
     with planted(name), pytest.raises((AssertionError, TimeoutError)):
         scene()
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_replica_that_moved_away_from_a_paused_broker_goes_though_its_topic_is_another_by_then(
+    partitions: int,
+) -> None:
+    async def scenario() -> None:
+        cluster = await cluster_of([[0, 1], [0, 1]])
+        paused = next(b for b in (0, 1) if b not in cluster.active_controllers())
+        others = [b for b in cluster.broker_ids if b != paused]
+        cluster.pause_broker(paused)
+        await cluster.until(lambda: paused not in cluster.state(P0).isr)
+        await reassign(cluster, {P0: others, P1: others})
+        await cluster.until(
+            lambda: not topic_znode(cluster).adding_replicas and set(cluster.state(P1).isr) == {*others}
+        )
+        await administer(cluster, lambda admin: admin.delete_topic(TOPIC))
+        await administer(cluster, lambda admin: admin.create_topic(TOPIC, assignments=[others] * partitions))
+        cluster.resume_broker(paused)
+        await cluster.until(lambda: paused not in holders(cluster, P0) | holders(cluster, P1))
+
+    run(scenario(), seed=1)
