@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
+from minibroker.client.group_states import MemberState
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -44,7 +45,7 @@ READER = "group-reader"
 LIVENESS_S = 60.0
 
 _RETRY_S = 0.3
-_STATIC_PROBABILITY = 0.0
+_STATIC_PROBABILITY = 0.3
 _EAGER = ("range", "roundrobin", "sticky")
 _COOPERATIVE = "cooperative-sticky"
 
@@ -338,9 +339,11 @@ class Groups:
         life.uncommitted += 1
 
     def look_at(self, life: _Life) -> None:
-        """In which generation a member is, and what it has there."""
-        generation, held = life.consumer.status().generation_id, frozenset(life.consumer.assignment())
-        if generation >= 0 and life.member.view != (generation, held):
+        """In which generation a member is, and what it has there. One that has no assignments yet is not counted: it
+        may be gone with the coordinator, which has not written it down."""
+        status, held = life.consumer.status(), frozenset(life.consumer.assignment())
+        generation = status.generation_id
+        if status.member_state == MemberState.STABLE.value and life.member.view != (generation, held):
             life.member.view = (generation, held)
             life.history.holds(life.member.instance_id or life.identity, generation, held)
 

@@ -3,15 +3,16 @@ not."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from minibroker.broker.groups import store
+from minibroker.broker.groups import commits, coordinator, offsets, terms
 from minibroker.broker.groups.coordinator import GroupCoordinator
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import GroupOffsets
-from minibroker.broker.groups.store import GroupStore, Term
+from minibroker.broker.groups.removal import GroupRemoval
+from minibroker.broker.groups.states import GroupState
+from minibroker.broker.groups.terms import Outcome, Term, Terms
 from minibroker.client import assignors, auto_commit
 from minibroker.client.assignors import CooperativeSticky
 from minibroker.client.commits import Commits, OffsetAndMetadata
@@ -25,106 +26,128 @@ from tests.simulation.mutants.planting import Patches, mutant
 
 @mutant("acknowledged too early", "a commit is acknowledged, and shown, when it is in the coordinator's log alone")
 def commit_acknowledged_before_it_is_replicated(patches: Patches) -> None:
-    @patches.instead_of(GroupStore, "append")
-    def append(original: Any, self: GroupStore, term: Term, records: Any, written: Any) -> None:
-        answered: list[int] = []
+    @patches.instead_of(Terms, "write")
+    def write(original: Any, self: Terms, term: Term, records: Any, written: Any) -> None:
+        answered: list[Outcome] = []
 
-        def once(code: ErrorCode, base_offset: int) -> None:
+        def once(outcome: Outcome) -> None:
             if not answered:
-                answered.append(base_offset)
-                written(code, base_offset)
+                answered.append(outcome)
+                written(outcome)
 
-        end = self._replicas.leader(term.topic_partition).log.log_end_offset
+        partition = self._replicas.partition(term.topic_partition)
+        end = -1 if partition is None else partition.log.log_end_offset
         original(self, term, records, once)
-        once(ErrorCode.NONE, end)
+        once(Outcome(ErrorCode.NONE, end))
 
 
 @mutant("KAFKA-5600", "a coordinator that loads takes the first record of each key for the latest")
 def first_record_of_a_key_counts(patches: Patches) -> None:
-    @patches.instead_of(store._Loading, "add")
-    def add(original: Any, self: Any, batch: Any, from_offset: int) -> None:
-        known = {group: dict(offsets) for group, offsets in self._offsets.items()}
-        original(self, batch, from_offset)
-        for group, offsets in known.items():
-            self._offsets[group] |= offsets
+    @patches.instead_of(terms._Loading, "add")
+    def add(original: Any, self: Any, batch: Any) -> None:
+        known = {group: dict(of_group) for group, of_group in self._offsets.items()}
+        original(self, batch)
+        for group, of_group in known.items():
+            self._offsets[group] |= of_group
 
 
-@mutant(
-    "KAFKA-2841",
-    "a broker that coordinates groups again has them as it knew them when it last did, and loads nothing",
-)
+@mutant("KAFKA-2841", "a broker that coordinates groups again has them as it knew them when it last did")
 def groups_outlive_the_term(patches: Patches) -> None:
-    kept: dict[tuple[GroupStore, int], dict[str, Group]] = {}
+    kept: dict[tuple[Terms, int], dict[str, Group]] = {}
 
-    @patches.instead_of(GroupStore, "load")
-    async def load(original: Any, self: GroupStore, term: Term) -> dict[str, Group]:
-        key = (self, term.topic_partition.partition)
-        if key not in kept:
-            kept[key] = await original(self, term)
-        return kept[key]
+    @patches.instead_of(Terms, "_read")
+    async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
+        return await original(self, term) | kept.get((self, term.topic_partition.partition), {})  # type: ignore[no-any-return]
 
-    @patches.instead_of(GroupCoordinator, "_end_term")
-    def end_term(original: Any, self: GroupCoordinator, index: int) -> None:
+    @patches.instead_of(Terms, "_end")
+    def end(original: Any, self: Terms, index: int) -> None:
         term = self._terms.get(index)
-        if term is None:
-            return
-        groups, term.groups = term.groups, {}
         original(self, index)
-        if term.is_loaded:
-            kept[self._store, index] = groups
+        if term is not None and term.is_loaded:
+            kept[self, index] = term.groups
 
 
 @mutant("KAFKA-2841", "a load goes on after its partition was lost, and what it found replaces what the next one knows")
 def load_outlives_its_term(patches: Patches) -> None:
-    @patches.instead_of(GroupCoordinator, "_load")
-    async def load(original: Any, self: GroupCoordinator, term: Term) -> None:
+    ended: list[Term] = []
+
+    @patches.instead_of(Terms, "_end")
+    def end(original: Any, self: Terms, index: int) -> None:
+        term = self._terms.get(index)
+        original(self, index)
+        if term is not None and not term.is_loaded:
+            term.is_over = False
+            ended.append(term)
+
+    @patches.instead_of(Terms, "_load")
+    async def load(original: Any, self: Terms, term: Term) -> None:
         await original(self, term)
-        if term.is_over:
-            late = await self._store._read(term) if self._replicas.partition(term.topic_partition) else {}
+        if term in ended:
+            term.is_over = True
             current = self._terms.get(term.topic_partition.partition)
             if current is not None:
-                current.groups.update(late)
+                current.groups.update(term.groups)
                 current.is_loaded = True
 
 
-@mutant("KAFKA-9065", "a load waits for a next batch where compaction has left none")
-def load_waits_for_ever(patches: Patches) -> None:
-    @patches.instead_of(GroupStore, "_read")
-    async def read(original: Any, self: GroupStore, term: Term) -> dict[str, Group]:
-        groups = await original(self, term)
-        partition = self._replicas.partition(term.topic_partition)
-        while partition is not None and not term.is_over:
-            last = partition.log.read(max(term.end_offset - 1, partition.log.log_start_offset), 1, term.end_offset)
-            if last or term.end_offset == partition.log.log_start_offset:
-                break
-            await asyncio.sleep(1)
-        return groups  # type: ignore[no-any-return]
+@mutant("KAFKA-2841", "a coordinator speaks for its groups before all that it has read is replicated")
+def loaded_before_it_is_replicated(patches: Patches) -> None:
+    @patches.instead_of(Terms, "_until_replicated")
+    async def until_replicated(original: Any, self: Terms, term: Term) -> None: ...
 
 
-@mutant(
-    "committed for another topic", "what was committed for a topic that was deleted stays, and its members begin there"
-)
+@mutant("KAFKA-2841", "a load ends with the first piece of the log that it has read")
+def load_ends_too_early(patches: Patches) -> None:
+    patches.set(terms, "LOAD_BYTES", 200)
+
+    @patches.instead_of(Terms, "_read")
+    async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
+        end, term.end_offset = term.end_offset, max(0, term.end_offset - 20)
+        try:
+            return await original(self, term)  # type: ignore[no-any-return]
+        finally:
+            term.end_offset = end
+
+
+@mutant("stale reads", "a coordinator that was deposed while it was cut off tells what was committed up to then")
+def deposed_coordinator_is_believed(patches: Patches) -> None:
+    @patches.instead_of(Terms, "confirm")
+    def confirm(original: Any, self: Terms, term: Term, confirmed: Any) -> None:
+        confirmed(ErrorCode.NONE)
+
+
+@mutant("KAFKA-13636", "while a group rebalances, what it has not committed for long is deleted")
+def expired_in_a_rebalance(patches: Patches) -> None:
+    @patches.instead_of(GroupRemoval, "_unused")
+    def unused(original: Any, self: GroupRemoval, group: Group, now_ms: int) -> list[TopicPartition]:
+        if not group.is_in(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
+            return original(self, group, now_ms)  # type: ignore[no-any-return]
+        retention_ms = self._config.offsets_retention_minutes * 60_000
+        return group.offsets.expired(now_ms, retention_ms, unused_since_ms=None, subscribed=frozenset())
+
+
+@mutant("KAFKA-8069", "offsets that were loaded count as expired already, as they have no time of their own for that")
+def expired_once_loaded(patches: Patches) -> None:
+    @patches.instead_of(GroupOffsets, "expired")
+    def expired(original: Any, self: GroupOffsets, now_ms: int, *rest: Any, **named: Any) -> list[TopicPartition]:
+        return [
+            topic_partition
+            for topic_partition, known in self._committed.items()
+            if topic_partition not in self._pending
+            and topic_partition.topic not in named["subscribed"]
+            and now_ms >= known.value.expire_timestamp_ms
+        ]
+
+
+@mutant("committed for another topic", "what was committed for a topic that was deleted is where its members begin")
 def committed_for_an_earlier_topic(patches: Patches) -> None:
-    @patches.instead_of(GroupOffsets, "of_other_topics")
-    def of_other_topics(original: Any, self: GroupOffsets, topic_ids: Any) -> list[TopicPartition]:
-        return []
+    @patches.instead_of(offsets, "is_of_gone_topic")
+    def is_of_gone_topic(original: Any, *rest: Any) -> bool:
+        return False
 
     @patches.instead_of(Commits, "_is_older")
     def is_older(original: Any, self: Commits, topic: Any) -> bool:
         return False
-
-
-@mutant("commits out of order", "commits overtake each other, since none waits for the one before it")
-def commits_overtake(patches: Patches) -> None:
-    @patches.instead_of(Commits, "commit")
-    async def commit(original: Any, self: Commits, ticket: Any, timeout_s: float) -> None:
-        self._queue.remove(ticket)
-        self._queue.appendleft(ticket)
-        await asyncio.sleep(self._runtime.world.random.choice([0.0, 0.5]))
-        if ticket in self._queue:
-            self._queue.remove(ticket)
-            self._queue.appendleft(ticket)
-        await original(self, ticket, timeout_s)
 
 
 # --- Who is in the group ---------------------------------------------------------------------------------------------
@@ -132,17 +155,17 @@ def commits_overtake(patches: Patches) -> None:
 
 @mutant("zombie", "a coordinator looks at the member alone, and takes what it says of any generation")
 def generation_not_checked(patches: Patches) -> None:
-    @patches.instead_of(GroupCoordinator, "_why_not_in_generation")
-    def why_not(original: Any, self: GroupCoordinator, *rest: Any) -> ErrorCode:
-        code: ErrorCode = original(self, *rest)
+    @patches.instead_of(coordinator, "why_not_in_generation")
+    def why_not(original: Any, *rest: Any) -> ErrorCode:
+        code: ErrorCode = original(*rest)
         return ErrorCode.NONE if code is ErrorCode.ILLEGAL_GENERATION else code
 
 
 @mutant("zombie", "whoever the group has put out may go on committing as before")
 def commits_of_strangers_are_taken(patches: Patches) -> None:
-    @patches.instead_of(GroupCoordinator, "_why_no_commit")
-    def why_no_commit(original: Any, self: GroupCoordinator, *rest: Any) -> ErrorCode:
-        code: ErrorCode = original(self, *rest)
+    @patches.instead_of(commits, "_why_no_commit")
+    def why_no_commit(original: Any, *rest: Any) -> ErrorCode:
+        code: ErrorCode = original(*rest)
         return ErrorCode.NONE if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION) else code
 
 
@@ -157,15 +180,8 @@ def heartbeat_of_a_stranger_is_taken(patches: Patches) -> None:
 
 @mutant("dead members stay", "a coordinator that has loaded a group does not watch the sessions of its members")
 def sessions_end_with_the_coordinator(patches: Patches) -> None:
-    @patches.instead_of(GroupCoordinator, "_load")
-    async def load(original: Any, self: GroupCoordinator, term: Term) -> None:
-        def begins(term: Term, group: Group, member: Any) -> None: ...
-
-        self._session_begins = begins  # type: ignore[method-assign]
-        try:
-            await original(self, term)
-        finally:
-            del self._session_begins
+    @patches.instead_of(GroupCoordinator, "loaded")
+    def loaded(original: Any, self: GroupCoordinator, term: Term) -> None: ...
 
 
 # --- Who reads what --------------------------------------------------------------------------------------------------
