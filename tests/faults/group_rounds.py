@@ -120,7 +120,12 @@ async def _be_a_member(bootstrap: str, group: str, topic: str) -> None:
             if not records or not teller.positions:
                 continue
             number, offsets = next(numbers), dict(teller.positions)
-            teller.say("commits", number=number, offsets={p.partition: offset for p, offset in offsets.items()})
+            teller.say(
+                "commits",
+                number=number,
+                generation=generation,
+                offsets={p.partition: offset for p, offset in offsets.items()},
+            )
             failed: set[int] = set()
             try:
                 await consumer.commit(offsets)
@@ -382,7 +387,7 @@ class Stage:
                             history.delivered(who, TopicPartition(self.topic, int(number)), offset, key.encode())
                 case "commits":
                     offsets = {TopicPartition(self.topic, int(p)): offset for p, offset in said["offsets"].items()}
-                    commits[who, said["number"]] = history.commit_begins(who, offsets)
+                    commits[who, said["number"]] = history.commit_begins(who, offsets, said["generation"])
                 case "committed":
                     done = [each for each in commits[who, said["number"]] if each.partition in places]
                     history.commit_acknowledged(done, said["generation"])

@@ -117,6 +117,10 @@ class _Life:
     def history(self) -> GroupHistory:
         return self.member.group.history
 
+    @property
+    def generation(self) -> int:
+        return self.consumer.status().generation_id
+
 
 class _Listener(RebalanceListener):
     def __init__(self, groups: Groups, life: _Life) -> None:
@@ -354,7 +358,7 @@ class Groups:
         life.uncommitted = 0
         if life.group.commits == "automatic" or not life.positions:
             return
-        commits = life.history.commit_begins(life.identity, life.positions)
+        commits = life.history.commit_begins(life.identity, life.positions, life.generation)
         offsets = dict(life.positions) if random.random() < 0.5 else None
         if life.group.commits == "not awaited":
             self._answered_later(life, life.consumer.commit_nowait(offsets), commits)
@@ -364,13 +368,13 @@ class Groups:
     async def commit_last(self, life: _Life) -> None:
         """Before partitions are given back."""
         if life.group.commits != "automatic" and life.positions:
-            commits = life.history.commit_begins(life.identity, life.positions)
+            commits = life.history.commit_begins(life.identity, life.positions, life.generation)
             await self._answered(life, life.consumer.commit(), commits)
 
     def _answered_later(self, life: _Life, answer: asyncio.Future[None], commits: list[Commit]) -> None:
         def answered(answer: asyncio.Future[None]) -> None:
             if not answer.cancelled() and answer.exception() is None:
-                life.history.commit_acknowledged(commits, life.consumer.status().generation_id)
+                life.history.commit_acknowledged(commits, life.generation)
 
         answer.add_done_callback(answered)
 
@@ -381,7 +385,7 @@ class Groups:
             commits = [commit for commit in commits if commit.partition not in error.errors]
         except MinibrokerError:
             return  # it may have been carried out
-        life.history.commit_acknowledged(commits, life.consumer.status().generation_id)
+        life.history.commit_acknowledged(commits, life.generation)
 
     async def _committed(
         self, world: VirtualWorld, group: _Group, partitions: list[TopicPartition]
