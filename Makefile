@@ -9,8 +9,8 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all check up bench faults controller-faults full-disk power-cuts spark-faults hostile \
-	simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
+.PHONY: setup demo test test-all check up bench faults controller-faults cut-connections full-disk power-cuts \
+	spark-faults hostile simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,10 @@ faults: setup
 # Kills the controller in the middle of what an administrator asked for, ROUNDS times for each kind of operation.
 controller-faults: setup
 	$(BIN)/python -m tests.faults.controller_rounds --rounds $(ROUNDS)
+
+# Cuts a producer's connections after the append, before the answer, while it sends a million records: none may be twice.
+cut-connections: setup
+	$(BIN)/python -m tests.faults.cut_connections
 
 # Fills the 8 MB disk of a cluster. Needs root, to mount the disk.
 full-disk: setup

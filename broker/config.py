@@ -27,6 +27,9 @@ from minibroker.protocol.world import Disk
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
+_LONGEST_SHOWN = 80
+
+
 class InvalidConfig(MinibrokerError, ValueError):
     """A setting is unknown, malformed or out of bounds. Names the setting, the value and the rule."""
 
@@ -214,6 +217,36 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     fetch_max_bytes: Bytes = 55 * 1024 * 1024
     """The most bytes in an answer to any fetch, whatever it asks for; none has more than 4 MiB, unless it is one
     batch."""
+
+    offsets_topic_num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 50
+    """How many partitions `__consumer_offsets` gets: a group belongs to one of them by its name, for ever, and the
+    broker that leads it coordinates the group."""
+    offsets_topic_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
+    """How many replicas it gets. It is created when somebody first asks for a coordinator, once there are so many
+    brokers."""
+    offsets_topic_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 100 * 1024 * 1024
+    """Its `segment.bytes`: small ones are compacted early, which keeps the reading short by which a coordinator
+    begins."""
+    offsets_commit_timeout_ms: Milliseconds = 5_000
+    """How long a coordinator waits until what it wrote (a commit, an assignment) is replicated."""
+    offsets_retention_minutes: Count = 10_080
+    """How long a committed offset is kept that nobody uses: since it was committed, and since its group has been
+    without members (KIP-211)."""
+    offsets_retention_check_interval_ms: Milliseconds = 600_000
+    """How often a coordinator looks for offsets that need not be kept."""
+    offset_metadata_max_bytes: Annotated[int, Meta(ge=0, le=32_767)] = 4_096
+    """The most text that may be committed with an offset."""
+    group_min_session_timeout_ms: Milliseconds = 6_000
+    """The least session timeout that a member may ask for: a short one finds the dead sooner, at the cost of more
+    heartbeats."""
+    group_max_session_timeout_ms: Milliseconds = 1_800_000
+    """The longest session timeout that a member may ask for."""
+    group_initial_rebalance_delay_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 100
+    """How long a coordinator waits for more members after the first has joined an empty group, as each further one
+    that comes meanwhile costs another rebalance otherwise. In Kafka 3000, for fleets whose members take seconds to
+    start."""
+    group_max_size: Count = 1_000
+    """The most members of a group. In Kafka without a bound."""
 
     broker_crash_detection_ms: Milliseconds = 500
     """How long a broker whose connection closed may be unreachable before it is taken for dead; one whose host refuses
@@ -408,7 +441,7 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         value = values.get(field.encode_name)
         if value is not None and _is_integer(field.type) and not _INTEGER.fullmatch(value):
             name = field.encode_name
-            raise InvalidConfig(f"{what} setting {name}={value!r}: give {rule_of(schema, name)}")
+            raise InvalidConfig(f"{what} setting {name}={_shown(value)}: give {rule_of(schema, name)}")
     try:
         return msgspec.convert(dict(values), schema, strict=False)
     except msgspec.ValidationError as error:
@@ -416,7 +449,8 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         _, at, name = text.rpartition(" - at `$.")
         if at:
             name = name.rstrip("`")
-            raise InvalidConfig(f"{what} setting {name}={values.get(name)!r}: give {rule_of(schema, name)}") from error
+            given = _shown(values.get(name, ""))
+            raise InvalidConfig(f"{what} setting {name}={given}: give {rule_of(schema, name)}") from error
         if "missing required field" in text:
             missing = text.rpartition("required field `")[2].rstrip("`")
             raise InvalidConfig(f"{what} setting {missing} is missing: give {rule_of(schema, missing)}") from error
@@ -425,6 +459,11 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
             known = [f.encode_name for f in msgspec.structs.fields(schema)]
             raise InvalidConfig(_unknown(what, unknown, known)) from error
         raise InvalidConfig(f"{what} settings: {text}") from error
+
+
+def _shown(value: str) -> str:
+    """A value may be as long as any string, and the rule comes after it."""
+    return repr(value) if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]!r}... ({len(value)} characters)"
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:

@@ -52,6 +52,9 @@ class MetadataCache:
         self._has_been_told_all = False
         """In this broker epoch. Topics come in many requests: until the last of them, one that is unknown here may
         exist all the same, and two brokers that deny it would be believed."""
+        self.told_all_epoch = NO_EPOCH
+        """Of the latest controller that has named all topics there are, in this broker epoch. Each one does when it
+        takes office."""
 
     def update(self, request: UpdateMetadataRequest) -> list[str]:
         """Take over a request that was found to be from the present controller. Returns the topics it spoke of.
@@ -63,7 +66,10 @@ class MetadataCache:
             self._told_in_broker_epoch = request.broker_epoch
             self._topics.clear()
             self._has_been_told_all = False
-        self._has_been_told_all = self._has_been_told_all or request.names_the_last
+            self.told_all_epoch = NO_EPOCH
+        if request.names_the_last:
+            self._has_been_told_all = True
+            self.told_all_epoch = request.controller_epoch
         self.controller_id = request.controller_id
         self.controller_epoch = request.controller_epoch
         self._brokers = {broker.id: broker for broker in request.live_brokers}
@@ -110,9 +116,25 @@ class MetadataCache:
         cached = self._topics.get(topic)
         return None if cached is None else cached.topic_id
 
+    def partition_count(self, topic: str) -> int:
+        """As clients see it; 0 where the topic is not known, or not all of it yet."""
+        cached = self._topics.get(topic)
+        return 0 if cached is None else cached.shown
+
+    def listener_endpoint(self, broker_id: int, listener: str) -> UpdateMetadataEndpoint | None:
+        """Where a client that came by that listener finds a broker; None where it is not alive, or has none of it."""
+        broker = self._brokers.get(broker_id)
+        endpoints = [] if broker is None else broker.endpoints
+        return next((endpoint for endpoint in endpoints if endpoint.listener == listener), None)
+
     def partition(self, topic_partition: TopicPartition) -> UpdateMetadataPartition | None:
         topic = self._topics.get(topic_partition.topic)
         return None if topic is None else topic.partitions.get(topic_partition.partition)
+
+    def has_fewer_partitions(self, topic_partition: TopicPartition) -> bool:
+        """The topic is known, and has no partition of that number."""
+        topic = self._topics.get(topic_partition.topic)
+        return topic is not None and topic_partition.partition >= topic.num_partitions
 
     def has_leaders(self, topic: str, partitions: int) -> bool:
         """There are this many partitions, and each has a live leader."""

@@ -65,8 +65,18 @@ from minibroker.client.batch import (
     is_void,
     judge_batch,
 )
-from minibroker.client.errors import BufferFull, FailedRecord
-from minibroker.client.partitioners import Partitioner, WithoutKey, choose_adaptive, choose_round_robin, choose_sticky
+from minibroker.client.columns import Columns, grouped
+from minibroker.client.errors import BufferFull, FailedRecord, PartitionerFailed
+from minibroker.client.partitioners import (
+    Partitioner,
+    Partitions,
+    RecordPartitioner,
+    WithoutKey,
+    choose_adaptive,
+    choose_round_robin,
+    choose_sticky,
+    partitions_of,
+)
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import topic_name_problem
 from minibroker.protocol.records import Header
@@ -76,6 +86,8 @@ GRANT = 16 * 1024
 
 LAST_PRODUCER_EPOCH = 0x7FFF
 """After this one a new producer id is needed."""
+
+_NO_LIMIT = 1 << 62
 
 
 class PartitionQueue:
@@ -161,6 +173,15 @@ class TopicState:
         """Where the last record without a key went (round robin)."""
 
 
+class Part(NamedTuple):
+    """Where some records of one `add_many` are: in a batch, from index `first` on."""
+
+    batch: Batch
+    first: int
+    indexes: Sequence[int]
+    """Which records of the call these are, ascending."""
+
+
 class Ready(NamedTuple):
     queues: list[PartitionQueue]
     """Those whose first batch may be sent now."""
@@ -180,7 +201,7 @@ class Accumulator:
         linger_s: float,
         delivery_timeout_s: float,
         is_idempotent: bool,
-        partitioner: Partitioner,
+        partitioner: Partitioner | RecordPartitioner,
         random: Random,
         check_caller: Callable[[], None] | None = None,
     ) -> None:
@@ -192,7 +213,12 @@ class Accumulator:
         self._linger_s = linger_s
         self._delivery_timeout_s = delivery_timeout_s
         self._is_idempotent = is_idempotent
-        self._by_key, self._without_key = partitioner
+        self._chooser: RecordPartitioner | None = None
+        """A function of the user's that chooses for every record."""
+        if isinstance(partitioner, Partitioner):
+            self._by_key, self._without_key = partitioner
+        else:
+            self._chooser = partitioner
         self._random = random
         self._topics: dict[str, TopicState] = {}
         self._held: dict[str, None] = {}
@@ -242,31 +268,43 @@ class Accumulator:
         if headers:
             for name, content in headers:
                 size += HEADER_OVERHEAD + 4 * len(name) + (0 if content is None else len(content))
-        if size > self._max_request_size - BATCH_OVERHEAD:
-            raise BrokerError(
-                ErrorCode.MESSAGE_TOO_LARGE,
-                f"a record of {size} bytes for {topic}, with what the log adds to it: the producer's max_request_size "
-                f"is {self._max_request_size}. Send smaller records, or raise it, and the topic's max.message.bytes",
-                is_complete=True,
-            )
-        state = self._topics.get(topic)
-        if state is None:
-            problem = topic_name_problem(topic)
-            if problem is not None:
-                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
-            state = self._topics[topic] = TopicState(topic, self._batch_size)
+        if size > self._most_of_a_record:
+            raise self._too_large(topic, size)
+        state = self._state(topic)
         if state.partition_count is None:
             batch = self._fitting(state, state.held, size, now, is_placed=False)
             self._held[topic] = None
             assert batch.partitions is not None
             batch.partitions.append(partition)
         else:
-            batch = self._assigned(state, state.partition_count, key, partition, size, now)
+            batch = self._assigned(state, state.partition_count, value, key, partition, size, now)
         return batch, self._append(batch, value, key, timestamp_ms, headers, size)
+
+    @property
+    def _most_of_a_record(self) -> int:
+        return self._max_request_size - BATCH_OVERHEAD
+
+    def _too_large(self, topic: str, size: int, index: int | None = None) -> BrokerError:
+        record = "a record" if index is None else f"record {index}"
+        return BrokerError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"{record} of {size} bytes for {topic}, with what the log adds to it: the producer's max_request_size "
+            f"is {self._max_request_size}. Send smaller records, or raise it, and the topic's max.message.bytes",
+            is_complete=True,
+        )
+
+    def _state(self, topic: str) -> TopicState:
+        state = self._topics.get(topic)
+        if state is None:
+            problem = topic_name_problem(topic)
+            if problem is not None:
+                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+            state = self._topics[topic] = TopicState(topic, self._batch_size)
+        return state
 
     def add_with_key(self, topic: str, value: bytes, key: bytes, timestamp_ms: int) -> tuple[Batch, int] | None:
         """`add`, for the common case alone: the key's partition has an open batch with keys and with room. None: use
-        `add`."""
+        `add`. Not for a RecordPartitioner."""
         state = self._topics.get(topic)
         if state is None or state.partition_count is None:
             return None
@@ -287,20 +325,51 @@ class Accumulator:
         return batch, index
 
     def _assigned(
-        self, state: TopicState, count: int, key: bytes | None, partition: int | None, size: int, now: float
+        self,
+        state: TopicState,
+        count: int,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        size: int,
+        now: float,
     ) -> Batch:
         """The batch for a record of a topic whose partitions are known."""
         is_placed = partition is None
-        if partition is None:
-            if key is None:
-                return self._without_a_key(state, size, now)
+        if partition is not None:
+            self._check_partition(state, count, partition)
+        elif self._chooser is not None:
+            partition = self._chosen(self._chooser, state, count, key, value)
+        elif key is None:
+            return self._without_a_key(state, size, now)
+        else:
             partition = self._by_key(key, count)
+            self._check_partition(state, count, partition)
+        return self._fitting(state, self._queue(state, partition), size, now, is_placed=is_placed)
+
+    @staticmethod
+    def _check_partition(state: TopicState, count: int, partition: int) -> None:
         if not 0 <= partition < count:
             raise BrokerError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"partition {partition} of {state.name}, which has partitions 0 to {count - 1}",
             )
-        return self._fitting(state, self._queue(state, partition), size, now, is_placed=is_placed)
+
+    @staticmethod
+    def _chosen(
+        chooser: RecordPartitioner, state: TopicState, count: int, key: bytes | None, value: bytes | None
+    ) -> int:
+        """What the user's function says, whose errors must not pass for ours: it may be called by the sender's task."""
+        try:
+            partition = chooser(state.name, key, value, Partitions(count, state.available))
+        except Exception as error:
+            raise PartitionerFailed(f"the partitioner failed for a record of {state.name}: {error!r}") from error
+        if type(partition) is not int or not 0 <= partition < count:
+            raise PartitionerFailed(
+                f"the partitioner returned {partition!r} for a record of {state.name}: it must be an int from 0 to "
+                f"{count - 1}"
+            )
+        return partition
 
     def _without_a_key(self, state: TopicState, size: int, now: float) -> Batch:
         strategy = self._without_key
@@ -318,16 +387,171 @@ class Accumulator:
             if needs_new and (strategy is WithoutKey.STICKY or state.sticky_bytes >= state.batch_size):
                 sticky = None
         if sticky is None:
-            if strategy is WithoutKey.STICKY:
-                sticky = choose_sticky(state.available, state.sticky, self._random)
-            else:
-                lengths = [self._queue_length(state, partition) for partition in state.available]
-                sticky = choose_adaptive(state.available, lengths, self._random)
-            state.sticky, state.sticky_bytes = sticky, 0
+            sticky = self._choose_for_a_while(state)
         batch = self._fitting(state, self._queue(state, sticky), size, now, is_placed=True)
         if not self._is_closed:
             self.open_batches[state.name] = batch
         return batch
+
+    def _choose_for_a_while(self, state: TopicState) -> int:
+        """Another partition for records without a key."""
+        if self._without_key is WithoutKey.STICKY:
+            chosen = choose_sticky(state.available, state.sticky, self._random)
+        else:
+            lengths = [self._queue_length(state, partition) for partition in state.available]
+            chosen = choose_adaptive(state.available, lengths, self._random)
+        state.sticky, state.sticky_bytes = chosen, 0
+        return chosen
+
+    # -- adding many --
+
+    def add_many(self, now: float, topic: str, columns: Columns, partition: int | None) -> list[Part]:
+        """Add records, of which there is at least one: where they are, those of a partition in their order.
+
+        All of them or none. Raises as `add`, and PartitionerFailed.
+        """
+        index = columns.first_above(self._most_of_a_record)
+        if index is not None:
+            raise self._too_large(topic, columns.size(index, index + 1), index)
+        state = self._state(topic)
+        size = columns.size(0, len(columns))
+        if self.used + size > self._hard_limit:
+            raise BufferFull(
+                f"{size} bytes of records beside {self.used} that wait to be sent are more than twice "
+                f"buffer_memory={self.buffer_memory}: pass fewer at a time, and await producer.drain() after every "
+                "call; or raise buffer_memory"
+            )
+        # What batches add to their records must not let some of them in and refuse the rest.
+        hard_limit, self._hard_limit = self._hard_limit, _NO_LIMIT
+        try:
+            return self._add_many(now, state, columns, partition)
+        finally:
+            self._hard_limit = hard_limit
+
+    def _add_many(self, now: float, state: TopicState, columns: Columns, partition: int | None) -> list[Part]:
+        everything = range(len(columns))
+        if state.partition_count is None:
+            return [self._hold_many(state, columns, partition, now)]
+        if partition is not None:
+            self._check_partition(state, state.partition_count, partition)
+            return self._add_to(state, partition, columns, everything, now, is_placed=False)
+        if columns.keys is None and self._chooser is None and self._without_key is not WithoutKey.ROUND_ROBIN:
+            return self._add_without_keys(state, columns, now)
+        targets = self._targets(state, state.partition_count, columns)
+        parts: list[Part] = []
+        for target, indexes in grouped(targets).items():
+            if len(indexes) == len(columns):
+                parts += self._add_to(state, target, columns, everything, now, is_placed=True)
+            else:
+                parts += self._add_to(state, target, columns.pick(indexes), indexes, now, is_placed=True)
+        return parts
+
+    def _targets(self, state: TopicState, count: int, columns: Columns) -> list[int]:
+        """The partition of each record."""
+        keys = columns.keys
+        if self._chooser is not None:
+            chooser = self._chooser
+            return [
+                self._chosen(chooser, state, count, None if keys is None else keys[index], value)
+                for index, value in enumerate(columns.values)
+            ]
+        if keys is None:
+            keys = [None] * len(columns)
+        with_key = [key for key in keys if key is not None]
+        targets = partitions_of(with_key, self._by_key, count)
+        for target in set(targets):
+            self._check_partition(state, count, target)
+        if len(with_key) == len(keys):
+            return targets
+        chosen = iter(targets)
+        without_key = self._targets_without_key(state, len(keys) - len(with_key))
+        return [next(without_key) if key is None else next(chosen) for key in keys]
+
+    def _targets_without_key(self, state: TopicState, count: int) -> Iterator[int]:
+        """The partitions of records without a key among others that have one: `count` times the same, unless each is to
+        have another. (Where those of one call end is not a good moment to change it either.)"""
+        if self._without_key is WithoutKey.ROUND_ROBIN:
+            for _ in range(count):
+                state.previous = choose_round_robin(state.available, state.previous)
+                yield state.previous
+            return
+        sticky = state.sticky
+        if sticky is None or state.sticky_bytes >= state.batch_size:
+            sticky = self._choose_for_a_while(state)
+        for _ in range(count):
+            yield sticky
+
+    def _add_without_keys(self, state: TopicState, columns: Columns, now: float) -> list[Part]:
+        parts: list[Part] = []
+        start = 0
+        while start < len(columns):
+            batch = self._without_a_key(state, columns.size(start, start + 1), now)
+            end = self._fill(state, batch, columns, start)
+            parts.append(Part(batch, len(batch.values) - (end - start), range(start, end)))
+            start = end
+        return parts
+
+    def _add_to(
+        self,
+        state: TopicState,
+        partition: int,
+        columns: Columns,
+        indexes: Sequence[int],
+        now: float,
+        *,
+        is_placed: bool,
+    ) -> list[Part]:
+        """Add all of them to a partition. `indexes` says which records of the call they are."""
+        queue = self._queue(state, partition)
+        parts: list[Part] = []
+        start = 0
+        while start < len(columns):
+            batch = self._fitting(state, queue, columns.size(start, start + 1), now, is_placed=is_placed)
+            end = self._fill(state, batch, columns, start)
+            parts.append(Part(batch, len(batch.values) - (end - start), indexes[start:end]))
+            start = end
+        return parts
+
+    def _fill(self, state: TopicState, batch: Batch, columns: Columns, start: int) -> int:
+        """Add records from `start` on to a batch that has room for the first, until it is full. Returns their end."""
+        end = columns.end_within(start, max(batch.room, batch.room + state.batch_size - batch.granted))
+        size = columns.size(start, end)
+        if size > batch.room:
+            self._grant(batch, size - batch.room)
+        self._extend(batch, columns, start, end, size)
+        return end
+
+    def _extend(self, batch: Batch, columns: Columns, start: int, end: int, size: int) -> None:
+        index, count = len(batch.values), end - start
+        if columns.keys is not None:
+            if batch.keys is None:
+                batch.keys = [None] * index
+            batch.keys += columns.keys[start:end]
+        elif batch.keys is not None:
+            batch.keys += [None] * count
+        if batch.headers is not None:
+            batch.headers += [None] * count
+        batch.values += columns.values[start:end]
+        batch.timestamps += columns.timestamps[start:end]
+        batch.room -= size
+        self._keep_from_fast_path(batch)
+
+    def _hold_many(self, state: TopicState, columns: Columns, partition: int | None, now: float) -> Part:
+        """Of a topic that is not known yet, as one batch whatever its size: it is divided when it is placed."""
+        if state.held.open is not None:
+            self._close(state, state.held.open)
+        count, size = len(columns), columns.size(0, len(columns))
+        batch = self._new_batch(state, state.held, now, is_placed=False)
+        self._grant(batch, size)
+        assert batch.partitions is not None
+        batch.partitions += [partition] * count
+        batch.is_bulk = True
+        self._extend(batch, columns, 0, count, size)
+        self._close(state, batch)
+        self._held[state.name] = None
+        return Part(batch, 0, range(count))
+
+    # -- batches --
 
     @staticmethod
     def _queue_length(state: TopicState, partition: int) -> int:
@@ -356,6 +580,16 @@ class Accumulator:
                 self._grant(batch, max(missing, min(GRANT, most)))
                 return batch
             self._close(state, batch)
+        least = size + BATCH_OVERHEAD
+        first_grant = max(least, min(GRANT, state.batch_size))
+        self._check_room(first_grant)
+        batch = self._new_batch(state, queue, now, is_placed=is_placed)
+        self._grant(batch, first_grant)
+        batch.room -= BATCH_OVERHEAD
+        return batch
+
+    def _new_batch(self, state: TopicState, queue: PartitionQueue, now: float, *, is_placed: bool) -> Batch:
+        """The queue's next one, open and without any room."""
         batch = Batch(
             state.name,
             queue.partition,
@@ -365,9 +599,6 @@ class Accumulator:
             is_placed=is_placed,
             check_caller=self._check_caller,
         )
-        least = size + BATCH_OVERHEAD
-        self._grant(batch, max(least, min(GRANT, state.batch_size)))
-        batch.room -= BATCH_OVERHEAD
         queue.next_order += 1
         queue.open = batch
         queue.waiting.append(batch)
@@ -377,14 +608,17 @@ class Accumulator:
         return batch
 
     def _grant(self, batch: Batch, size: int) -> None:
+        self._check_room(size)
+        self.used += size
+        batch.granted += size
+        batch.room += size
+
+    def _check_room(self, size: int) -> None:
         if self.used + size > self._hard_limit:
             raise BufferFull(
                 f"{self.used} bytes of records wait to be sent, twice buffer_memory={self.buffer_memory}: "
                 "await producer.drain() after every send, or raise buffer_memory"
             )
-        self.used += size
-        batch.granted += size
-        batch.room += size
 
     def _append(
         self,
@@ -409,9 +643,13 @@ class Accumulator:
         batch.values.append(value)
         batch.timestamps.append(timestamp_ms)
         batch.room -= size
-        if (batch.keys is not None or batch.headers is not None) and self.open_batches.get(batch.topic) is batch:
-            del self.open_batches[batch.topic]  # the fast path knows of neither column
+        self._keep_from_fast_path(batch)
         return index
+
+    def _keep_from_fast_path(self, batch: Batch) -> None:
+        """It knows neither of keys nor of headers."""
+        if (batch.keys is not None or batch.headers is not None) and self.open_batches.get(batch.topic) is batch:
+            del self.open_batches[batch.topic]
 
     def _close(self, state: TopicState, batch: Batch) -> None:
         """No more records are added; what was granted and not used is given back."""
@@ -480,41 +718,60 @@ class Accumulator:
         has already."""
         if not held.is_closed:
             self._close(state, held)
-        partitions = held.partitions or [None] * held.count
         self.used -= held.granted
         held.granted = 0
-        hard_limit, self._hard_limit = self._hard_limit, 1 << 62  # records that were accepted are never refused
+        hard_limit, self._hard_limit = self._hard_limit, _NO_LIMIT  # records that were accepted are never refused
         generation, self._generation = self._generation, held.generation
-        targets = []
         try:
-            for index, value in enumerate(held.values):
-                key = None if held.keys is None else held.keys[index]
-                headers = None if held.headers is None else held.headers[index]
-                try:
-                    targets.append(
-                        self.add(
-                            held.created_at,
-                            state.name,
-                            value,
-                            key,
-                            partitions[index],
-                            held.timestamps[index],
-                            headers,
-                        )
-                    )
-                except BrokerError as error:  # a partition that does not exist
-                    refused = Batch(state.name, UNASSIGNED, held.order, held.created_at, held.generation)
-                    refused.partitions = [partitions[index]]
-                    self._append(refused, value, key, held.timestamps[index], headers, 0)
-                    refused.count = 1
-                    targets.append((refused, 0))
-                    self._count(refused, 1)
-                    self._end(refused, error)
+            targets = self._placed_as_one(state, held) if held.is_bulk else self._placed_each(state, held)
         finally:
             self._hard_limit = hard_limit
             self._generation = generation
         held.forward(targets)
         self._count(held, -1)
+
+    def _placed_each(self, state: TopicState, held: Batch) -> list[tuple[Batch, int]]:
+        partitions = held.partitions or [None] * held.count
+        targets = []
+        for index, value in enumerate(held.values):
+            key = None if held.keys is None else held.keys[index]
+            headers = None if held.headers is None else held.headers[index]
+            timestamp_ms = held.timestamps[index]
+            try:
+                targets.append(
+                    self.add(held.created_at, state.name, value, key, partitions[index], timestamp_ms, headers)
+                )
+            except (BrokerError, PartitionerFailed) as error:  # a partition that does not exist
+                targets.append((self._refuse(held, index, index + 1, error), 0))
+        return targets
+
+    def _placed_as_one(self, state: TopicState, held: Batch) -> list[tuple[Batch, int]]:
+        assert held.partitions is not None
+        columns = Columns(held.values, held.keys, held.timestamps)
+        try:
+            parts = self._add_many(held.created_at, state, columns, held.partitions[0])
+        except (BrokerError, PartitionerFailed) as error:
+            refused = self._refuse(held, 0, held.count, error)
+            return [(refused, index) for index in range(held.count)]
+        targets: list[tuple[Batch, int]] = [(held, 0)] * held.count
+        for batch, first, indexes in parts:
+            for place, index in enumerate(indexes, first):
+                targets[index] = batch, place
+        return targets
+
+    def _refuse(self, held: Batch, start: int, end: int, error: MinibrokerError) -> Batch:
+        """Records of a held batch that fail, as a batch that has."""
+        refused = Batch(held.topic, UNASSIGNED, held.order, held.created_at, held.generation)
+        refused.partitions = (held.partitions or [None] * held.count)[start:end]
+        refused.values = held.values[start:end]
+        refused.keys = None if held.keys is None else held.keys[start:end]
+        refused.timestamps = held.timestamps[start:end]
+        refused.headers = None if held.headers is None else held.headers[start:end]
+        refused.is_closed = True
+        refused.count = end - start
+        self._count(refused, 1)
+        self._end(refused, error)
+        return refused
 
     def fail_held(self, topic: str, error: MinibrokerError) -> None:
         """The topic's partitions could not be found out: its held records fail."""
@@ -584,6 +841,10 @@ class Accumulator:
     @property
     def is_over_limit(self) -> bool:
         return self.used > self.buffer_memory
+
+    def lets_pass(self) -> bool:
+        """Whether a caller that waits for room in the buffer may go on: there is room, or a failure to be told."""
+        return not self.is_over_limit or any(batch.unreported for batch in self._failed)
 
     def ready(self, now: float) -> Ready:
         """The partitions whose first batch may be sent now, as far as the accumulator can tell."""
@@ -751,7 +1012,7 @@ class Accumulator:
                 batch.number_anew()
 
     def _end(self, batch: Batch, error: MinibrokerError | None) -> None:
-        if error is None or (batch.awaited is not None and len(batch.awaited) == batch.count):
+        if error is None or batch.unreported == 0:
             self.used -= batch.granted
             batch.granted = 0
         else:
@@ -845,7 +1106,7 @@ class Accumulator:
     def unacknowledged(self) -> int:
         """How many records have not ended, or have failed without anybody being told."""
         waiting = sum(batch.count or len(batch.values) for batch in self._without_ending())
-        return waiting + sum(batch.count - len(batch.awaited or ()) for batch in self._failed)
+        return waiting + sum(batch.unreported for batch in self._failed)
 
     def take_failures(self) -> list[FailedRecord]:
         """The records that failed, are not awaited, and were not returned before. Gives their memory back."""

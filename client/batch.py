@@ -5,7 +5,7 @@ The accumulator fills, numbers, orders and ends batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -117,9 +117,11 @@ class Batch:
         "granted",
         "headers",
         "identity",
+        "is_bulk",
         "is_closed",
         "is_done",
         "is_placed",
+        "is_wholly_awaited",
         "keys",
         "listeners",
         "log_append_time_ms",
@@ -165,6 +167,8 @@ class Batch:
         self.headers: list[Sequence[Header] | None] | None = None
         self.partitions: list[int | None] | None = [] if partition == UNASSIGNED else None
         """Of a held batch: for each record the partition that `send` was given."""
+        self.is_bulk = False
+        """Of a held batch: these are the records of one `send_batch`, with the same partition, and no headers."""
 
         self.granted = 0
         self.room = 0
@@ -188,6 +192,8 @@ class Batch:
         self.forwarded: list[tuple[Batch, int]] | None = None
         self.awaited: set[int] | None = None
         """Records whose Delivery is or was awaited: their failure is raised there, and not by flush."""
+        self.is_wholly_awaited = False
+        """All of them are."""
         self.listeners: list[Callable[[], None]] | None = None
         """Called once, when the batch has ended or is forwarded."""
 
@@ -202,25 +208,30 @@ class Batch:
     def encode(self, compression: Compression) -> bytearray:
         """The record batch, made once for all attempts under the same number. Raises as `encode_batch`."""
         if self.encoded is None:
-            base = self.timestamps[0]
             producer_id, epoch = self.identity or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
             self.encoded = encode_batch(
                 self.values,
-                base_timestamp=base,
-                timestamp_deltas=[timestamp - base for timestamp in self.timestamps],
+                timestamps=self.timestamps,
                 keys=self.keys,
                 headers=self.headers,
                 compression=compression,
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 base_sequence=self.sequence,
+                is_checked=True,  # by `send` and `send_batch`
             )
         return self.encoded
 
     def failures(self) -> list[FailedRecord]:
         """The records that failed and are not awaited."""
-        assert self.error is not None
+        if self.is_wholly_awaited:
+            return []
         awaited = self.awaited or ()
+        return self.failed(index for index in range(self.count) if index not in awaited)
+
+    def failed(self, indexes: Iterable[int]) -> list[FailedRecord]:
+        """These records, of a batch that has failed."""
+        assert self.error is not None
         return [
             FailedRecord(
                 self.topic,
@@ -233,8 +244,7 @@ class Batch:
                 (None if self.headers is None else self.headers[index]) or (),
                 self.error,
             )
-            for index in range(self.count)
-            if index not in awaited
+            for index in indexes
         ]
 
     def part(self, start: int, end: int) -> Batch:
@@ -281,17 +291,17 @@ class Batch:
 
     def finish(self, error: MinibrokerError | None) -> None:
         assert not self.is_done
-        self.is_done = True
         self.error = error
         self.encoded = None
         if error is None:
             # A Delivery keeps the batch alive: of its columns only the timestamps are part of a result.
             self.values = []
             self.keys = self.headers = None
+        self.is_done = True  # after all else: a blocking producer's deliveries look from other threads
         self._tell()
 
     def forward(self, targets: list[tuple[Batch, int]]) -> None:
-        for index in sorted(self.awaited or ()):
+        for index in range(len(targets)) if self.is_wholly_awaited else sorted(self.awaited or ()):
             target, target_index = targets[index]
             target.mark_awaited(target_index)
         self.forwarded = targets
@@ -303,3 +313,15 @@ class Batch:
         if self.awaited is None:
             self.awaited = set()
         self.awaited.add(index)
+
+    def mark_run_awaited(self, first: int, count: int) -> None:
+        """The same for `count` records from `first` on."""
+        if self.is_closed and count == self.count:
+            self.is_wholly_awaited = True
+        elif not self.is_wholly_awaited:
+            self.awaited = (self.awaited or set()).union(range(first, first + count))
+
+    @property
+    def unreported(self) -> int:
+        """How many records are not awaited."""
+        return 0 if self.is_wholly_awaited else self.count - len(self.awaited or ())

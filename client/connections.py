@@ -37,6 +37,8 @@ CLOSING = "the client is closing"
 class Purpose(Enum):
     PRODUCE = "produce"
     FETCH = "fetch"
+    COORDINATOR = "coordinator"
+    """Of a group: an answer may wait for all its members."""
     REQUESTS = "requests"
     """Metadata and everything else that is answered at once."""
 

@@ -3,49 +3,90 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import sys
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import length_hint
-from typing import Literal
+from typing import Any, Literal
 
+from minibroker.client.activity import Activity
+from minibroker.client.assignors import Assignor, AssignorCallable, assignor_of
+from minibroker.client.auto_commit import AutoCommit, positions
+from minibroker.client.commits import Commits, Nobody, OffsetAndMetadata
+from minibroker.client.connections import Purpose
+from minibroker.client.consumer_status import ConsumerStatus, describe
+from minibroker.client.coordinators import Coordinators
 from minibroker.client.errors import ApiTimedOut, CorruptBatch, InvalidSetting
 from minibroker.client.fetch_state import FetchedBatch, PartitionState
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
+from minibroker.client.group_member import GroupMember, Subscribed, begin_at_committed
 from minibroker.client.lifecycle import Client
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.client.settings import check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import STALL_S, Stalls
 from minibroker.protocol import messages as m
-from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
-from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
 from minibroker.protocol.records import CorruptRecord, decode_batch
 from minibroker.protocol.world import World
+
+logger = logging.getLogger("minibroker.client")
+
+Strategy = str | Assignor | AssignorCallable
+
+YIELD_S = 0.05
+"""A user that never waits, as there are always records, gives way to the tasks of its loop that often."""
 
 
 class Consumer(Client):
     """Reads records. Use it as `async with Consumer("host:9092", topics=["orders"]) as consumer`, or call `start`
     and `close`; then `async for record in consumer`, or, several times as fast, `async for batch in
-    consumer.batches()`. Neither ever ends: leave the loop, or bound it with `asyncio.timeout`. After an iteration that
-    was cancelled or left, the next one goes on where it was, with the same iterator or with another.
+    consumer.batches()`, or `poll`. The iterations never end: leave the loop, or bound it with `asyncio.timeout`. After
+    an iteration that was cancelled or left, the next one goes on where it was, with the same iterator or with another.
 
     Guarantees: each record of a partition once and in order, from its first position on. Nothing above the high
     watermark is read. Every batch's checksum is checked.
 
+    What is read: `topics`, or all topics whose whole name matches `pattern`; partitions and topics that are added later
+    included. Or `partitions`: just those. Or nothing yet: then call `subscribe` or `assign`.
+
+    With a `group`, the partitions of the topics are shared between its members, and `commit` saves how far the group
+    has got: whoever has a partition next goes on there. (With `partitions` there are commits, but no sharing.)
+    A rebalance takes partitions away only while this consumer's user asks for the next records, so no other member gets
+    a partition whose record is still being worked on, unless that takes longer than `max_poll_interval_ms`. A record
+    counts as worked on when the next one is asked for. `commit()` says that all were that have been handed out, the
+    last one included.
+
     Settings have Kafka's names and meaning; times are in milliseconds, sizes in bytes:
 
-    - `topics`: all of their partitions, those that are added later included; or `partitions`: just those. A topic that
-      is deleted and created again is read from its beginning. Partitions that it then lacks leave the assignment;
-      those that were named in `partitions` raise UNKNOWN_TOPIC_OR_PARTITION.
-    - `auto_offset_reset`: where to begin, and where to go on if the position is no longer in the log: "earliest" (the
-      default here, so that nothing is missed; Kafka's is "latest"), "latest", or "none", which raises. If records that
-      were read are lost in an unclean election, it goes on where the log is another one than was read; with "none" it
-      raises LogTruncated (KIP-320). Whatever was missed or lost is a WARNING with the offsets. A leader alone is not
-      believed about such things, as it may have been deposed without knowing: the consumer waits until another broker
-      knows it as the leader, too.
+    - A topic that is deleted and created again is read from its beginning. Partitions that it then lacks leave the
+      assignment; those that were named in `partitions` raise UNKNOWN_TOPIC_OR_PARTITION.
+    - `auto_offset_reset`: where to begin if the group has committed nothing, and where to go on if the position is no
+      longer in the log: "earliest" (the default here, so that nothing is missed; Kafka's is "latest"), "latest", or
+      "none", which raises. If records that were read are lost in an unclean election, it goes on where the log is
+      another one than was read; with "none" it raises LogTruncated (KIP-320). Whatever was missed or lost is a WARNING
+      with the offsets. A leader alone is not believed about such things, as it may have been deposed without knowing:
+      the consumer waits until another broker knows it as the leader, too.
+    - `enable_auto_commit`: commit what was worked on every `auto_commit_interval_ms`, before partitions are taken
+      away, and at `close`. Off by default (in Kafka it is on).
+    - `group_instance_id`: the name of a static member (KIP-345): it does not leave at `close`, and if it is back within
+      `session_timeout_ms`, it gets what it had, without a rebalance.
+    - `partition_assignment_strategy`: "cooperative-sticky", "range", "roundrobin", "sticky", a function or an Assignor,
+      or several of them; all members must have one in common.
+    - `session_timeout_ms`, `heartbeat_interval_ms`: a member that is silent for so long is put out. Heartbeats go on
+      while the event loop is blocked, but not for ever:
+    - `max_poll_interval_ms`: whoever asks for no records for so long leaves the group, and the next call raises
+      MaxPollIntervalExceeded. So long do others wait for it in a rebalance.
+    - `max_poll_records`: how many `poll` returns at most.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so many bytes, or for so long.
       `fetch_max_bytes`, `max_partition_fetch_bytes`: limits of one answer (which has at least one batch all the same).
-    - `default_api_timeout_ms`: for `start`, `position` and the offset look-ups.
+      `fetch_max_buffer_bytes`: how much is fetched ahead, over all partitions.
+    - `default_api_timeout_ms`: for `start`, `position`, `commit`, `committed` and the offset look-ups.
 
     A consumer that is dropped without `close` warns (ResourceWarning).
 
@@ -60,27 +101,49 @@ class Consumer(Client):
         bootstrap: str | Sequence[str],
         *,
         topics: Sequence[str] | None = None,
+        pattern: str | re.Pattern[str] | None = None,
         partitions: Sequence[TopicPartition] | None = None,
+        group: str | None = None,
+        group_instance_id: str | None = None,
+        listener: RebalanceListener | None = None,
+        partition_assignment_strategy: Strategy | list[Strategy] | tuple[Strategy, ...] = "cooperative-sticky",
         auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest",
+        enable_auto_commit: bool = False,
+        auto_commit_interval_ms: float = 5_000,
+        session_timeout_ms: float = 45_000,
+        heartbeat_interval_ms: float = 3_000,
+        max_poll_interval_ms: float = 300_000,
+        max_poll_records: int = 500,
         client_id: str = "minibroker-consumer",
         fetch_min_bytes: int = 1,
         fetch_max_wait_ms: float = 500,
         fetch_max_bytes: int = 50 * 1024 * 1024,
         max_partition_fetch_bytes: int = 1024 * 1024,
+        fetch_max_buffer_bytes: int = 128 * 1024 * 1024,
         request_timeout_ms: float = 30_000,
         default_api_timeout_ms: float = 60_000,
         retry_backoff_ms: float = 100,
         metadata_max_age_ms: float = 300_000,
         world: World | None = None,
     ) -> None:
-        if (topics is None) == (partitions is None) or not (topics or partitions):
-            raise InvalidSetting("topics", topics, 'give either topics=["name"] or partitions=[TopicPartition(...)]')
-        self._topics = check_names("topics", topics or ())
-        self._partitions = check_partitions("partitions", partitions or ())
+        if [topics, pattern, partitions].count(None) < 2:
+            raise InvalidSetting("topics", topics, "give one of topics, pattern and partitions")
+        for name, value in (("topics", topics), ("pattern", pattern), ("partitions", partitions)):
+            if value is not None and not value:
+                raise InvalidSetting(name, value, 'give at least one, as in topics=["name"]')
+        self._subscribed: Subscribed | None = None
+        if topics is not None or pattern is not None:
+            self._subscribed = _subscribed(topics, pattern)
+        self._assigned: list[TopicPartition] | None = None
+        """By hand; None: not by hand."""
+        if partitions is not None:
+            self._assigned = check_partitions("partitions", partitions)
         check_choice("auto_offset_reset", auto_offset_reset, ["earliest", "latest", "none"])
         check_integer("fetch_min_bytes", fetch_min_bytes, 0, 1 << 30)
         check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
         check_integer("max_partition_fetch_bytes", max_partition_fetch_bytes, 1, 128 * 1024 * 1024)
+        check_integer("fetch_max_buffer_bytes", fetch_max_buffer_bytes, 1, 1 << 40)
+        self._max_poll_records = check_integer("max_poll_records", max_poll_records, 1, 1 << 30)
         self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
         super().__init__(
             bootstrap,
@@ -97,18 +160,71 @@ class Consumer(Client):
             fetch_max_wait_s=check_ms("fetch_max_wait_ms", fetch_max_wait_ms),
             fetch_max_bytes=fetch_max_bytes,
             max_partition_fetch_bytes=max_partition_fetch_bytes,
+            max_buffer_bytes=fetch_max_buffer_bytes,
         )
+        self._activity = Activity(self._runtime.clock)
+        self._group = group
+        self._commits: Commits | None = None
+        self._member: GroupMember | None = None
+        self._auto_commit: AutoCommit | None = None
+        self._commit_tasks: dict[asyncio.Task[None], None] = {}
+        self._errors = self._fetcher.errors
+        """To be raised by the next call for records."""
+        if group is not None:
+            if not isinstance(group, str) or not group:
+                raise InvalidSetting("group", group, "give a name that is not empty")
+            coordinators = Coordinators(self._runtime, Purpose.COORDINATOR)
+            self._commits = Commits(self._runtime, coordinators, group, self._fetcher.topic_id)
+            if enable_auto_commit:
+                interval_s = check_ms("auto_commit_interval_ms", auto_commit_interval_ms, lowest=1)
+                self._auto_commit = AutoCommit(self._fetcher, self._commits, self._activity, client_id, interval_s)
+            if self._assigned is None:
+                session_timeout_s = check_ms("session_timeout_ms", session_timeout_ms, lowest=1)
+                interval_s = check_ms("heartbeat_interval_ms", heartbeat_interval_ms, lowest=1)
+                if interval_s >= session_timeout_s:
+                    rule = f"must be less than session_timeout_ms={session_timeout_ms}, better a third of it"
+                    raise InvalidSetting("heartbeat_interval_ms", heartbeat_interval_ms, rule)
+                self._member = GroupMember(
+                    self._runtime,
+                    self._fetcher,
+                    self._activity,
+                    coordinators,
+                    self._commits,
+                    self._errors,
+                    group=group,
+                    group_instance_id=_checked_instance_id(group_instance_id),
+                    assignors=_assignors(partition_assignment_strategy),
+                    session_timeout_s=session_timeout_s,
+                    heartbeat_interval_s=interval_s,
+                    max_poll_interval_s=check_ms("max_poll_interval_ms", max_poll_interval_ms, lowest=1),
+                    auto_commit=None if self._auto_commit is None else self._auto_commit.commit,
+                )
+                self._member.listen(_checked_listener(listener))
+                self._commits.committer = self._member
+        else:
+            for name, is_given in (
+                ("group_instance_id", group_instance_id is not None),
+                ("listener", listener is not None),
+                ("enable_auto_commit", enable_auto_commit),
+            ):
+                if is_given:
+                    raise InvalidSetting(name, True, 'is for members of a group: give group="name", too')
+        self._yielded_at = 0.0
         self._batch: ConsumerBatch | None = None
         """The batch that is being handed out by records, in partition `_current`."""
         self._records: Iterator[Record] = iter(())
         self._current: PartitionState | None = None
         self._generation = 0
         """That of `_current` when the batch was taken. Once `_current` has another, the fetcher has moved the partition
-        (another topic of that name, a truncation): the positions of the batch no longer count. The move has exhausted
-        the rest of its records (`PartitionState.move`), so there is no check for each record."""
+        (another topic of that name, a truncation, a rebalance): the positions of the batch no longer count. The move
+        has exhausted the rest of its records (`PartitionState.move`), so there is no check for each record."""
+        self._before: dict[TopicPartition, int] = {}
+        """Positions before what is in the user's hands."""
+        self._was_polled = False
+        """That is what `poll` has returned."""
 
     async def start(self) -> None:
-        """Reach a broker and find the topics' partitions.
+        """Reach a broker and find the topics' partitions. A member joins its group in the background.
 
         Raises NetworkError if no broker answers within 2 s, and BrokerError for a topic or partition that does not
         exist, after 10 s (it might be about to be created) or `default_api_timeout_ms`, whichever is less.
@@ -116,19 +232,121 @@ class Consumer(Client):
         await super().start()
 
     async def _reach(self) -> None:
-        for topic in (*self._topics, *(partition.topic for partition in self._partitions)):
-            self._runtime.metadata.want(topic)
+        self._want()
         await super()._reach()
         await self._find_topics()
 
+    def _want(self) -> None:
+        metadata = self._runtime.metadata
+        topics = () if self._subscribed is None else self._subscribed.topics
+        for topic in (*topics, *(partition.topic for partition in self._assigned or ())):
+            metadata.want(topic)
+        metadata.want_all(self._subscribed is not None and self._subscribed.pattern is not None)
+        self._fetcher.named = topics
+
     def _go(self) -> None:
-        self._fetcher.assign_topics(self._topics)
-        self._fetcher.assign_partitions(self._partitions)
+        tasks = self._runtime.tasks
+        if self._member is not None:
+            tasks.start(self._member.beat(), "heart")
+            tasks.start(self._member.run(), "group member")
+        if self._auto_commit is not None:
+            tasks.start(self._auto_commit.run(), "auto-commit")
+        self._apply()
+        tasks.start(self._fetcher.run(), "fetcher")
+
+    def _apply(self) -> None:
+        """Begin to read what was subscribed to, or assigned."""
+        self._want()
+        if self._assigned is not None:
+            self._fetcher.remove(self._fetcher.states.keys() - set(self._assigned))
+            if self._commits is None:
+                new = [partition for partition in self._assigned if partition not in self._fetcher.states]
+                self._fetcher.assign_partitions(new)
+            else:
+                states = self._fetcher.add_held(self._assigned)
+                begin = _begin_by_hand(self._fetcher, self._commits, states, self._api_timeout_s, self._errors)
+                self._runtime.tasks.start(begin, "find committed offsets")
+        elif self._member is not None:
+            self._member.subscribe(self._subscribed)
+        elif self._subscribed is not None:
+            self._fetcher.assign_topics(self._subscribed.topics, self._subscribed.pattern)
+        else:
+            self._fetcher.assign_topics(())
         self._fetcher.adopt_topics()
-        self._runtime.tasks.start(self._fetcher.run(), "fetcher")
+        self._fetcher.wake()
+        self._tell()
 
     def _tell(self) -> None:
         self._fetcher.pulse.notify()
+
+    async def close(self, timeout_ms: float = 30_000) -> None:
+        """Commit what is to be committed by itself, give up the partitions, leave the group, and end all tasks and
+        connections, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait raise Closed.
+        A second `close` does nothing.
+
+        What was handed out last is committed, too, unless `close` is called because of an exception (in `finally`, or
+        by leaving `async with`): then that may not have been worked on, and comes again.
+        """
+        await self._close(check_ms("timeout_ms", timeout_ms), is_done=sys.exc_info()[1] is None)
+
+    async def _close(self, timeout_s: float, *, is_done: bool) -> None:
+        """`is_done`: what was handed out last has been worked on."""
+        if self._state == "closed":
+            return
+        self._check_loop()
+        was_running, self._state = self._state == "running", "closing"
+        self._tell()
+        deadline = self._runtime.clock.monotonic() + timeout_s
+        try:
+            if was_running and self._commits is not None:
+                await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group")
+        finally:
+            self._state = "closed"
+            for task in self._commit_tasks:
+                task.cancel()
+            self._tell()
+            left_s = max(1.0, deadline - self._runtime.clock.monotonic())
+            await self._within(self._runtime.close(), left_s, "ending its tasks")
+
+    async def _within(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task], timeout=timeout_s)
+        finally:
+            if not task.done():
+                task.cancel()
+        if task.done():
+            task.result()
+        else:
+            logger.warning("%s: close: gave up %s after %.1f s", self._runtime.connections.client_id, doing, timeout_s)
+
+    async def _say_goodbye(self, is_done: bool) -> None:
+        if is_done:
+            self._drop_batch()
+        else:
+            self._take_back()
+        self._activity.done()
+        assert self._commits is not None
+        await self._commits.drained()
+        if self._member is not None:
+            self._member.subscribe(None)
+            await self._member.left()
+        elif self._auto_commit is not None:
+            await self._auto_commit.commit(self._api_timeout_s)
+
+    def _take_back(self) -> None:
+        """What is in the user's hands has not been worked on."""
+        if not self._activity.holds:
+            return
+        if self._current is not None and self._is_handing_out(self._current) and not self._was_polled:
+            last = self._current.last_taken
+            if last is not None:
+                self._before[self._current.partition] = last
+        self._drop_batch()
+        for partition, position in self._before.items():
+            state = self._fetcher.states.get(partition)
+            if state is not None and state.position is not None and state.position > position:
+                self._fetcher.go_back(state, position)
 
     async def _find_topics(self) -> None:
         patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s)
@@ -149,10 +367,10 @@ class Consumer(Client):
 
     def _missing(self) -> BrokerError | None:
         cluster = self._runtime.metadata.cluster
-        for topic in self._topics:
+        for topic in () if self._subscribed is None else self._subscribed.topics:
             if topic not in cluster.topics:
                 return BrokerError(cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
-        for partition in self._partitions:
+        for partition in self._assigned or ():
             info = cluster.topics.get(partition.topic)
             if info is None or partition.partition not in info.partitions:
                 return BrokerError(
@@ -167,6 +385,69 @@ class Consumer(Client):
             f"batches_waiting={sum(len(state.fetched) for state in states)}>"
         )
 
+    # -- what is read --
+
+    def subscribe(
+        self,
+        topics: Sequence[str] | None = None,
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics instead of those before, or all whose whole name matches `pattern`. Takes effect in the
+        background; what both subscriptions have in common is read on. A topic that does not exist for 10 s is raised
+        from the iteration. Raises InvalidSetting."""
+        self._check_running()
+        if (topics is None) == (pattern is None):
+            raise InvalidSetting("topics", topics, "give either topics or pattern")
+        if self._assigned is not None:
+            raise InvalidSetting(
+                "topics", topics, "this consumer's partitions are assigned by hand: unsubscribe() first"
+            )
+        subscribed = _subscribed(topics, pattern)
+        checked = _checked_listener(listener)
+        if self._member is not None:
+            self._member.listen(checked)
+        elif checked is not None:
+            raise InvalidSetting("listener", listener, 'is for members of a group: give group="name", too')
+        self._subscribed = subscribed
+        self._apply()
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read these partitions instead of those before, whatever other consumers read; those that are in both are read
+        on. With a group, they begin where it has committed. Raises InvalidSetting."""
+        self._check_running()
+        if self._subscribed is not None:
+            raise InvalidSetting(
+                "partitions", partitions, "this consumer has subscribed to topics: unsubscribe() first"
+            )
+        checked = check_partitions("partitions", partitions)
+        if self._commits is not None and self._member is not None and self._assigned is None:
+            self._commits.committer = Nobody(self._commits.group)
+        self._assigned = checked
+        self._apply()
+
+    async def unsubscribe(self) -> None:
+        """Read nothing any more, and leave the group, after what is committed by itself and the listener."""
+        self._check_running()
+        self._drop_batch()
+        self._activity.done()
+        if self._member is not None and self._assigned is None:
+            self._member.subscribe(None)
+            await self._member.left()
+        elif self._auto_commit is not None:
+            await self._auto_commit.commit(self._api_timeout_s)
+        if self._commits is not None and self._member is not None:
+            self._commits.committer = self._member
+        self._subscribed = self._assigned = None
+        self._fetcher.assign_none()
+
+    def subscription(self) -> list[str]:
+        """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
+        if self._subscribed is None:
+            return []
+        return sorted(self._subscribed.names(self._runtime.metadata.cluster.topics))
+
     # -- reading --
 
     def __aiter__(self) -> AsyncIterator[Record]:
@@ -175,35 +456,90 @@ class Consumer(Client):
     async def __anext__(self) -> Record:
         """The next record.
 
-        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the
-        topic is gone, OFFSET_OUT_OF_RANGE with auto_offset_reset="none", or any error that is not retriable. Iterating
-        on after an error tries again.
+        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, what the rebalance listener
+        has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone, OFFSET_OUT_OF_RANGE with
+        auto_offset_reset="none", what a group refuses its members (FENCED_INSTANCE_ID, INCONSISTENT_GROUP_PROTOCOL), or
+        any error that is not retriable. Iterating on after an error tries again.
         """
         while True:
             for record in self._records:
                 return record
+            await self._hand_out()
+
+    async def _hand_out(self) -> Iterator[Record]:
+        """What is left of the batch whose records are being taken, or else the next one's: taking them moves the
+        position, in whatever thread. Raises as `__anext__`."""
+        while not length_hint(self._records):
             self._end_batch()
             found = await self._next_batch()
             if found is not None:
-                state, batch = found
-                self._current, self._batch, self._generation = state, batch, state.generation
-                self._records = state.hand_out(batch)
+                self._begin_batch(*found)
+        return self._records
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
         return _Batches(self)
+
+    async def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[Record]:
+        """The records that are there, at most `max_records` (by default `max_poll_records`), and from all partitions.
+        Waits for the first one; after `timeout_ms` without any the list is empty. Raises as `__anext__`."""
+        timeout_s = check_ms("timeout_ms", timeout_ms)
+        limit = self._max_poll_records if max_records is None else check_integer("max_records", max_records, 1, 1 << 30)
+        self._check_running()
+        self._activity.asks()
+        self._before.clear()
+        if self._current is not None and self._current.position is not None:
+            self._before[self._current.partition] = self._current.position
+        taken: list[Record] = []
+        try:
+            while len(taken) < limit:
+                some = list(islice(self._records, limit - len(taken)))
+                if some:
+                    taken += some
+                    continue
+                self._end_batch()
+                if taken and (self._errors or (found := self._take_batch()) is None):
+                    break  # an error is for the next call
+                if not taken and (found := await self._poll_batch(timeout_s)) is None:
+                    break
+                assert found is not None
+                self._begin_batch(*found)
+        except MinibrokerError:
+            if not taken:
+                raise
+            # The next call will meet it again, as it fetches from there again.
+        finally:
+            self._activity.asked(is_given=bool(taken))
+            self._was_polled = True
+        return taken
+
+    async def _poll_batch(self, timeout_s: float) -> tuple[PartitionState, ConsumerBatch] | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._next_batch()
+        except TimeoutError:
+            await asyncio.sleep(0)  # a loop over poll(0) must not keep the tasks from working
+            return None
+
+    def _begin_batch(self, state: PartitionState, batch: ConsumerBatch) -> None:
+        self._current, self._batch, self._generation = state, batch, state.generation
+        self._records = self._activity.records = state.hand_out(batch)
+        self._before.setdefault(state.partition, batch.offsets[0])
 
     async def _whole_batch(self) -> ConsumerBatch:
         while True:
             state, batch = self._current, self._batch
             rest = length_hint(self._records) if self._is_handing_out(state) else 0
             self._end_batch()
-            if state is not None and batch is not None and rest:
+            if state is not None and batch is not None and rest and not self._activity.is_quiet:
                 found: tuple[PartitionState, ConsumerBatch] | None = (state, batch.since(len(batch) - rest))
+                self._activity.asks()
+                self._activity.asked(is_given=True)
             else:
                 found = await self._next_batch()
             if found is not None:
                 state, batch = found
+                self._before[state.partition] = batch.offsets[0]
                 state.position = batch.next_offset
                 return batch
 
@@ -226,21 +562,46 @@ class Consumer(Client):
         """The next batch with records. The caller sets the position of its partition. None: another task iterates over
         this consumer, too, and a batch is being handed out since."""
         self._check_running()
-        while True:
-            if self._state != "running":
-                raise self._not_running()
-            if self._current is not None:
-                return None
+        self._activity.asks()
+        self._before.clear()
+        self._was_polled = False
+        found = None
+        try:
+            if self._commits is not None and self._activity.asked_at > self._yielded_at + YIELD_S:
+                await asyncio.sleep(0)
+                self._yielded_at = self._activity.asked_at
+            while True:
+                if self._state != "running":
+                    raise self._not_running()
+                if self._current is not None:
+                    return None
+                found = self._take_batch()
+                if found is not None:
+                    return found
+                await self._fetcher.pulse.wait()
+                self._yielded_at = self._runtime.clock.monotonic()
+        finally:
+            self._activity.asked(is_given=found is not None)
+
+    def _take_batch(self) -> tuple[PartitionState, ConsumerBatch] | None:
+        """The next batch with records, if one is there. Raises what is to be told."""
+        if self._errors:
+            raise self._errors.pop(0).with_traceback(None)
+        if self._member is not None and self._member.fenced is not None:
+            raise self._member.fenced.with_traceback(None)
+        if self._subscribed is None and self._assigned is None:
+            raise InvalidSetting("topics", None, "there is nothing to read: call subscribe() or assign() first")
+        while not self._activity.is_quiet:
             fetched = self._fetcher.take()
             if fetched is None:
-                await self._fetcher.pulse.wait()
-                continue
+                return None
             batch = self._decoded(fetched)
             if batch is None:
                 continue
             if len(batch):
                 return fetched.state, batch
             fetched.state.position = batch.next_offset
+        return None
 
     def _decoded(self, fetched: FetchedBatch) -> ConsumerBatch | None:
         """The records of a batch that are at or after the position. None: it is corrupt, and fetched once more."""
@@ -275,6 +636,13 @@ class Consumer(Client):
         if header.base_offset < position:  # brokers return whole batches
             return batch.since(bisect_left(decoded.offsets, position))
         return batch
+
+    def _give_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Go on at these offsets: what was returned from there on has not reached the user."""
+        for partition, offset in offsets.items():
+            state = self._fetcher.states.get(partition)
+            if state is not None and state.position is not None and state.position > offset:
+                self._fetcher.go_back(state, offset)
 
     # -- positions --
 
@@ -332,12 +700,25 @@ class Consumer(Client):
         reset: int | None = None,
         epoch: int = NO_EPOCH,
     ) -> None:
-        self._check_running()
+        self._check_usable()
         states = [self._state_of(partition) for partition in partitions] or list(self._fetcher.states.values())
         for state in states:
             if state is self._current:
                 self._drop_batch()
             self._fetcher.move(state, position, reset, epoch)
+
+    def seek_to_time(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
+        """Go on at the first record at or after that time, in milliseconds since 1970; where there is none, at the end.
+        Without partitions, in all of them."""
+        self._move(partitions, None, check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62))
+
+    async def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
+        """How many offsets there are from the position to the end of each partition, by default of all assigned ones.
+        Raises ApiTimedOut, BrokerError, NetworkError."""
+        asked = check_partitions("partitions", partitions) or self.assignment()
+        at = {partition: await self.position(partition) for partition in asked}
+        ends = await self.end_offsets(asked)
+        return {partition: max(0, ends[partition] - at[partition]) for partition in asked}
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`."""
@@ -358,6 +739,85 @@ class Consumer(Client):
     def paused(self) -> list[TopicPartition]:
         """The partitions that are paused, sorted."""
         return sorted(partition for partition, state in self._fetcher.states.items() if state.is_paused)
+
+    # -- commits --
+
+    async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
+        """Save how far the group has got: in all assigned partitions up to the position, that is behind the last record
+        that was handed out, or as `offsets` say (each is that of the next record to read). When this returns, the group
+        goes on there, whatever happens.
+
+        Retries through failovers and rebalances for `default_api_timeout_ms`, and then raises CommitFailed, which names
+        the partitions; a member also cannot commit what it does not have any more. Raises InvalidSetting without a
+        group.
+        """
+        commits = self._commits_of_group()
+        to_commit = self._to_commit(offsets)
+        if to_commit:
+            await commits.commit(commits.ticket(to_commit), self._api_timeout_s)
+
+    def commit_nowait(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
+    ) -> asyncio.Future[None]:
+        """As `commit`, but in the background: await what this returns, or not; a failure is a WARNING in any case.
+        Commits are carried out in the order of the calls."""
+        commits = self._commits_of_group()
+        to_commit = self._to_commit(offsets)
+        ticket = commits.ticket(to_commit)
+        task = asyncio.get_running_loop().create_task(commits.commit(ticket, self._api_timeout_s), name="commit")
+        self._commit_tasks[task] = None
+        running, who = self._commit_tasks, self._runtime.connections.client_id
+
+        def ended(task: asyncio.Task[None]) -> None:
+            running.pop(task, None)
+            commits.give_back(ticket)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.warning("%s: commit_nowait: %s", who, error)
+
+        task.add_done_callback(ended)
+        return task
+
+    async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed for each partition, assigned or not; None: nothing, or only for an earlier topic
+        of that name. Without arguments, for all that are assigned. Raises BrokerError, NetworkError, and InvalidSetting
+        without a group."""
+        commits = self._commits_of_group()
+        asked = check_partitions("partitions", partitions) or self.assignment()
+        found = await commits.fetch(asked, self._api_timeout_s)
+        return {
+            partition: None if (at := found.get(partition)) is None or at.is_of_older_topic else at.offset
+            for partition in asked
+        }
+
+    def _commits_of_group(self) -> Commits:
+        self._check_usable()
+        if self._commits is None:
+            raise InvalidSetting("group", None, 'offsets are committed for a group: Consumer(..., group="name")')
+        return self._commits
+
+    def _to_commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        if offsets is None:
+            return positions(self._fetcher)
+        checked = {}
+        for partition, offset in zip(check_partitions("offsets", offsets), offsets.values(), strict=True):
+            at = offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+            check_integer("offset", at.offset, 0, 1 << 62)
+            checked[partition] = at
+        return checked
+
+    def status(self) -> ConsumerStatus:
+        """Why nothing arrives, in words, if nothing does. Asks nobody: what this consumer knows."""
+        return describe(
+            state=self._state,
+            fetcher=self._fetcher,
+            member=self._member if self._assigned is None else None,
+            subscribed=self._subscribed,
+            assigned=self._assigned,
+            runtime=self._runtime,
+            activity=self._activity,
+        )
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
@@ -385,14 +845,75 @@ class Consumer(Client):
             check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62)
         return await list_offsets(self._runtime, asked, self._api_timeout_s)
 
+    def _check_usable(self) -> None:
+        """As `_check_running`, but `close` has a listener to await that may call the consumer."""
+        if self._state != "closing":
+            self._check_running()
+
     def _state_of(self, partition: TopicPartition) -> PartitionState:
-        self._check_running()
+        self._check_usable()
         state = self._fetcher.states.get(partition)
         if state is None:
             raise InvalidSetting(
-                "partition", partition, "it is not assigned to this consumer; see topics= and partitions="
+                "partition", partition, f"it is not assigned to this consumer; {self.status().summary}"
             )
         return state
+
+
+async def _begin_by_hand(
+    fetcher: Fetcher,
+    commits: Commits,
+    states: Sequence[PartitionState],
+    patience_s: float,
+    errors: list[BaseException],
+) -> None:
+    """Partitions that were assigned by hand begin where the group has committed."""
+    if not states:
+        return
+    committed = None
+    while committed is None:
+        try:
+            committed = await commits.fetch([state.partition for state in states], patience_s)
+        except MinibrokerError as error:
+            errors.append(error)
+            fetcher.pulse.notify()
+            await asyncio.sleep(1.0)
+    usable = {partition: at.offset for partition, at in committed.items() if not at.is_of_older_topic}
+    begin_at_committed(fetcher, states, usable)
+    fetcher.release(states)
+
+
+def _subscribed(topics: Sequence[str] | None, pattern: str | re.Pattern[str] | None) -> Subscribed:
+    if pattern is None:
+        checked = check_names("topics", topics or ())
+        if not checked:
+            raise InvalidSetting("topics", topics, 'give at least one, as in topics=["name"]')
+        return Subscribed(tuple(checked))
+    try:
+        return Subscribed((), re.compile(pattern))
+    except (re.error, TypeError) as error:
+        raise InvalidSetting("pattern", pattern, f"is no regular expression: {error}") from error
+
+
+def _assignors(strategy: Strategy | list[Strategy] | tuple[Strategy, ...]) -> list[Assignor]:
+    choices: list[Strategy] = [*strategy] if isinstance(strategy, (list, tuple)) else [strategy]
+    assignors = {assignor.name: assignor for assignor in map(assignor_of, choices)}
+    if not assignors:
+        raise InvalidSetting("partition_assignment_strategy", strategy, "give at least one")
+    return list(assignors.values())
+
+
+def _checked_instance_id(instance_id: str | None) -> str | None:
+    if instance_id is not None and (not isinstance(instance_id, str) or topic_name_problem(instance_id) is not None):
+        rule = "use 1 to 249 of the characters a-z A-Z 0-9 . _ -, another for each member of the group"
+        raise InvalidSetting("group_instance_id", instance_id, rule)
+    return instance_id
+
+
+def _checked_listener(listener: RebalanceListener | None) -> RebalanceListener | None:
+    if listener is not None and not isinstance(listener, RebalanceListener):
+        raise InvalidSetting("listener", listener, "derive it from RebalanceListener")
+    return listener
 
 
 class _Batches:

@@ -1,13 +1,25 @@
-"""What `Producer.send` returns. There is one for each record, so it is two words: a batch, and an index in it."""
+"""What `Producer.send` and `Producer.send_batch` return.
+
+Of a Delivery there is one for each record, so it is two words: a batch, and an index in it. Of a BatchDelivery there is
+one for thousands.
+"""
 
 import asyncio
-from collections.abc import Coroutine, Generator
+import logging
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from minibroker.client.accumulator import Part
 from minibroker.client.batch import Batch
+from minibroker.client.errors import BatchDeliveryFailed, FailedRecord
+from minibroker.protocol.errors import MinibrokerError
+
+logger = logging.getLogger("minibroker.client")
 
 
 class RecordMetadata(NamedTuple):
@@ -19,6 +31,46 @@ class RecordMetadata(NamedTuple):
     """-1 if the broker did not say: with acks=0, and for a retry of a batch that it appended long ago."""
     timestamp_ms: int
     """The record's, or the broker's if the topic has `message.timestamp.type=LogAppendTime`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartMetadata:
+    """Where some records of a `send_batch` are: in one partition, one after the other."""
+
+    partition: int
+    base_offset: int
+    """The first one's; -1 if the broker did not say, as in RecordMetadata."""
+    count: int
+    indexes: Sequence[int]
+    """Which records of the call they are, ascending: the record `indexes[i]` is at `base_offset + i`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetadata:
+    """Where the acknowledged records of a `send_batch` are."""
+
+    topic: str
+    parts: tuple[PartMetadata, ...]
+    """Those of a partition in the order of their offsets. There may be several, where records of other calls are in
+    between."""
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return sum(part.count for part in self.parts)
+
+    def offsets(self) -> list[tuple[int, int]]:
+        """Partition and offset of each record, in the order of the call (without those that failed)."""
+        places = [
+            (index, part.partition, -1 if part.base_offset < 0 else part.base_offset + place)
+            for part in self.parts
+            for place, index in enumerate(part.indexes)
+        ]
+        return [(partition, offset) for _, partition, offset in sorted(places)]
+
+
+OnDelivery = Callable[[RecordMetadata | None, MinibrokerError | None], None]
+"""(metadata, None) once a record is acknowledged; (None, error) if it failed."""
 
 
 if TYPE_CHECKING:
@@ -71,9 +123,7 @@ class Delivery(_Coroutine, gc=False, eq=False):
             yield from _ending(batch).__await__()
         if batch.error is not None:
             raise batch.error.with_traceback(None)
-        timestamp_ms = batch.timestamps[index] if batch.log_append_time_ms < 0 else batch.log_append_time_ms
-        offset = -1 if batch.base_offset < 0 else batch.base_offset + index
-        return RecordMetadata(batch.topic, batch.partition, offset, timestamp_ms)
+        return _metadata(batch, index)
 
     def send(self, value: None) -> asyncio.Future[None]:
         """For tasks: a step. It returns a future to wait for, or raises StopIteration with the result, or an error."""
@@ -87,9 +137,7 @@ class Delivery(_Coroutine, gc=False, eq=False):
         traceback: TracebackType | None = None,
     ) -> Any:
         """For tasks: how they are cancelled."""
-        if isinstance(kind, BaseException):
-            raise kind
-        raise value if isinstance(value, BaseException) else kind()
+        _throw(kind, value)
 
     def close(self) -> None:
         """For tasks: there is nothing to undo."""
@@ -110,6 +158,185 @@ class Delivery(_Coroutine, gc=False, eq=False):
         while batch.forwarded is not None:
             batch, index = batch.forwarded[index]
         return batch, index
+
+
+class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
+    """An awaitable that ends when all records of a `send_batch` are acknowledged, or have failed for good.
+
+    `await` returns BatchMetadata, or raises BatchDeliveryFailed if any of them failed, which says which ones, and where
+    the others are; and WrongEventLoop as a Delivery. It may be awaited, again and by several tasks, as a Delivery. What
+    fails while nobody has awaited it is reported by `flush`, `drain` or `close`.
+    """
+
+    __slots__ = ("_parts", "_topic")
+
+    def __init__(self, topic: str, parts: list[Part]) -> None:
+        self._topic = topic
+        self._parts = parts
+
+    def __len__(self) -> int:
+        """How many records there are."""
+        return sum(len(part.indexes) for part in self._parts)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def done(self) -> bool:
+        """Whether every record is acknowledged or has failed: then `await` returns, or raises, at once."""
+        self._follow()
+        return all(part.batch.is_done for part in self._parts)
+
+    def __await__(self) -> Generator[Any, None, BatchMetadata]:
+        while True:
+            self._follow()
+            waiting: Batch | None = None
+            for batch, first, indexes in self._parts:
+                if not batch.is_done:
+                    if batch.check_caller is not None:
+                        batch.check_caller()
+                    waiting = waiting or batch
+                if not batch.is_done or batch.error is not None:
+                    batch.mark_run_awaited(first, len(indexes))
+            if waiting is None:
+                break
+            while not waiting.is_done and waiting.forwarded is None:
+                yield from _ending(waiting).__await__()
+        return self._result()
+
+    def send(self, value: None) -> asyncio.Future[None]:
+        """For tasks: a step, as of a Delivery."""
+        step: asyncio.Future[None] = next(self.__await__())
+        return step
+
+    def throw(
+        self,
+        kind: type[BaseException] | BaseException,
+        value: BaseException | object = None,
+        traceback: TracebackType | None = None,
+    ) -> Any:
+        """For tasks: how they are cancelled."""
+        _throw(kind, value)
+
+    def close(self) -> None:
+        """For tasks: there is nothing to undo."""
+
+    def __repr__(self) -> str:
+        self._follow()
+        waiting = sum(len(part.indexes) for part in self._parts if not part.batch.is_done)
+        failed = sum(len(part.indexes) for part in self._parts if part.batch.error is not None)
+        return f"<BatchDelivery {self._topic}, {len(self)} records: {waiting} waiting, {failed} failed>"
+
+    def _follow(self) -> None:
+        """Where batches were forwarded, look at what they have become."""
+        while any(part.batch.forwarded is not None for part in self._parts):
+            parts: list[Part] = []
+            for part in self._parts:
+                parts += [part] if part.batch.forwarded is None else _runs(part)
+            self._parts = parts
+
+    def _result(self) -> BatchMetadata:
+        parts: list[PartMetadata] = []
+        failures: list[FailedRecord] = []
+        failed: list[int] = []
+        for batch, first, indexes in self._parts:
+            if batch.error is not None:
+                failures += batch.failed(range(first, first + len(indexes)))
+                failed += indexes
+                continue
+            base_offset = -1 if batch.base_offset < 0 else batch.base_offset + first
+            part = PartMetadata(batch.partition, base_offset, len(indexes), indexes)
+            if parts and (joined := _joined(parts[-1], part)) is not None:
+                parts[-1] = joined
+            else:
+                parts.append(part)
+        metadata = BatchMetadata(self._topic, tuple(parts))
+        if failed:
+            raise BatchDeliveryFailed(failures, failed, metadata)
+        return metadata
+
+
+def _runs(part: Part) -> list[Part]:
+    """What a part of a forwarded batch has become."""
+    targets = part.batch.forwarded
+    assert targets is not None
+    runs: list[tuple[Batch, int, list[int]]] = []
+    last_in: dict[Batch, tuple[Batch, int, list[int]]] = {}
+    for place, index in enumerate(part.indexes, part.first):
+        batch, first = targets[place]
+        run = last_in.get(batch)
+        if run is not None and run[1] + len(run[2]) == first:
+            run[2].append(index)
+        else:
+            run = last_in[batch] = batch, first, [index]
+            runs.append(run)
+    return [Part(batch, first, _as_range(indexes)) for batch, first, indexes in runs]
+
+
+def _as_range(ascending: list[int]) -> Sequence[int]:
+    is_run = ascending[-1] - ascending[0] + 1 == len(ascending)
+    return range(ascending[0], ascending[-1] + 1) if is_run else ascending
+
+
+def _joined(before: PartMetadata, after: PartMetadata) -> PartMetadata | None:
+    """Both as one, if the second follows on the first."""
+    if before.partition != after.partition or before.base_offset < 0:
+        return None
+    if before.base_offset + before.count != after.base_offset:
+        return None
+    indexes: Sequence[int]
+    if (
+        isinstance(before.indexes, range)
+        and isinstance(after.indexes, range)
+        and before.indexes.stop == after.indexes.start
+    ):
+        indexes = range(before.indexes.start, after.indexes.stop)
+    else:
+        indexes = [*before.indexes, *after.indexes]
+    return PartMetadata(before.partition, before.base_offset, before.count + after.count, indexes)
+
+
+def _metadata(batch: Batch, index: int) -> RecordMetadata:
+    timestamp_ms = batch.timestamps[index] if batch.log_append_time_ms < 0 else batch.log_append_time_ms
+    offset = -1 if batch.base_offset < 0 else batch.base_offset + index
+    return RecordMetadata(batch.topic, batch.partition, offset, timestamp_ms)
+
+
+def _throw(kind: type[BaseException] | BaseException, value: BaseException | object) -> None:
+    if isinstance(kind, BaseException):
+        raise kind
+    raise value if isinstance(value, BaseException) else kind()
+
+
+def tell_on_delivery(
+    batch: Batch, index: int, on_delivery: OnDelivery, call_soon: Callable[[Callable[[], None]], object]
+) -> None:
+    """Have `on_delivery` called once the record has ended: by the event loop, as batches end in the middle of the
+    sender's work, which a callback must not disturb by sending more."""
+
+    def ended() -> None:
+        if batch.forwarded is not None:
+            tell_on_delivery(*batch.forwarded[index], on_delivery, call_soon)
+        else:
+            call_soon(partial(_tell, batch, index, on_delivery))
+
+    if batch.is_done or batch.forwarded is not None:
+        ended()
+        return
+    if batch.listeners is None:
+        batch.listeners = []
+    batch.listeners.append(ended)
+
+
+def _tell(batch: Batch, index: int, on_delivery: OnDelivery) -> None:
+    try:
+        if batch.error is None:
+            on_delivery(_metadata(batch, index), None)
+        else:
+            on_delivery(None, batch.error)
+            batch.mark_awaited(index)
+    except Exception:
+        # Nobody could catch it: the caller of `send` has gone on. A failed record stays unreported, so `flush` will.
+        logger.exception("on_delivery=%r raised for a record of %s", on_delivery, batch.topic)
 
 
 def _ending(batch: Batch) -> asyncio.Future[None]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 if TYPE_CHECKING:
-    from minibroker.client.admin import LogDirDescription
     from minibroker.client.configs import ConfigEntry, ConfigResource
+    from minibroker.client.delivery import BatchMetadata
+    from minibroker.client.groups import GroupDescription
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
@@ -33,6 +34,13 @@ class InvalidSetting(MinibrokerError, ValueError):
         self.value = value
 
 
+class InvalidAssignment(MinibrokerError, ValueError):
+    """An assignor of the user's decided what a group cannot do."""
+
+    def __init__(self, assignor: str, what: str) -> None:
+        super().__init__(f"assignor {assignor}: {what}")
+
+
 class Closed(MinibrokerError, RuntimeError):
     """The producer, consumer or admin was closed, or not started yet."""
 
@@ -42,12 +50,58 @@ class WrongEventLoop(MinibrokerError, RuntimeError):
     thread in which none runs. Nothing was done."""
 
 
+class ForkedClient(MinibrokerError, RuntimeError):
+    """A client of `minibroker.sync` was used in a child that was forked from its process. Nothing was done: make a new
+    one in the child."""
+
+
 class ClientCrashed(MinibrokerError, RuntimeError):
     """A background task of the client met a bug. Nothing is sent or fetched any more; the cause is chained."""
 
 
 class BufferFull(MinibrokerError):
     """`send` was called faster than brokers take records, and `drain` was not awaited in between."""
+
+
+class PartitionerFailed(MinibrokerError):
+    """The function that was given as `partitioner` raised (that is the cause), or returned what is no partition."""
+
+
+class SerializationFailed(MinibrokerError, ValueError):
+    """A key or value could not be made bytes, so nothing was sent. The serializer's error is the cause.
+
+    `topic`; `what`, which is "key" or "value" (with an index: of `send_batch`); and the `type` of what was passed.
+    """
+
+    def __init__(self, topic: str, what: str, type: type, problem: str) -> None:
+        self.topic = topic
+        self.what = what
+        self.type = type
+        self._problem = problem
+        super().__init__(f"the {what} for {topic}, of type {type.__name__}, cannot be serialized: {problem}")
+
+    def __reduce__(self) -> tuple[type[SerializationFailed], tuple[str, str, type, str]]:
+        return SerializationFailed, (self.topic, self.what, self.type, self._problem)
+
+
+class DeserializationFailed(MinibrokerError, ValueError):
+    """A record's key or value is not what the deserializer reads. Its error is the cause.
+
+    `partition` and `offset` of the record, `what` ("key" or "value"), and the `data` as it is in the log.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, what: str, problem: str, data: bytes) -> None:
+        self.partition = TopicPartition(topic, partition)
+        self.offset = offset
+        self.what = what
+        self.data = data
+        self._problem = problem
+        super().__init__(
+            f"{self.partition} at offset {offset}: the {what} of {len(data)} bytes cannot be deserialized: {problem}"
+        )
+
+    def __reduce__(self) -> tuple[type[DeserializationFailed], tuple[str, int, int, str, str, bytes]]:
+        return type(self), (*self.partition, self.offset, self.what, self._problem, self.data)
 
 
 class DeliveryTimedOut(MinibrokerError, TimeoutError):
@@ -82,8 +136,24 @@ class DeliveryFailed(MinibrokerError):
             lines.append(f"and {len(reasons) - len(lines)} other reasons")
         super().__init__(f"{len(failures)} records were not delivered (see .failures). " + "; ".join(lines))
 
-    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[tuple[FailedRecord, ...]]]:
+    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
         return type(self), (self.failures,)
+
+
+class BatchDeliveryFailed(DeliveryFailed):
+    """Records of a `send_batch` failed.
+
+    `failures` holds those that failed, `indexes` says which records of the call these are, in the same order, and
+    `metadata` where the others are.
+    """
+
+    def __init__(self, failures: Sequence[FailedRecord], indexes: Sequence[int], metadata: BatchMetadata) -> None:
+        super().__init__(failures)
+        self.indexes = tuple(indexes)
+        self.metadata = metadata
+
+    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
+        return type(self), (self.failures, self.indexes, self.metadata)
 
 
 class TopicErrors(MinibrokerError):
@@ -91,7 +161,7 @@ class TopicErrors(MinibrokerError):
 
     def __init__(self, errors: dict[str, MinibrokerError]) -> None:
         self.errors = errors
-        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+        super().__init__(_grouped(errors))
 
     def __reduce__(self) -> tuple[type[TopicErrors], tuple[dict[str, MinibrokerError]]]:
         return type(self), (self.errors,)
@@ -116,6 +186,25 @@ class PartitionErrors(MinibrokerError):
         return type(self), (self.errors, self.results)
 
 
+class GroupErrors(MinibrokerError):
+    """Some groups of a request failed. `errors` has one entry for each, by name; the other groups succeeded, and
+    `results` has what the call would have returned for them."""
+
+    def __init__(
+        self,
+        errors: Mapping[str, MinibrokerError],
+        results: Mapping[str, GroupDescription] = MappingProxyType({}),
+    ) -> None:
+        self.errors = dict(errors)
+        self.results = dict(results)
+        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+
+    def __reduce__(
+        self,
+    ) -> tuple[type[GroupErrors], tuple[dict[str, MinibrokerError], dict[str, GroupDescription]]]:
+        return type(self), (self.errors, self.results)
+
+
 class BrokersFailed(MinibrokerError):
     """Some brokers of a request did not do what was asked. `errors` has one entry for each, by id; the others did, and
     `results` has what the call would have returned for them."""
@@ -123,15 +212,16 @@ class BrokersFailed(MinibrokerError):
     def __init__(
         self,
         errors: dict[int, MinibrokerError],
-        results: Mapping[int, tuple[LogDirDescription, ...]] = MappingProxyType({}),
+        results: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
         self.errors = errors
         self.results = dict(results)
+        """By id, too."""
         super().__init__(_grouped({f"broker {broker}": error for broker, error in sorted(errors.items())}))
 
     def __reduce__(
         self,
-    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, tuple[LogDirDescription, ...]]]]:
+    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, Any]]]:
         return type(self), (self.errors, self.results)
 
 
@@ -155,6 +245,40 @@ class ConfigErrors(MinibrokerError):
         tuple[dict[ConfigResource, MinibrokerError], dict[ConfigResource, Mapping[str, ConfigEntry]]],
     ]:
         return type(self), (self.errors, self.results)
+
+
+class CommitFailed(MinibrokerError):
+    """Offsets were not committed, or that is not known. `errors` has one entry for each partition; those of the same
+    call that are not in it are committed."""
+
+    def __init__(self, group: str, errors: dict[TopicPartition, MinibrokerError]) -> None:
+        self.group = group
+        self.errors = errors
+        named = _grouped({str(partition): error for partition, error in sorted(errors.items())})
+        super().__init__(f"offsets of group {group} were not committed: {named}")
+
+    def __reduce__(self) -> tuple[type[CommitFailed], tuple[str, dict[TopicPartition, MinibrokerError]]]:
+        return type(self), (self.group, self.errors)
+
+
+class MaxPollIntervalExceeded(MinibrokerError):
+    """The consumer was asked for no records for longer than `max_poll_interval_ms`, so it has left its group, and
+    others may have read on from what was committed. Iterating on goes on as a new member.
+
+    `silent_s`: for how long nothing was asked for.
+    """
+
+    def __init__(self, silent_s: float, max_poll_interval_s: float) -> None:
+        self.silent_s = silent_s
+        self.max_poll_interval_s = max_poll_interval_s
+        super().__init__(
+            f"no records were asked for during {silent_s:.1f} s, which is more than max_poll_interval_ms="
+            f"{max_poll_interval_s * 1_000:.0f}, so this consumer has left its group: process fewer records at a time "
+            "(max_poll_records), or raise max_poll_interval_ms. Iterating on joins again"
+        )
+
+    def __reduce__(self) -> tuple[type[MaxPollIntervalExceeded], tuple[float, float]]:
+        return type(self), (self.silent_s, self.max_poll_interval_s)
 
 
 class CorruptBatch(MinibrokerError):
@@ -195,8 +319,10 @@ class LogTruncated(MinibrokerError):
 
 
 def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
-    """Each text once, after the names of all that it concerns."""
+    """Each text once, after the names of all that it concerns, if it does not have the name itself."""
     alike: dict[str, list[str]] = {}
     for name, error in errors.items():
         alike.setdefault(str(error), []).append(name)
-    return "; ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
+    return "; ".join(
+        text if len(names) == 1 and names[0] in text else f"{', '.join(names)}: {text}" for text, names in alike.items()
+    )

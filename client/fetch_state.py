@@ -50,6 +50,10 @@ class PartitionState:
         self.absent_since: float | None = None
         """Since when metadata has had no such partition, or no leader as recent as the position's epoch."""
         self.is_paused = False
+        self.is_held = False
+        """As paused, but by the consumer: it does not know yet where to begin, or the user is being told of it."""
+        self.high_watermark: int | None = None
+        """As of the last answer."""
         self.is_busy = True
         """The last answer brought records, or there was none yet."""
         self.fetched: deque[FetchedBatch] = deque()
@@ -81,6 +85,17 @@ class PartitionState:
         """The records of a batch, which begins at the position. Each that is taken moves the position past itself."""
         self._offsets, self._handed_out = batch.offsets, iter(batch.records())
         return self._handed_out
+
+    @property
+    def is_handed_out(self) -> bool:
+        """There are records left of the batch that the user takes one by one."""
+        return length_hint(self._handed_out) > 0
+
+    @property
+    def last_taken(self) -> int | None:
+        """The offset of the last record that was taken of that batch; None: none was."""
+        taken = len(self._offsets) - length_hint(self._handed_out)
+        return self._offsets[taken - 1] if self._offsets and taken else None
 
     def hand_out_no_more(self) -> None:
         """What is left of the batch is dropped; the position is that of its first record."""
@@ -175,7 +190,7 @@ def due_fetches(
     bytes_ahead: dict[int, int] = {}
     """By node; over the limit where a single partition has enough."""
     for state in states:
-        if state.position is None or state.is_paused or state.error is not None:
+        if state.position is None or state.is_paused or state.is_held or state.error is not None:
             continue
         leader = leader_of(*state.partition)
         if leader is None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from math import ceil, inf
 from typing import NamedTuple
@@ -85,6 +86,7 @@ class Fetcher:
         fetch_max_wait_s: float,
         fetch_max_bytes: int,
         max_partition_fetch_bytes: int,
+        max_buffer_bytes: int,
     ) -> None:
         self._runtime = runtime
         self._metadata = runtime.metadata
@@ -94,6 +96,9 @@ class Fetcher:
         self._max_wait_s = fetch_max_wait_s
         self._max_bytes = fetch_max_bytes
         self._max_partition_bytes = max_partition_fetch_bytes
+        self._max_buffer_bytes = max_buffer_bytes
+        self._is_full = False
+        """So much is fetched ahead that nothing more is."""
         self._began = self._clock.monotonic()
         self._requests: LeaderRequests[_Asked, m.FetchResponse] = LeaderRequests(
             runtime,
@@ -112,6 +117,13 @@ class Fetcher:
         self._topics: dict[str, str] = {}
         """The ids, as last seen, of all topics of which something is fetched."""
         self._whole_topics: dict[str, None] = {}
+        self._pattern: re.Pattern[str] | None = None
+        self._missing_since: dict[str, float] = {}
+        """Topics in `named` that are not there, and since when."""
+        self.named: Collection[str] = ()
+        """Topics that the user has named, whether or not something of them is fetched."""
+        self.errors: list[BaseException] = []
+        """To be raised to the user, one at a time, whatever else there is to take."""
         self._stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
         self._next_look = 0.0
         self.states: dict[TopicPartition, PartitionState] = {}
@@ -119,21 +131,82 @@ class Fetcher:
 
     # -- what is fetched --
 
-    def assign_topics(self, topics: Sequence[str]) -> None:
-        """All partitions, those that are added later included (from their beginning)."""
+    def assign_topics(self, topics: Sequence[str], pattern: re.Pattern[str] | None = None) -> None:
+        """All partitions of these topics, or of those that match, those that are added later included (from their
+        beginning). Others that were assigned are fetched no more."""
+        for topic in self._whole_topics.keys() - set(topics):
+            if pattern is None or pattern.fullmatch(topic) is None:
+                del self._whole_topics[topic]
         for topic in topics:
-            self._whole_topics[topic] = None
-            self._topics[topic] = ""
-            self._metadata.want(topic)
+            self._add_topic(topic)
+        self._pattern = pattern
+        self.remove([partition for partition in self.states if partition.topic not in self._whole_topics])
+
+    def _add_topic(self, topic: str) -> None:
+        self._whole_topics.setdefault(topic)
+        self._topics.setdefault(topic, "")
+        self._metadata.want(topic)
 
     def assign_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         for partition in partitions:
-            self._topics[partition.topic] = ""
+            self._topics.setdefault(partition.topic, "")
             self._metadata.want(partition.topic)
             self._add(partition, self._reset)
 
     def _add(self, partition: TopicPartition, reset: int | None) -> None:
         self.states[partition] = PartitionState(partition, reset)
+
+    def add_held(self, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
+        """As `assign_partitions`, but nothing is fetched until they are released. Those that are there are left alone
+        and not returned."""
+        added = []
+        for partition in partitions:
+            if partition not in self.states:
+                info = self._metadata.cluster.topics.get(partition.topic)
+                self._topics.setdefault(partition.topic, "" if info is None else info.topic_id)
+                self._metadata.want(partition.topic)
+                self._add(partition, self._reset)
+                state = self.states[partition]
+                state.is_held = True
+                added.append(state)
+        return added
+
+    def release(self, states: Iterable[PartitionState]) -> None:
+        for state in states:
+            state.is_held = False
+        self.wake()
+        self.pulse.notify()
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch them no more. What is left of them is not handed out."""
+        for partition in list(partitions):
+            state = self.states.pop(partition, None)
+            if state is not None:
+                self.move(state, None)
+                self._doubts.pop(state, None)
+        for topic in self._topics.keys() - self._whole_topics.keys() - {partition.topic for partition in self.states}:
+            del self._topics[topic]
+
+    def assign_none(self) -> None:
+        self._whole_topics.clear()
+        self._pattern = None
+        self.remove(self.states)
+
+    def cut(self) -> None:
+        """Hand out no more of the batches that are being taken record by record."""
+        for state in self.states.values():
+            if state.is_handed_out:
+                assert state.position is not None
+                self.go_back(state, state.position)
+
+    def topic_id(self, topic: str) -> str:
+        """Of the topic that is fetched under this name; empty: not known."""
+        return self._topics.get(topic, "")
+
+    @property
+    def reset(self) -> int | None:
+        """The timestamp that `auto_offset_reset` stands for; None for "none"."""
+        return self._reset
 
     @staticmethod
     def _no_position(partition: TopicPartition) -> MinibrokerError:
@@ -144,6 +217,10 @@ class Fetcher:
 
     def adopt_topics(self) -> None:
         """Take over what metadata says of the topics' partitions."""
+        if self._pattern is not None:
+            for topic, found in sorted(self._metadata.cluster.topics.items()):
+                if not found.is_internal and topic not in self._whole_topics and self._pattern.fullmatch(topic):
+                    self._add_topic(topic)
         for topic in self._topics:
             info = self._metadata.cluster.topics.get(topic)
             if info is None:
@@ -202,14 +279,14 @@ class Fetcher:
         """The next batch, from each partition in turn; None: there is none. Raises the error that stopped a
         partition."""
         for state in self._stopped:
-            if not state.is_paused and not state.fetched:
+            if not state.is_paused and not state.is_held and not state.fetched:
                 error, state.error = state.error, None
                 del self._stopped[state]
                 self.wake()
                 assert error is not None
                 raise error
         for state in self._with_data:
-            if not state.is_paused:
+            if not state.is_paused and not state.is_held:
                 batch = state.fetched.popleft()
                 del self._with_data[state]
                 if state.fetched:
@@ -217,7 +294,7 @@ class Fetcher:
                 before = state.fetched_bytes
                 state.fetched_bytes -= batch.end - batch.start
                 half = self._max_partition_bytes // 2
-                if state.fetched_bytes <= half < before or not state.fetched:
+                if state.fetched_bytes <= half < before or not state.fetched or self._is_full:
                     self.wake()
                 return batch
         return None
@@ -251,13 +328,13 @@ class Fetcher:
         waiting = {
             partition: why
             for partition, state in self.states.items()
-            if (why := self._why_waiting(state, state in mute)) is not None
+            if (why := self.why_waiting(state, state in mute)) is not None
         }
         self._stalls.look(now, waiting, waiting.__getitem__)
 
-    def _why_waiting(self, state: PartitionState, is_mute: bool) -> str | None:
+    def why_waiting(self, state: PartitionState, is_mute: bool = False) -> str | None:
         """What keeps a partition from being fetched now; None: nothing does. `is_mute`: an answer is overdue."""
-        if state.is_paused or state.error is not None:
+        if state.is_paused or state.is_held or state.error is not None:
             return None  # it is the user's turn
         leader = self._metadata.cluster.leader(*state.partition)
         if leader is None:
@@ -277,6 +354,17 @@ class Fetcher:
 
     def _look_for_unknown(self, now: float) -> None:
         """Tell the user about a topic or partition that has been gone for long."""
+        cluster = self._metadata.cluster
+        there = {state.partition.topic for state in self.states.values()}
+        missing = [topic for topic in self.named if topic not in there and topic not in cluster.topics]
+        self._missing_since = {topic: self._missing_since.get(topic, now) for topic in missing}
+        for topic, missing_since in self._missing_since.items():
+            if now >= missing_since + UNKNOWN_TOPIC_PATIENCE_S:
+                code = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                self.errors.append(BrokerError(code, f"for {now - missing_since:.0f} s: {topic}"))
+                self._missing_since[topic] = now  # after that the patience begins anew
+            else:
+                self._metadata.request_refresh()
         for state in self.states.values():
             since = self._metadata.wrong_since.get(state.partition.topic)
             problem = self._problem(state)
@@ -315,7 +403,7 @@ class Fetcher:
         next_at = inf
         by_leader: dict[Leader, list[_Asked]] = {}
         for state in self.states.values():
-            if state.position is not None or state.error is not None:
+            if state.position is not None or state.error is not None or state.is_held:
                 continue
             if state.reset is None:
                 self._stop(state, self._no_position(state.partition))
@@ -341,6 +429,10 @@ class Fetcher:
 
     def _send(self, now: float) -> float:
         """Send the fetches that are due. Returns when to look again if nothing happens before."""
+        max_bytes = min(self._max_bytes, self._buffer_left())
+        self._is_full = max_bytes <= 0
+        if self._is_full:
+            return inf  # `take` wakes this
         due = due_fetches(
             self.states.values(),
             self._metadata.cluster.leader,
@@ -363,8 +455,18 @@ class Fetcher:
             next_at = min(next_at, usable_at)
             if connection is not None:
                 for piece, wait_ms in self._scheduled(asked, outstanding, now):
-                    self._fetch(node_id, connection, piece, wait_ms, now)
+                    self._fetch(node_id, connection, piece, wait_ms, max_bytes, now)
         return next_at
+
+    def _buffer_left(self) -> int:
+        """How many bytes may be fetched ahead. What paused partitions have is dropped before it is in the way."""
+        left = self._max_buffer_bytes - sum(state.fetched_bytes for state in self.states.values())
+        if left <= 0:
+            for state in self.states.values():
+                if state.is_paused and state.fetched and state.position is not None:
+                    left += state.fetched_bytes
+                    self.go_back(state, state.position)
+        return left
 
     def _scheduled(
         self, asked: Sequence[tuple[PartitionState, Leader]], outstanding: int, now: float
@@ -390,6 +492,7 @@ class Fetcher:
         connection: Connection,
         asked: Sequence[tuple[PartitionState, Leader]],
         wait_ms: int,
+        max_bytes: int,
         now: float,
     ) -> None:
         topics: dict[str, list[m.FetchPartition]] = {}
@@ -413,7 +516,7 @@ class Fetcher:
             CONSUMER,
             wait_ms,
             self._min_bytes,
-            self._max_bytes,
+            max_bytes,
             READ_UNCOMMITTED,
             [m.FetchTopic(name, self._topics[name], partitions) for name, partitions in topics.items()],
         )
@@ -451,6 +554,7 @@ class Fetcher:
                 state.retry_at = now + self._runtime.retry_backoff_s
                 self._doubt(state, leader, partial(self._diverged, state, partition.diverging_epoch))
             else:
+                state.high_watermark = partition.high_watermark
                 self._arrived(state, offset, partition.records)
 
     def _arrived(self, state: PartitionState, offset: int, records: memoryview) -> None:
@@ -593,12 +697,14 @@ class Fetcher:
     async def _find_positions(self, leader: Leader, asked: Sequence[_Asked]) -> None:
         timestamps = {state.partition: timestamp for state, _, timestamp, _ in asked}
         results = await ask_leader(self._runtime, leader, timestamps, self._runtime.request_timeout_s)
-        for state, generation, _, _ in asked:
+        for state, generation, timestamp, _ in asked:
             if (state.generation, state.tried) != (generation, leader):
                 continue  # the user went elsewhere, or there is another leader
             state.outstanding_generation = -1
             result = results[state.partition]
-            if isinstance(result, Found):
+            if isinstance(result, Found) and result.result is None and timestamp >= 0:
+                self.move(state, None, m.LATEST_TIMESTAMP)  # there is no record as late as that
+            elif isinstance(result, Found):
                 at = result.result or OffsetAndTimestamp(0, -1)
                 self.move(state, at.offset, epoch=NO_EPOCH if at.leader_epoch is None else at.leader_epoch)
             elif isinstance(result, BrokerError) and not result.retriable:

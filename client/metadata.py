@@ -228,6 +228,7 @@ class Metadata:
         self._retry_backoff_s = retry_backoff_s
         self._max_age_s = max_age_s
         self._wanted: dict[str, None] = {}
+        self._wants_all = False
         self._lookers: dict[str, int] = {}
         """How many `wanted` blocks ask for a topic just now."""
         self._waker = Waker()
@@ -252,6 +253,13 @@ class Metadata:
             self._wanted[topic] = None
             self._is_urgent = True
             self.request_refresh()
+
+    def want_all(self, is_wanted: bool) -> None:
+        """Whether to ask for all topics that there are."""
+        if is_wanted and not self._wants_all:
+            self._is_urgent = True
+            self.request_refresh()
+        self._wants_all = is_wanted
 
     def unwant(self, topic: str) -> None:
         """Undo `want`, and forget the topic."""
@@ -284,8 +292,25 @@ class Metadata:
         self.cluster = self.cluster._replace(topics=topics, errors=errors)
         self.wrong_since.pop(topic, None)
 
-    def _asked_for(self) -> list[str]:
-        return list(self._wanted | dict.fromkeys(self._lookers))
+    def _asked_for(self) -> list[str] | None:
+        return None if self._wants_all else list(self._wanted | dict.fromkeys(self._lookers))
+
+    def _learn_all(self, request: m.MetadataRequest, response: m.MetadataResponse) -> None:
+        """The answer to `request`. If that was for all topics, those that are not in it are gone, unless the broker has
+        just started and knows nothing yet."""
+        self._learn(response)
+        if request.topics is not None or not response.brokers:
+            return
+        there = {topic.name for topic in response.topics}
+        for topic in [topic for topic in self.cluster.topics if topic not in there]:
+            if topic not in self._wanted and topic not in self._lookers:
+                self._forget(topic)
+        now = self._clock.monotonic()
+        for topic in self._wanted | dict.fromkeys(self._lookers):
+            if topic not in there:
+                errors = {**self.cluster.errors, topic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+                self.cluster = self.cluster._replace(errors=errors)
+                self.wrong_since.setdefault(topic, now)
 
     def address(self, node_id: int) -> Address | None:
         return self.cluster.brokers.get(node_id)
@@ -341,7 +366,8 @@ class Metadata:
 
     async def first_refresh(self, timeout_s: float) -> None:
         """Connect to the cluster. Raises NetworkError naming every address and what was wrong with it."""
-        self._learn(await self.request_any(METADATA, m.MetadataRequest(self._asked_for()), timeout_s=timeout_s))
+        request = m.MetadataRequest(self._asked_for())
+        self._learn_all(request, await self.request_any(METADATA, request, timeout_s=timeout_s))
 
     async def run(self) -> None:
         """The task. Refreshes on request, and when what is known has become old."""
@@ -363,7 +389,7 @@ class Metadata:
             before = self.cluster
             try:
                 request = m.MetadataRequest(self._asked_for())
-                self._learn(await self.request_any(METADATA, request))
+                self._learn_all(request, await self.request_any(METADATA, request))
                 self.last_error = None
             except NetworkError as error:
                 self.last_error = error

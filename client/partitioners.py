@@ -8,6 +8,8 @@ A record without a key may go anywhere, and what matters is that batches get lar
 partition until a batch is full ("sticky", KIP-480). That alone feeds slow brokers more than fast ones, since a
 batch that waits for a slow broker stays open and attracts records. So the default switches after a fixed number of
 *bytes*, however fast brokers acknowledge, and prefers partitions with short queues (KIP-794, "uniform" and adaptive).
+
+Whoever wants something else gives a function that chooses for every record (`RecordPartitioner`, Kafka's Partitioner).
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import mod
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 KeyHash = Callable[[bytes, int], int]
 """(key, number of partitions) -> partition, counted from 0."""
@@ -50,6 +54,13 @@ def murmur2_hash(data: bytes) -> int:
     return value ^ value >> 15
 
 
+def partitions_of(keys: Sequence[bytes], by_key: KeyHash, partition_count: int) -> list[int]:
+    """`by_key` of each key. CRC-32 is computed without a step of Python for each of them."""
+    if by_key is crc32:
+        return list(map(mod, map(zlib.crc32, keys), repeat(partition_count)))
+    return list(map(by_key, keys, repeat(partition_count)))
+
+
 class WithoutKey(Enum):
     """How the partition of a record without partition and key is chosen."""
 
@@ -66,6 +77,39 @@ class Partitioner(NamedTuple):
 
     by_key: KeyHash = crc32
     without_key: WithoutKey = WithoutKey.ADAPTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """What a RecordPartitioner may choose from."""
+
+    count: int
+    """The topic has partitions 0 to `count` - 1."""
+    available: Sequence[int]
+    """Those whose leader takes records, ascending; all of them where none does."""
+
+
+class RecordPartitioner(Protocol):
+    """A function that chooses the partition of every record for which `send` names none, with a key or without:
+    `Producer(..., partitioner=function)`. Key and value are as serialized. (Kafka's Partitioner.)
+
+    It is called again for a record that waits while its topic is created with another number of partitions.
+    """
+
+    def __call__(self, topic: str, key: bytes | None, value: bytes | None, partitions: Partitions, /) -> int: ...
+
+
+class RoundRobin:
+    """Every record, with a key or without, to the available partition after that of the topic's last record (Kafka's
+    RoundRobinPartitioner). Keys are not in order then: to spread only records without a key, use
+    `Partitioner(without_key=WithoutKey.ROUND_ROBIN)`."""
+
+    def __init__(self) -> None:
+        self._previous: dict[str, int] = {}
+
+    def __call__(self, topic: str, key: bytes | None, value: bytes | None, partitions: Partitions, /) -> int:
+        chosen = self._previous[topic] = choose_round_robin(partitions.available, self._previous.get(topic))
+        return chosen
 
 
 def frequency_table(queue_lengths: Sequence[int]) -> list[int]:

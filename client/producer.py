@@ -15,18 +15,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from minibroker.client.accumulator import Accumulator
 from minibroker.client.batch import RECORD_OVERHEAD
-from minibroker.client.delivery import Delivery
-from minibroker.client.errors import Closed, DeliveryFailed, InvalidSetting
+from minibroker.client.columns import (
+    MAX_TIMESTAMP_MS,
+    Column,
+    Columns,
+    as_bytes,
+    checked_column,
+    checked_timestamps,
+    from_arrow,
+    is_arrow,
+)
+from minibroker.client.delivery import BatchDelivery, Delivery, OnDelivery, tell_on_delivery
+from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting
 from minibroker.client.lifecycle import Client
-from minibroker.client.partitioners import Partitioner, WithoutKey
+from minibroker.client.partitioners import Partitioner, RecordPartitioner, WithoutKey, crc32, murmur2
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.sender import Sender
+from minibroker.client.serializers import Serializer, SerializerChoice, choose_serializer, serialize
 from minibroker.client.settings import check_choice, check_integer, check_ms
-from minibroker.client.tasks import Pulse
+from minibroker.client.tasks import Pulse, Turns
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.world import World
@@ -42,9 +53,7 @@ PAUSE_EVERY_MS = 2
 DEFAULT_PARTITIONER = Partitioner()
 
 _ACKS: dict[object, int] = {"all": -1, -1: -1, 0: 0, 1: 1}
-_MAX_TIMESTAMP_MS = 1 << 62
 _Headers = Sequence[tuple[str, bytes | None]]
-_BytesLike = bytes | bytearray | memoryview
 
 
 class Producer(Client):
@@ -66,11 +75,16 @@ class Producer(Client):
     - `buffer_memory`: bytes of records that wait or are on their way. Above it `drain` waits; at twice as much `send`
       raises.
     - `delivery_timeout_ms`: from `send` to the acknowledgement, all retries included.
-    - `max_block_ms`: how long records wait for a topic that brokers say does not exist. (10 s, not Kafka's 60 s: our
-      brokers hear of a new topic within milliseconds.) If the producer has known the topic, it may come back: then
-      records wait for `delivery_timeout_ms`.
+    - `max_block_ms`: how long `drain` waits for room in the buffer, and records for a topic that brokers say does not
+      exist. (10 s, not Kafka's 60 s: our brokers hear of a new topic within milliseconds, and a leader has a successor
+      within one second.) If the producer has known the topic, it may come back: then records wait for
+      `delivery_timeout_ms`.
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
-    - `partitioner`: see `minibroker.client.partitioners`.
+    - `partitioner`: a Partitioner, or a function that chooses for every record (`minibroker.client.partitioners`).
+    - `partitioner_availability_timeout_ms`: for so long a leader may take no request before records without a key, and
+      functions that choose, are no longer offered its partitions (KIP-794). 0: they always are, as in Kafka.
+    - `key_serializer`, `value_serializer`: "bytes", "str", "json", "msgpack", or a function
+      (`minibroker.client.serializers`).
 
     If the body of `async with` is cancelled or interrupted, what can be sent within 2 s still is. The rest fails with
     Closed, and a ResourceWarning and the log say how many records that is. The same happens to a producer that is
@@ -101,7 +115,10 @@ class Producer(Client):
         retry_backoff_ms: float = 100,
         max_block_ms: float = 10_000,
         metadata_max_age_ms: float = 300_000,
-        partitioner: Partitioner = DEFAULT_PARTITIONER,
+        partitioner: Partitioner | RecordPartitioner = DEFAULT_PARTITIONER,
+        partitioner_availability_timeout_ms: float = 0,
+        key_serializer: SerializerChoice = "bytes",
+        value_serializer: SerializerChoice = "bytes",
         world: World | None = None,
     ) -> None:
         if isinstance(acks, bool) or acks not in _ACKS:
@@ -118,8 +135,7 @@ class Producer(Client):
         check_integer("batch_size", batch_size, 1, 16 * 1024 * 1024)
         check_integer("buffer_memory", buffer_memory, max_request_size, 1 << 40)
         check_choice("compression", compression, [codec.name.lower() for codec in Compression])
-        if not isinstance(partitioner, Partitioner) or not isinstance(partitioner.without_key, WithoutKey):
-            raise InvalidSetting("partitioner", partitioner, "give a minibroker.Partitioner")
+        _check_partitioner(partitioner)
         super().__init__(
             bootstrap,
             client_id=client_id,
@@ -145,7 +161,16 @@ class Producer(Client):
             random=self._runtime.world.random,
             check_caller=self._check_loop,
         )
-        self._progress = Pulse()
+        self._serialize_key = choose_serializer("key_serializer", key_serializer)
+        self._serialize_value = choose_serializer("value_serializer", value_serializer)
+        self._progress = progress = Pulse()
+        self._turns = turns = Turns(self._accumulator.lets_pass)
+        """Of the callers of `drain` that wait for room in the buffer."""
+
+        def on_progress() -> None:  # not a method: the sender must not keep alive a producer that was dropped
+            progress.notify()
+            turns.look()
+
         self._sender = Sender(
             self._runtime,
             self._accumulator,
@@ -154,11 +179,18 @@ class Producer(Client):
             max_request_size=max_request_size,
             max_in_flight=max_in_flight_requests_per_connection,
             max_block_s=check_ms("max_block_ms", max_block_ms),
-            on_progress=self._progress.notify,
+            availability_timeout_s=check_ms("partitioner_availability_timeout_ms", partitioner_availability_timeout_ms),
+            on_progress=on_progress,
         )
+        self._max_block_s = max_block_ms / 1_000
         self._wall_ms = self._runtime.clock.wall_ms
         self._open_batches = self._accumulator.open_batches
         self._add_with_key = self._accumulator.add_with_key
+        if self._serialize_key is not None or self._serialize_value is not None:
+            # No serializer is asked for on the fast paths of `send`, so there are none: the others need not look.
+            self._open_batches, self._add_with_key = {}, _no_fast_path
+        elif not isinstance(partitioner, Partitioner):
+            self._add_with_key = _no_fast_path
         self._now_ms = 0
         """What the clock said when `send` last checked the event loop."""
         self._paused_ms = -PAUSE_EVERY_MS
@@ -169,6 +201,7 @@ class Producer(Client):
 
     def _tell(self) -> None:
         self._progress.notify()
+        self._turns.let_all_through()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -188,26 +221,32 @@ class Producer(Client):
     def send(
         self,
         topic: str,
-        value: _BytesLike | None,
+        value: Any,
         *,
-        key: _BytesLike | None = None,
+        key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: _Headers | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Put a record into a batch, and return at once. `value` None is a tombstone.
+        """Put a record into a batch, and return at once. `value` None is a tombstone. Key and value are what the
+        serializers take: bytes, bytearray or memoryview if there are none.
 
         Records of a partition are delivered in the order of their `send`. Follow it with `await producer.drain()`,
         or await the Delivery: otherwise nothing holds the caller back, and at twice `buffer_memory` BufferFull is
-        raised. Also raises TypeError for what is not bytes, BrokerError for an illegal topic name
-        (INVALID_TOPIC_EXCEPTION), too large a record (MESSAGE_TOO_LARGE), a partition that the topic does not have
-        (UNKNOWN_TOPIC_OR_PARTITION) or an impossible timestamp (INVALID_TIMESTAMP), Closed, WrongEventLoop, and
-        ClientCrashed.
+        raised. Also raises TypeError for what is not bytes, SerializationFailed, PartitionerFailed, BrokerError for an
+        illegal topic name (INVALID_TOPIC_EXCEPTION), too large a record (MESSAGE_TOO_LARGE), a partition that the topic
+        does not have (UNKNOWN_TOPIC_OR_PARTITION) or an impossible timestamp (INVALID_TIMESTAMP), Closed,
+        WrongEventLoop, and ClientCrashed.
+
+        `on_delivery` is called with (RecordMetadata, None) or (None, error) once the record has ended, by the event
+        loop, in the order in which records end, and before `flush` or `close` return. A failure that it was told is not
+        raised by `flush`. What it raises itself is logged with its traceback.
         """
         if partition is None and timestamp_ms is None and headers is None and type(value) is bytes:
             if key is None:
                 batch = self._open_batches.get(topic)
-                if batch is not None:
+                if batch is not None and on_delivery is None:
                     room = batch.room - len(value) - RECORD_OVERHEAD
                     if room >= 0:
                         now_ms = self._wall_ms()
@@ -219,14 +258,14 @@ class Producer(Client):
                         values.append(value)
                         batch.timestamps.append(now_ms)
                         return Delivery(batch, index)
-            elif type(key) is bytes and self._state == "running":
+            elif type(key) is bytes and self._state == "running" and on_delivery is None:
                 now_ms = self._wall_ms()
                 if now_ms != self._now_ms:
                     self._tick(now_ms)
                 added = self._add_with_key(topic, value, key, now_ms)
                 if added is not None:
                     return Delivery(*added)
-        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers, on_delivery)
 
     def _tick(self, now_ms: int) -> None:
         """Another millisecond has begun: asking for the running loop at every `send` would cost it a quarter more."""
@@ -236,63 +275,130 @@ class Producer(Client):
     def _send_slowly(
         self,
         topic: str,
-        value: _BytesLike | None,
-        key: _BytesLike | None,
+        value: Any,
+        key: Any,
         partition: int | None,
         timestamp_ms: int | None,
         headers: _Headers | None,
+        on_delivery: OnDelivery | None,
     ) -> Delivery:
         if self._state != "running":
             raise self._not_running()
+        if self._serialize_value is not None:
+            value = serialize(self._serialize_value, value, topic, "value")
+        if self._serialize_key is not None:
+            key = serialize(self._serialize_key, key, topic, "key")
         if type(value) is not bytes and value is not None:
-            value = _as_bytes("value", value)
+            value = as_bytes("value", value)
         if type(key) is not bytes and key is not None:
-            key = _as_bytes("key", key)
-        if partition is not None and (type(partition) is not int or partition < 0):
-            raise BrokerError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"partition={partition!r}: give a whole number from 0 on",
-                is_complete=True,
-            )
+            key = as_bytes("key", key)
+        if partition is not None:
+            check_partition(partition)
         if headers is not None:
-            headers = _checked_headers(headers)
+            headers = checked_headers(headers)
         now_ms = self._wall_ms()
         self._tick(now_ms)
         if timestamp_ms is None:
             timestamp_ms = now_ms
-        elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < _MAX_TIMESTAMP_MS:
-            raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
+        else:
+            check_timestamp_ms(timestamp_ms)
         now = self._runtime.clock.monotonic()
         try:
             batch, index = self._accumulator.add(now, topic, value, key, partition, timestamp_ms, headers)
         except BrokerError as error:
-            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                self._runtime.metadata.request_refresh()  # the partition may be newer than what is known
+            self._refused(error)
             raise
+        if on_delivery is not None:
+            tell_on_delivery(batch, index, on_delivery, asyncio.get_running_loop().call_soon)
         if index == 0 or batch.room < RECORD_OVERHEAD:
             self._sender.wake()
         if self._accumulator.is_over_limit:
             self._paused_ms = -PAUSE_EVERY_MS  # the next drain must look
         return Delivery(batch, index)
 
+    def _refused(self, error: BrokerError) -> None:
+        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            self._runtime.metadata.request_refresh()  # the partition may be newer than what is known
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any = None,
+        timestamps_ms: Sequence[int] | None = None,
+        partition: int | None = None,
+    ) -> BatchDelivery:
+        """Send many records at once: `send` for each of them, in their order, at a fraction of its price.
+
+        `values`, and `keys` where records have any: a list of bytes and None (or of what the serializers take), or a
+        pyarrow array of binary or string, which is sent as it is (strings in UTF-8). `timestamps_ms`: one for each
+        record; by default, now. Records go to `partition`, or where the partitioner says: with keys by each key's hash,
+        without to one partition until its batch is full. Batches are as large as those of `send`, and may hold records
+        of both.
+
+        Returns at once. Either all of the records are taken, or none: raises as `send`, naming the first record that
+        cannot be sent; ValueError for columns of other lengths; and BufferFull if they are more than twice
+        `buffer_memory` allows. So pass some thousand at a time, and follow it with `await producer.drain()`, or await
+        the BatchDelivery. The lists must not be changed afterwards.
+        """
+        if self._state != "running":
+            raise self._not_running()
+        value_column = column_of("values", "value", topic, values, self._serialize_value)
+        key_column = None if keys is None else column_of("keys", "key", topic, keys, self._serialize_key)
+        timestamps = None if timestamps_ms is None else checked_timestamps(timestamps_ms)
+        count = len(value_column)
+        for name, column in (("keys", key_column), ("timestamps_ms", timestamps)):
+            if column is not None and len(column) != count:
+                raise ValueError(f"{len(column)} {name} for {count} values: give one for each")
+        if partition is not None:
+            check_partition(partition)
+        now_ms = self._wall_ms()
+        self._tick(now_ms)
+        if not count:
+            return BatchDelivery(topic, [])
+        columns = Columns(value_column, key_column, [now_ms] * count if timestamps is None else timestamps)
+        try:
+            parts = self._accumulator.add_many(self._runtime.clock.monotonic(), topic, columns, partition)
+        except BrokerError as error:
+            self._refused(error)
+            raise
+        self._sender.wake()
+        if self._accumulator.is_over_limit:
+            self._paused_ms = -PAUSE_EVERY_MS
+        return BatchDelivery(topic, parts)
+
     async def drain(self) -> None:
         """Wait while more than `buffer_memory` bytes of records wait or are on their way; otherwise return, nearly for
-        free.
+        free. Those that wait go on in the order in which they came.
 
-        Also lets the event loop run every 2 ms. Raises DeliveryFailed if the buffer is full and holds failed records
-        that nobody has awaited, Closed, WrongEventLoop, and ClientCrashed.
+        Also lets the event loop run every 2 ms. Raises BufferFull after `max_block_ms`, DeliveryFailed if the buffer is
+        full and holds failed records that nobody has awaited, Closed, WrongEventLoop, and ClientCrashed.
         """
         if 0 <= self._now_ms - self._paused_ms < PAUSE_EVERY_MS:
             return
         self._check_loop()
         await asyncio.sleep(0)
-        while self._accumulator.is_over_limit:
-            if self._state != "running":
-                raise self._not_running()
-            self._report_failures()
-            if self._accumulator.is_over_limit:
-                await self._progress.wait()
+        if not self._turns.is_clear or self._accumulator.is_over_limit:
+            await self._wait_for_room()
         self._paused_ms = self._now_ms
+
+    async def _wait_for_room(self) -> None:
+        try:
+            async with asyncio.timeout(self._max_block_s):
+                while True:
+                    if self._state != "running":
+                        raise self._not_running()
+                    await self._turns.wait()
+                    if self._state == "running" and self._accumulator.is_over_limit:
+                        self._report_failures()
+                    elif self._state == "running":
+                        return
+        except TimeoutError:
+            raise BufferFull(
+                f"no room in the buffer for {self._max_block_s:g} s (max_block_ms): {self._accumulator.used} bytes of "
+                f"records are not acknowledged, and buffer_memory is {self._accumulator.buffer_memory}. They are still "
+                "being sent: await drain() again, or raise max_block_ms"
+            ) from None
 
     async def flush(self) -> None:
         """Send at once everything that was given to `send` before, and wait until all of it is acknowledged or failed.
@@ -316,6 +422,7 @@ class Producer(Client):
         try:
             if state == "running":
                 self._state = "closing"
+                self._turns.let_all_through()
                 self._accumulator.close()
                 await _flush(self._accumulator, self._sender, self._progress)
         except BaseException:  # cancelled
@@ -345,7 +452,7 @@ class Producer(Client):
         unacknowledged, was = self._accumulator.unacknowledged(), repr(self)
         await self._shut_down()
         if unacknowledged:
-            text = f"{was} was cancelled: {_not_acknowledged(unacknowledged)}"
+            text = f"{was} was cancelled: {not_acknowledged(unacknowledged)}"
             logger.warning("%s", text)
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
@@ -365,9 +472,11 @@ class Producer(Client):
         finally:
             self._accumulator.fail_all(Closed("the producer was closed before the record was acknowledged"))
             self._tell()
+            await asyncio.sleep(0)  # for what `on_delivery` is told
 
     def _report_failures(self) -> None:
         failures = self._accumulator.take_failures()
+        self._turns.look()
         if failures:
             raise DeliveryFailed(failures) from self._crash
 
@@ -400,22 +509,55 @@ async def _see_off(runtime: ClientRuntime, accumulator: Accumulator, sender: Sen
         await runtime.close()
         accumulator.fail_all(Closed("the producer was dropped without `close` before the record was acknowledged"))
         if unacknowledged:
-            logger.warning("a producer was dropped without `close`: %s", _not_acknowledged(unacknowledged))
+            logger.warning("a producer was dropped without `close`: %s", not_acknowledged(unacknowledged))
 
 
-def _not_acknowledged(records: int) -> str:
+def not_acknowledged(records: int) -> str:
     were = "1 record was" if records == 1 else f"{records} records were"
     return f"{were} not acknowledged, and may be in the log or not"
 
 
-def _as_bytes(name: str, data: object) -> bytes:
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return bytes(data)
-    hint = f"; encode the text: {name}.encode()" if isinstance(data, str) else ""
-    raise TypeError(f"{name} must be bytes, bytearray, memoryview or None, not {type(data).__name__}{hint}")
+def check_partition(partition: object) -> None:
+    if type(partition) is not int or partition < 0:
+        raise BrokerError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"partition={partition!r}: give a whole number from 0 on",
+            is_complete=True,
+        )
 
 
-def _checked_headers(headers: _Headers) -> _Headers:
+def column_of(name: str, what: str, topic: str, data: Any, serializer: Serializer | None) -> Column:
+    """What `send_batch` was given, as bytes."""
+    if is_arrow(data):
+        return from_arrow(name, data)
+    if serializer is None:
+        return checked_column(name, data)
+    return [serialize(serializer, each, topic, f"{what} {index}") for index, each in enumerate(data)]
+
+
+def check_timestamp_ms(timestamp_ms: object) -> None:
+    if type(timestamp_ms) is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
+        raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
+
+
+def _check_partitioner(partitioner: object) -> None:
+    if partitioner in (crc32, murmur2):
+        name = getattr(partitioner, "__name__", "")
+        raise InvalidSetting("partitioner", partitioner, f"give Partitioner(by_key={name})")
+    is_ours = isinstance(partitioner, Partitioner) and isinstance(partitioner.without_key, WithoutKey)
+    if not (is_ours or callable(partitioner)) or isinstance(partitioner, type):
+        raise InvalidSetting(
+            "partitioner",
+            partitioner,
+            "give a minibroker.Partitioner, or a function of topic, key, value and partitions",
+        )
+
+
+def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int) -> None:
+    """In place of `Accumulator.add_with_key`."""
+
+
+def checked_headers(headers: _Headers) -> _Headers:
     if isinstance(headers, dict):
         raise TypeError("headers must be a list of (str, bytes or None), not a dict: list(headers.items())")
     for header in headers:

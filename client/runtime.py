@@ -17,6 +17,7 @@ from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import BackgroundTasks
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
+from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.world import World
 from minibroker.protocol.world.real import RealWorld
@@ -54,7 +55,7 @@ class ClientRuntime:
         self.bootstrap = ",".join(map(str, addresses))
         self.request_timeout_s = check_ms("request_timeout_ms", request_timeout_ms, lowest=1)
         self.retry_backoff_s = check_ms("retry_backoff_ms", retry_backoff_ms, lowest=1)
-        max_age_s = check_ms("metadata_max_age_ms", metadata_max_age_ms, lowest=1)
+        self.metadata_max_age_s = check_ms("metadata_max_age_ms", metadata_max_age_ms, lowest=1)
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop in which the client was started; None: not yet."""
         self._ending: asyncio.Task[None] | None = None
@@ -71,7 +72,7 @@ class ClientRuntime:
             addresses,
             request_timeout_s=self.request_timeout_s,
             retry_backoff_s=self.retry_backoff_s,
-            max_age_s=max_age_s,
+            max_age_s=self.metadata_max_age_s,
         )
 
     async def start(self) -> None:
@@ -121,6 +122,16 @@ class ClientRuntime:
         self.metadata.suspect(address)
         self.metadata.request_refresh()
         return now + OVERDUE_S if began is not None else self.connections.retry_at(address, purpose)
+
+    async def connection_soon(self, address: Address, purpose: Purpose = Purpose.REQUESTS) -> Connection:
+        """Raises NetworkError, also where connecting takes long; it goes on then, and a later attempt may profit."""
+        now = self.clock.monotonic()
+        began = self.connections.attempt_began(address, purpose)
+        try:
+            async with asyncio.timeout(max(0.0, OVERDUE_S if began is None else began + OVERDUE_S - now)):
+                return await self.connections.open(address, purpose)
+        except TimeoutError:
+            raise NetworkError(f"connecting to {address}: no answer yet") from None
 
     async def ask(
         self,

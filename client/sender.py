@@ -58,6 +58,7 @@ class Sender:
         max_request_size: int,
         max_in_flight: int,
         max_block_s: float,
+        availability_timeout_s: float,
         on_progress: Callable[[], None],
     ) -> None:
         self._runtime = runtime
@@ -69,6 +70,12 @@ class Sender:
         self._max_request_size = max_request_size
         self._max_in_flight = max_in_flight
         self._max_block_s = max_block_s
+        self._availability_timeout_s = availability_timeout_s
+        """0: whoever leads is available."""
+        self._held_up_since: dict[int, float] = {}
+        """Leaders for which something was ready, and that could take no request since."""
+        self._unavailable: frozenset[int] = frozenset()
+        """Those for longer than `availability_timeout_s`."""
         self._on_progress = on_progress
         self._requests: LeaderRequests[Batch, m.ProduceResponse] = LeaderRequests(
             runtime, PRODUCE, Purpose.PRODUCE, partition_of=_partition_of
@@ -109,6 +116,7 @@ class Sender:
             self._next_expiry = self._accumulator.next_expiry(now)
         while self._send_ready(now):
             pass
+        due = min(due, self._note_unavailable(now))
         self._on_progress()
         if now >= self._next_look or (self._stalls.is_any and not self._accumulator.is_waiting):
             self._next_look = now + LOOK_EVERY_S
@@ -144,7 +152,11 @@ class Sender:
     def _tell_partitions(self, topic: str) -> None:
         cluster = self._metadata.cluster
         info = cluster.topics[topic]
-        available = [index for index in info.partitions if cluster.leader(topic, index) is not None]
+        available = [
+            index
+            for index in info.partitions
+            if (leader := cluster.leader(topic, index)) is not None and leader.node_id not in self._unavailable
+        ]
         self._accumulator.topic_is_known(topic, info.topic_id, max(info.partitions) + 1, available)
 
     def _end_pauses(self, now: float) -> None:
@@ -222,12 +234,33 @@ class Sender:
                 # What is in flight to the former leader must be answered before anything goes to the new one.
                 nodes.setdefault(leader.node_id, []).append((leader, queue))
         sent = False
+        for node_id in [node_id for node_id in self._held_up_since if node_id not in nodes]:
+            del self._held_up_since[node_id]
         for node_id, queues in nodes.items():
             connection = self._usable(node_id, now)
             if connection is not None:
+                self._held_up_since.pop(node_id, None)
                 self._send(node_id, connection, queues, now)
                 sent = True
+            else:
+                self._held_up_since.setdefault(node_id, now)
         return sent
+
+    def _note_unavailable(self, now: float) -> float:
+        """Keep records that may go anywhere from leaders that take nothing (KIP-794: a broker is unavailable that could
+        not be sent what was ready for `partitioner.availability.timeout.ms`). Returns when another may become so."""
+        if not self._availability_timeout_s:
+            return inf
+        since = self._held_up_since
+        unavailable = frozenset(node for node in since if since[node] + self._availability_timeout_s <= now)
+        if unavailable != self._unavailable:
+            self._unavailable = unavailable
+            for topic in self._accumulator.topics():
+                if topic in self._metadata.cluster.topics:
+                    self._tell_partitions(topic)
+        return min(
+            (at + self._availability_timeout_s for node, at in since.items() if node not in unavailable), default=inf
+        )
 
     def _usable(self, node_id: int, now: float) -> Connection | None:
         """The connection to a leader, if it can take a request now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from weakref import WeakMethod
 
@@ -20,6 +21,46 @@ class Pulse:
         # Event.set completes the futures of all waiters; clearing at once makes the next `wait` wait again.
         self._event.set()
         self._event.clear()
+
+
+class Turns:
+    """Lets coroutines pass one by one, in the order in which they came, while `is_open` says so.
+
+    The next one is let through when the one before has had its turn of the event loop: what it does with the room that
+    there was is then seen by `is_open`. So no coroutine is overtaken, however greedy the others are, and room for one
+    is not given to all. (Kafka's BufferPool is as fair.)
+    """
+
+    def __init__(self, is_open: Callable[[], bool]) -> None:
+        self._is_open = is_open
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a coroutine would pass at once."""
+        return not self._waiting and self._is_open()
+
+    async def wait(self) -> None:
+        """Until it is this coroutine's turn; it may be told so although `is_open` does not, by `let_all_through`."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        self.look()
+        try:
+            await turn
+        finally:
+            self._waiting.remove(turn)
+            loop.call_soon(self.look)
+
+    def look(self) -> None:
+        """To be called when `is_open` may have changed."""
+        if self._waiting and not self._waiting[0].done() and self._is_open():
+            self._waiting[0].set_result(None)
+
+    def let_all_through(self) -> None:
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)
 
 
 class BackgroundTasks:

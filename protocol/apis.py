@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, error_of
 
@@ -92,6 +93,15 @@ CONTROLLED_SHUTDOWN = Api(
     plane=Plane.CONTROL,
     caller=Caller.BROKER,
 )
+OFFSET_COMMIT = Api(8, "OffsetCommit", g.OffsetCommitRequest, g.OffsetCommitResponse)
+OFFSET_FETCH = Api(9, "OffsetFetch", g.OffsetFetchRequest, g.OffsetFetchResponse)
+FIND_COORDINATOR = Api(10, "FindCoordinator", g.FindCoordinatorRequest, g.FindCoordinatorResponse)
+JOIN_GROUP = Api(11, "JoinGroup", g.JoinGroupRequest, g.JoinGroupResponse)
+HEARTBEAT = Api(12, "Heartbeat", g.HeartbeatRequest, g.HeartbeatResponse)
+LEAVE_GROUP = Api(13, "LeaveGroup", g.LeaveGroupRequest, g.LeaveGroupResponse)
+SYNC_GROUP = Api(14, "SyncGroup", g.SyncGroupRequest, g.SyncGroupResponse)
+DESCRIBE_GROUPS = Api(15, "DescribeGroups", g.DescribeGroupsRequest, g.DescribeGroupsResponse)
+LIST_GROUPS = Api(16, "ListGroups", g.ListGroupsRequest, g.ListGroupsResponse)
 API_VERSIONS = Api(18, "ApiVersions", m.ApiVersionsRequest, m.ApiVersionsResponse, plane=None)
 CREATE_TOPICS = Api(19, "CreateTopics", m.CreateTopicsRequest, m.CreateTopicsResponse)
 DELETE_TOPICS = Api(20, "DeleteTopics", m.DeleteTopicsRequest, m.DeleteTopicsResponse)
@@ -107,6 +117,7 @@ OFFSET_FOR_LEADER_EPOCH = Api(
 DESCRIBE_CONFIGS = Api(32, "DescribeConfigs", m.DescribeConfigsRequest, m.DescribeConfigsResponse)
 DESCRIBE_LOG_DIRS = Api(35, "DescribeLogDirs", m.DescribeLogDirsRequest, m.DescribeLogDirsResponse)
 CREATE_PARTITIONS = Api(37, "CreatePartitions", m.CreatePartitionsRequest, m.CreatePartitionsResponse)
+DELETE_GROUPS = Api(42, "DeleteGroups", g.DeleteGroupsRequest, g.DeleteGroupsResponse)
 ELECT_LEADERS = Api(43, "ElectLeaders", m.ElectLeadersRequest, m.ElectLeadersResponse)
 ALTER_PARTITION_REASSIGNMENTS = Api(
     45,
@@ -120,6 +131,7 @@ LIST_PARTITION_REASSIGNMENTS = Api(
 INCREMENTAL_ALTER_CONFIGS = Api(
     44, "IncrementalAlterConfigs", m.IncrementalAlterConfigsRequest, m.IncrementalAlterConfigsResponse
 )
+OFFSET_DELETE = Api(47, "OffsetDelete", g.OffsetDeleteRequest, g.OffsetDeleteResponse)
 ENVELOPE = Api(58, "Envelope", m.EnvelopeRequest, m.EnvelopeResponse, caller=Caller.BROKER)
 # Kafka has no such APIs, and numbers its own upwards from 0. A key must fit into seven bits (see `framing`).
 DESCRIBE_TIMELINE = Api(125, "DescribeTimeline", m.DescribeTimelineRequest, m.DescribeTimelineResponse)
@@ -139,6 +151,15 @@ APIS: dict[int, Api[Any, Any]] = {
         STOP_REPLICA,
         UPDATE_METADATA,
         CONTROLLED_SHUTDOWN,
+        OFFSET_COMMIT,
+        OFFSET_FETCH,
+        FIND_COORDINATOR,
+        JOIN_GROUP,
+        HEARTBEAT,
+        LEAVE_GROUP,
+        SYNC_GROUP,
+        DESCRIBE_GROUPS,
+        LIST_GROUPS,
         API_VERSIONS,
         CREATE_TOPICS,
         DELETE_TOPICS,

@@ -24,12 +24,23 @@ class ErrorCode(IntEnum):
     REPLICA_NOT_AVAILABLE = 9
     MESSAGE_TOO_LARGE = 10
     STALE_CONTROLLER_EPOCH = 11
+    OFFSET_METADATA_TOO_LARGE = 12
     NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
     RECORD_LIST_TOO_LARGE = 18
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
     CLUSTER_AUTHORIZATION_FAILED = 31
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_VERSION = 35
@@ -49,18 +60,26 @@ class ErrorCode(IntEnum):
     LOG_DIR_NOT_FOUND = 57
     UNKNOWN_PRODUCER_ID = 59
     REASSIGNMENT_IN_PROGRESS = 60
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
     TOPIC_DELETION_DISABLED = 73
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
     STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78
+    MEMBER_ID_REQUIRED = 79
     PREFERRED_LEADER_NOT_AVAILABLE = 80
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
     NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
     PRODUCER_FENCED = 90
+    INVALID_UPDATE_VERSION = 95
     THROTTLING_QUOTA_EXCEEDED = 89
     UNKNOWN_TOPIC_ID = 100
     BROKER_ID_NOT_REGISTERED = 102
@@ -107,7 +126,19 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.REPLICA_NOT_AVAILABLE: ErrorInfo(True, True, "The replica is starting; the client retries."),
     _E.MESSAGE_TOO_LARGE: ErrorInfo(False, False, "Send smaller records or raise the topic's max.message.bytes."),
     _E.STALE_CONTROLLER_EPOCH: ErrorInfo(False, False, "A newer controller was elected; the sender must resign."),
+    _E.OFFSET_METADATA_TOO_LARGE: ErrorInfo(
+        False, False, "Commit less metadata with the offset, or raise offset.metadata.max.bytes."
+    ),
     _E.NETWORK_EXCEPTION: ErrorInfo(True, True, "The connection broke; the client reconnects."),
+    _E.COORDINATOR_LOAD_IN_PROGRESS: ErrorInfo(
+        True, False, "The coordinator reads the groups that it has taken over; the client retries."
+    ),
+    _E.COORDINATOR_NOT_AVAILABLE: ErrorInfo(
+        True,
+        False,
+        "The partition of __consumer_offsets that has the group has no leader: see `minibroker status`.",
+    ),
+    _E.NOT_COORDINATOR: ErrorInfo(True, False, "Another broker coordinates the group now; the client looks for it."),
     _E.INVALID_TOPIC_EXCEPTION: ErrorInfo(
         False, False, "Use 1 to 249 of the characters a-z A-Z 0-9 . _ - for a topic name."
     ),
@@ -123,6 +154,17 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "The ISR shrank below min.insync.replicas while this was replicated: start brokers.",
     ),
     _E.INVALID_REQUIRED_ACKS: ErrorInfo(False, False, "Use acks 0, 1 or all (-1)."),
+    _E.ILLEGAL_GENERATION: ErrorInfo(False, False, "The group has rebalanced since: join it again."),
+    _E.INCONSISTENT_GROUP_PROTOCOL: ErrorInfo(
+        False, False, "Give all members of the group an assignor in common, or use another group."
+    ),
+    _E.INVALID_GROUP_ID: ErrorInfo(False, False, "Give the group a name that is not empty."),
+    _E.UNKNOWN_MEMBER_ID: ErrorInfo(False, False, "The group has put the member out: join it again."),
+    _E.INVALID_SESSION_TIMEOUT: ErrorInfo(
+        False, False, "Choose a session timeout within group.min and group.max.session.timeout.ms of the brokers."
+    ),
+    _E.REBALANCE_IN_PROGRESS: ErrorInfo(False, False, "The group rebalances: join it again."),
+    _E.INVALID_COMMIT_OFFSET_SIZE: ErrorInfo(False, False, "Commit less metadata with the offset."),
     _E.CLUSTER_AUTHORIZATION_FAILED: ErrorInfo(
         False,
         False,
@@ -159,6 +201,10 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.UNKNOWN_PRODUCER_ID: ErrorInfo(
         False, False, "The log no longer knows the producer; close it and begin with a new one."
     ),
+    _E.NON_EMPTY_GROUP: ErrorInfo(
+        False, False, "Stop its members first: `minibroker groups describe GROUP` names them."
+    ),
+    _E.GROUP_ID_NOT_FOUND: ErrorInfo(False, False, "`minibroker groups list` has the names of the groups."),
     _E.TOPIC_DELETION_DISABLED: ErrorInfo(
         False, False, "Set delete.topic.enable=true on all brokers and restart them, or keep the topic."
     ),
@@ -167,6 +213,15 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.UNSUPPORTED_COMPRESSION_TYPE: ErrorInfo(False, False, "Use none, gzip, snappy, lz4 or zstd."),
     _E.STALE_BROKER_EPOCH: ErrorInfo(False, False, "The request was meant for an earlier run of the broker."),
     _E.OFFSET_NOT_AVAILABLE: ErrorInfo(True, False, "The new leader's high watermark is not settled yet; retry."),
+    _E.MEMBER_ID_REQUIRED: ErrorInfo(False, False, "Join with the member id that came with this answer (KIP-394)."),
+    _E.GROUP_MAX_SIZE_REACHED: ErrorInfo(
+        False, False, "The group has as many members as group.max.size allows: stop some, or raise it."
+    ),
+    _E.FENCED_INSTANCE_ID: ErrorInfo(
+        False,
+        False,
+        "Another member has joined with the same group_instance_id: give each member one of its own.",
+    ),
     _E.PREFERRED_LEADER_NOT_AVAILABLE: ErrorInfo(
         False, False, "Start the preferred leader, and wait until it is in sync: `minibroker status` shows that."
     ),
@@ -180,9 +235,16 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.NO_REASSIGNMENT_IN_PROGRESS: ErrorInfo(
         False, False, "There is nothing to cancel: the reassignment is over, or there was none."
     ),
+    _E.GROUP_SUBSCRIBED_TO_TOPIC: ErrorInfo(
+        False, False, "Stop the members of the group that read the topic before its offsets are deleted."
+    ),
+    _E.UNSTABLE_OFFSET_COMMIT: ErrorInfo(True, False, "A transaction is about to commit the offset; retry."),
     _E.INVALID_RECORD: ErrorInfo(False, False, "A record breaks a rule of its topic; the message says which."),
     _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is active."),
     _E.THROTTLING_QUOTA_EXCEEDED: ErrorInfo(True, False, "Slow down; the limit is in the broker's settings."),
+    _E.INVALID_UPDATE_VERSION: ErrorInfo(
+        True, False, "It has been changed since it was looked at; the client looks again."
+    ),
     _E.UNKNOWN_TOPIC_ID: ErrorInfo(True, True, "The topic was deleted, or created again under the same name."),
     _E.BROKER_ID_NOT_REGISTERED: ErrorInfo(
         True, False, "The broker has not heard of its registration yet: see whether it reaches ZooKeeper."

@@ -30,6 +30,11 @@ COLUMNS = {
 """The types that a column may have, by name. Only `value` is required; columns of other names are not written."""
 
 
+SLICE_BYTES = 8 * 1024 * 1024
+MAX_BLOCK_MS = 120_000
+"""As the producer's `delivery_timeout_ms`: a task has nothing better to do than to wait for brokers."""
+
+
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
     """What a task tells the driver: this many rows are in the log of all in-sync replicas."""
@@ -62,7 +67,9 @@ def write_batches(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch])
 
 async def _write(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> Written:
     rows = 0
-    async with Producer(options.bootstrap, client_id="minibroker-spark-writer", linger_ms=5) as producer:
+    async with Producer(
+        options.bootstrap, client_id="minibroker-spark-writer", linger_ms=5, max_block_ms=MAX_BLOCK_MS
+    ) as producer:
         # Taking the next batch blocks the event loop while Spark computes it: nothing may be in flight then.
         for batch in batches:
             await _send(producer, options, batch)
@@ -72,6 +79,9 @@ async def _write(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) 
 
 
 async def _send(producer: Producer, options: WriteOptions, batch: pyarrow.RecordBatch) -> None:
+    if options.topic is not None and not {"partition", "headers"} & set(batch.schema.names):
+        await _send_columns(producer, options.topic, batch)
+        return
     values = _bytes(batch, "value")
     topics = repeat(options.topic) if options.topic is not None else _column(batch, "topic")
     columns = zip(values, _bytes(batch, "key"), topics, _column(batch, "partition"), _headers(batch), strict=False)
@@ -79,6 +89,16 @@ async def _send(producer: Producer, options: WriteOptions, batch: pyarrow.Record
         if topic is None:
             raise MinibrokerError("a row's topic is null: give the option `topic`, or fill the column")
         producer.send(topic, value, key=key, partition=partition, headers=headers)
+        await producer.drain()
+
+
+async def _send_columns(producer: Producer, topic: str, batch: pyarrow.RecordBatch) -> None:
+    """The columns as they are, in slices that leave room in the buffer for what is on its way."""
+    rows = max(1, min(batch.num_rows, batch.num_rows * SLICE_BYTES // max(batch.nbytes, 1)))
+    has_keys = "key" in batch.schema.names
+    for first in range(0, batch.num_rows, rows):
+        part = batch.slice(first, rows)
+        producer.send_batch(topic, part.column("value"), part.column("key") if has_keys else None)
         await producer.drain()
 
 

@@ -8,10 +8,12 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from minibroker.deploy import ports
 from minibroker.deploy import zookeeper as zookeeper_launcher
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK, free_ports
@@ -27,6 +29,18 @@ for _name in ("MINIBROKER_BOOTSTRAP", "MINIBROKER_DATA"):
     os.environ.pop(_name, None)
 
 _chroot_numbers = itertools.count(1)
+
+
+class _PortsOfThisWorker(SystemRandom):
+    """A port is free until its server listens, and after that server is killed: no other worker must draw it then."""
+
+    def randint(self, a: int, b: int) -> int:
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        share = (b - a + 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        return super().randint(a + worker * share, a + (worker + 1) * share - 1)
+
+
+ports._random = _PortsOfThisWorker()
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from crc32c import crc32c
 
@@ -21,7 +21,7 @@ from minibroker.broker.storage.recovery import recover
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CRC_END, BatchHeader, encode_batch, iterate_batches, parse_header, stamp
-from minibroker.protocol.world import Disk, Executor, File, Lock, World, ZooKeeper
+from minibroker.protocol.world import Beside, Disk, Executor, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
 from tests.simulation.disk import ProcessDisk, VirtualDisk
 from tests.simulation.process import ProcessKilled
@@ -96,6 +96,9 @@ class StorageWorld:
 
     def new_executor(self, name: str) -> Executor:
         return _CurrentExecutor(self)
+
+    def beside(self, main: Callable[[World], Coroutine[Any, Any, None]], name: str) -> Beside:
+        raise NotImplementedError("storage runs nothing beside its loop")
 
 
 def _conforms(world: StorageWorld) -> World:

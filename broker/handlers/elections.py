@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from minibroker.broker.handlers.services import ElectionOutcome, Services, answer_later
+from minibroker.broker.handlers.administration import ElectionOutcome
+from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.network.request_channel import Request

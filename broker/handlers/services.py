@@ -2,91 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.forwarding import ForwardingManager
+from minibroker.broker.groups.groups import Groups
+from minibroker.broker.handlers.administration import Administration
 from minibroker.broker.handlers.authorization import Authorizer
+from minibroker.broker.handlers.offsets_topic import OffsetsTopic
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import (
-    CreatableTopic,
-    CreatableTopicResult,
-    CreatePartitionsTopic,
-    CreatePartitionsTopicResult,
-    DeletableTopicResult,
-    ListPartitionReassignmentsTopic,
-    OngoingTopicReassignment,
-    ReassignableTopic,
-    ReassignableTopicResponse,
-)
-from minibroker.protocol.model import ElectionType, TopicPartition
 from minibroker.protocol.world import ZooKeeperSession
 
 logger = logging.getLogger("minibroker.handlers")
-
-
-class ElectionOutcome(Protocol):
-    @property
-    def error(self) -> ErrorCode: ...
-    @property
-    def message(self) -> str: ...
-    @property
-    def leader_epoch(self) -> int:
-        """Of the leader who was elected, or needs not be."""
-        ...
-
-
-class Administration(Protocol):
-    """The controller of this broker, as far as handlers know it. What is async raises BrokerError(NOT_CONTROLLER) where
-    another broker's controller is in office."""
-
-    @property
-    def is_active(self) -> bool: ...
-
-    def recorded_after(self, number: int, since_ms: int) -> tuple[int, Sequence[Mapping[str, Any]]]:
-        """The number of the last entry of the timeline, and the entries with a higher number than the given one that
-        are not older than that time. In office or not."""
-
-    async def create_topics(
-        self, topics: Sequence[CreatableTopic], *, validate_only: bool, controller_epoch: int
-    ) -> list[CreatableTopicResult]: ...
-
-    async def create_partitions(
-        self, topics: Sequence[CreatePartitionsTopic], *, validate_only: bool
-    ) -> list[CreatePartitionsTopicResult]: ...
-
-    async def delete_topics(self, topics: Mapping[str, str]) -> list[DeletableTopicResult]: ...
-
-    async def until_deleted(self, topics: Mapping[str, str]) -> dict[str, str]: ...
-
-    def deletions_left(self, topics: Mapping[str, str]) -> dict[str, str]: ...
-
-    async def elect_leaders(
-        self,
-        election_type: ElectionType,
-        partitions: Sequence[TopicPartition] | None,
-        *,
-        controller_epoch: int,
-        is_wanted: Callable[[], bool],
-    ) -> Mapping[TopicPartition, ElectionOutcome]: ...
-
-    async def alter_partition_reassignments(
-        self, topics: Sequence[ReassignableTopic], *, is_wanted: Callable[[], bool]
-    ) -> list[ReassignableTopicResponse]: ...
-
-    async def list_partition_reassignments(
-        self, topics: Sequence[ListPartitionReassignmentsTopic] | None
-    ) -> list[OngoingTopicReassignment]: ...
-
-    async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[TopicPartition]: ...
 
 
 class ControlEpoch(msgspec.Struct):
@@ -104,6 +39,8 @@ class Services(msgspec.Struct):
     producer_ids: ProducerIds
     administration: Administration
     forwarding: ForwardingManager
+    groups: Groups
+    offsets_topic: OffsetsTopic
     topic_purgatory: Purgatory[DelayedOperation]
     control_epoch: ControlEpoch
     authorizer: Authorizer

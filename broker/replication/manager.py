@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig
+from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, as_texts, default_texts
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.broker.replication.delayed import (
@@ -34,6 +34,7 @@ from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.replication.topic_configs import TopicConfigs
+from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.supervisor import Supervisor
@@ -80,6 +81,9 @@ BREATH_S = 0.001
 
 DELETIONS_REMEMBERED = 10_000
 """Of replicas, for as long as the broker runs: an order that is late by this many others is no longer expected."""
+
+LAST_EPOCH = 2**31 - 1
+"""No leader epoch is higher."""
 
 SessionSource = Callable[[], Awaitable[ZooKeeperSession]]
 """Waits until there is a session, and returns it."""
@@ -144,6 +148,8 @@ class ReplicaManager:
         self._broker_epoch = broker_epoch
         self._is_in_touch = is_in_touch
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._refused_topics: dict[str, str] = {}
+        """Whose settings make no sense, and why: said once."""
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
         self._listeners: list[LeadershipListener] = []
@@ -272,12 +278,59 @@ class ReplicaManager:
     def _produce_expired(self) -> None:
         self.expired_produces += 1
 
+    def write(
+        self,
+        topic_partition: TopicPartition,
+        records: Buffer,
+        *,
+        leading_since_epoch: int,
+        timeout_ms: int,
+        respond: Callable[[ProduceStatus], None],
+    ) -> None:
+        """What this broker itself writes, to a partition of the brokers' own, with acks=all: appended only in the
+        leadership that began with that epoch, as what lives on the partition knows nothing of a later one.
+        (`appendRecords` with AppendOrigin.COORDINATOR.)"""
+
+        def find() -> Partition:
+            partition = self.leader(topic_partition)
+            if partition.leading_since_epoch != leading_since_epoch:
+                text = (
+                    f"{topic_partition} is led since epoch {partition.leading_since_epoch}, not {leading_since_epoch}"
+                )
+                raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, text)
+            return partition
+
+        status = self._append_to(topic_partition, "", find, records, -1, self._world.clock.wall_ms())
+        if not status.pending:
+            respond(status)
+            return
+        statuses = {topic_partition: status}
+        operation = DelayedProduce(
+            timeout_ms, statuses, self._partitions.get, lambda _: respond(status), self._produce_expired
+        )
+        self._produces.try_complete_else_watch(operation, statuses)
+
     def _append(
         self, topic_partition: TopicPartition, topic_id: str, records: Buffer, acks: int, now_ms: int
     ) -> ProduceStatus:
+        def find() -> Partition:
+            return self._leader_for_clients(topic_partition, topic_id)
+
+        return self._append_to(topic_partition, topic_id, find, records, acks, now_ms)
+
+    def _append_to(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: str,
+        find: Callable[[], Partition],
+        records: Buffer,
+        acks: int,
+        now_ms: int,
+    ) -> ProduceStatus:
+        """`find` raises BrokerError, which becomes the answer."""
         index = topic_partition.partition
         try:
-            partition = self._leader_for_clients(topic_partition, topic_id)
+            partition = find()
             before = partition.high_watermark
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:
@@ -476,6 +529,13 @@ class ReplicaManager:
     def has_settings_of(self, topic: str) -> bool:
         return topic in self._topic_configs
 
+    def settings_of(self, topic: str) -> dict[str, str] | None:
+        """What holds here of the topic's own; None where nothing of the topic is here."""
+        if topic not in self._topic_configs:
+            return None
+        defaults = default_texts(TopicConfig)
+        return {name: v for name, v in as_texts(self._topic_configs.of(topic)).items() if defaults.get(name) != v}
+
     def topics_with_settings(self) -> list[str]:
         return self._topic_configs.topics()
 
@@ -535,7 +595,9 @@ class ReplicaManager:
             try:
                 await self._read_topic_config(topic.topic_name, topic.topic_id, topic.partition_states)
             except BrokerError as error:
-                logger.error("LeaderAndIsr for topic %s refused: %s", topic.topic_name, error)
+                if self._refused_topics.get(topic.topic_name) != error.detail:  # it comes with every order
+                    self._refused_topics[topic.topic_name] = error.detail
+                    logger.error("LeaderAndIsr for topic %s refused: %s", topic.topic_name, error)
                 errors += [
                     PartitionError(topic.topic_name, s.partition_index, error.code) for s in topic.partition_states
                 ]
@@ -629,6 +691,7 @@ class ReplicaManager:
         while True:
             try:
                 await self.topic_config_changed(topic, await self._up_to_date_session())
+                self._refused_topics.pop(topic, None)
                 break
             except (InvalidConfig, MalformedZnode) as error:
                 path = znodes.topic_config_path(topic)
@@ -833,6 +896,7 @@ class ReplicaManager:
 
     def _forget_topic_without_partitions(self, topic: str) -> None:
         if not any(partition.topic == topic for partition in self._partitions):
+            self._refused_topics.pop(topic, None)
             self.traffic.pop(topic, None)
             self._topic_configs.forget(topic)
 
@@ -840,19 +904,30 @@ class ReplicaManager:
         """This broker has just been told of every topic that there is. Delete the replicas that were moved to other
         brokers while it was away, or whose order to go was lost with the controller that gave it (KAFKA-1120).
 
-        Only what is certain: it is this very topic that has its replicas elsewhere, in a leader epoch in which, or
-        after which, nothing was written here. Whoever tells it has the highest controller epoch that this broker knows
-        of; and a newer controller that gives a replica to this broker does so in a later leader epoch.
+        Only what is certain. Either it is this very topic that has its replicas elsewhere, in a leader epoch in which,
+        or after which, nothing was written here. Whoever tells it has the highest controller epoch that this broker
+        knows of; and a newer controller that gives a replica to this broker does so in a later leader epoch.
+
+        Or there is a newer topic of that name, which has no such replica here: no topic is made while an older one has
+        its name, so the older one is gone, and all its replicas with it that the controller still counted. That a topic
+        is not there proves nothing: its znode may be malformed, or have been removed by hand, and then its replicas are
+        all that there is.
         """
         for log in list(self._logs.logs()):
             topic_partition = log.partition
+            topic_id = self._metadata.topic_id(topic_partition.topic)
             known = self._metadata.partition(topic_partition)
-            if (
-                known is None
-                or self._config.broker_id in known.replicas
-                or not log.topic_id
-                or self._metadata.topic_id(topic_partition.topic) != log.topic_id
-            ):
+            is_elsewhere = known is not None and self._config.broker_id not in known.replicas
+            if topic_id is None or self._logs.get(topic_partition) is not log:
+                continue
+            if is_older(log.topic_id, topic_id):
+                if is_elsewhere or self._metadata.has_fewer_partitions(topic_partition):
+                    logger.warning(
+                        "%s: its topic, %s, is gone: %s came after it", topic_partition, log.topic_id, topic_id
+                    )
+                    await self._delete_stray(log, LAST_EPOCH)
+                continue
+            if known is None or not is_elsewhere or not log.topic_id or topic_id != log.topic_id:
                 continue
             last_epoch = log.latest_epoch
             if last_epoch > known.leader_epoch:
@@ -866,11 +941,14 @@ class ReplicaManager:
                 )
                 continue
             logger.warning("%s: it is on the brokers %s, and not on this one", topic_partition, known.replicas)
-            self._fetchers.stop_following(topic_partition)
-            with suppress(BrokerError):  # its directory has failed; logged
-                await self._delete(topic_partition, log.topic_id, known.leader_epoch)
-            self._check_waits(topic_partition)
-            self._forget_topic_without_partitions(topic_partition.topic)
+            await self._delete_stray(log, known.leader_epoch)
+
+    async def _delete_stray(self, log: Log, leader_epoch: int) -> None:
+        self._fetchers.stop_following(log.partition)
+        with suppress(BrokerError):  # its directory has failed; logged
+            await self._delete(log.partition, log.topic_id, leader_epoch)
+        self._check_waits(log.partition)
+        self._forget_topic_without_partitions(log.partition.topic)
 
     def reconsider_isrs(self) -> None:
         """The controller has said which brokers live: see `IsrWriter.reconsider`."""

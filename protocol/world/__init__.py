@@ -13,10 +13,10 @@ sockets (slow, and threads make it irreproducible).
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 from random import Random
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from minibroker.protocol.messages import Buffer
 
@@ -334,6 +334,18 @@ class Executor(Protocol):
         ...
 
 
+class Beside(Protocol):
+    """A coroutine that runs beside the event loop of whoever started it (`World.beside`)."""
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call it soon, in the loop in which the coroutine runs. Nothing happens if that has ended."""
+        ...
+
+    async def wait(self) -> None:
+        """Until it has ended. Raises what it raised; cancelling the wait cancels it, and returns when it is over."""
+        ...
+
+
 class World(Protocol):
     @property
     def clock(self) -> Clock: ...
@@ -349,4 +361,11 @@ class World(Protocol):
     def new_executor(self, name: str) -> Executor:
         """Worker threads of its own, started when they are needed: a call that never returns costs no other executor
         one. `name` tells whose they are: a log directory's has its path."""
+        ...
+
+    def beside(self, main: Callable[["World"], Coroutine[Any, Any, None]], name: str) -> Beside:
+        """Run `main` where code that blocks this loop does not hold it up: in a thread with an event loop of its own,
+        and with a World for that loop. In the simulation, where code takes no time, it is a task like any other.
+
+        Its messages to this loop go through `call_soon_threadsafe`."""
         ...

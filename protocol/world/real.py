@@ -9,15 +9,16 @@ import os
 import resource
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from random import Random, SystemRandom
 from threading import Thread
 from typing import Any, NoReturn, TypeVar
 
 from minibroker.protocol.messages import Buffer
-from minibroker.protocol.world import Descriptors, Incoming, ZooKeeper
+from minibroker.protocol.world import Descriptors, Incoming, World, ZooKeeper
 
 T = TypeVar("T")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -339,6 +340,92 @@ class RealExecutor:
         return not hanging
 
 
+class _Besides:
+    """The thread, with its event loop, in which all clients of this process have what they run beside their loops. It
+    is started for the first, and ends with the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._process_id = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def enter(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._process_id != os.getpid():  # a fork has no threads
+                self._users = 0
+                self._process_id = os.getpid()
+                self._loop = asyncio.new_event_loop()
+                Thread(target=_run_loop, args=(self._loop,), name="minibroker beside", daemon=True).start()
+            self._users += 1
+            return self._loop
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if loop is not self._loop:
+                return
+            self._users -= 1
+            if self._users == 0:
+                self._loop = None
+                loop.call_soon_threadsafe(loop.stop)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    loop.close()
+
+
+_besides = _Besides()
+
+
+class RealBeside:
+    def __init__(self, main: Callable[[World], Coroutine[Any, Any, None]], name: str) -> None:
+        self._main = main
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+        self._end: Future[None] = Future()
+        self._loop = _besides.enter()
+        self._loop.call_soon_threadsafe(self._start)
+
+    def call(self, function: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function)
+
+    async def wait(self) -> None:
+        end = asyncio.wrap_future(self._end)
+        try:
+            await asyncio.shield(end)
+        except asyncio.CancelledError:
+            self.call(self._cancel)
+            await asyncio.wait([end])
+            raise
+
+    # -- in the thread --
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._run(), name=self._name)
+        self._task.add_done_callback(self._ended)
+
+    async def _run(self) -> None:
+        world = RealWorld()
+        try:
+            await self._main(world)
+        finally:
+            world.close()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        _besides.leave(self._loop)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end.set_exception(error)
+        else:
+            self._end.set_result(None)
+
+
 class NoZooKeeper:
     """For processes that do not use ZooKeeper: clients."""
 
@@ -361,6 +448,9 @@ class RealWorld:
         executor = RealExecutor(name)
         self._executors.append(executor)
         return executor
+
+    def beside(self, main: Callable[[World], Coroutine[Any, Any, None]], name: str) -> RealBeside:
+        return RealBeside(main, name)
 
     def close(self) -> bool:
         """Wait for the worker threads to end. False: some hang, and would keep the interpreter from ending, too."""

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.client.accumulator import Accumulator
 from minibroker.client.batch import Batch, BatchVerdict, Identity
+from minibroker.client.columns import Columns
 from minibroker.client.errors import BufferFull, DeliveryTimedOut
 from minibroker.client.partitioners import Partitioner, crc32
 from minibroker.protocol import topic_ids
@@ -137,6 +138,37 @@ class ProducerMachine(RuleBasedStateMachine):
             except BrokerError:
                 continue  # a partition that the topic does not have
             self.records.append((value, *handle))
+            if partition is not None:
+                self.chosen[value] = partition
+            elif key is not None:
+                self.keys[value] = key
+
+    @rule(
+        kinds=st.lists(st.booleans(), min_size=1, max_size=40),
+        has_keys=st.booleans(),
+        partition=st.none() | st.integers(0, PARTITIONS),
+        longest=st.sampled_from([1, 30, 300]),
+    )
+    def add_many(self, kinds: list[bool], has_keys: bool, partition: int | None, longest: int) -> None:
+        """`kinds`: whether each record has a key, if any has."""
+        first = len(self.records)
+        values = [str(first + number).encode().ljust(1 + number * 37 % longest, b".") for number in range(len(kinds))]
+        keys = [b"%d" % (number % 7) if kind else None for number, kind in enumerate(kinds)] if has_keys else None
+        columns = Columns(list(values), None if keys is None else list(keys), [0] * len(values))
+        used = self.accumulator.used
+        try:
+            parts = self.accumulator.add_many(self.now, "t", columns, partition)
+        except (BufferFull, BrokerError):
+            assert self.accumulator.used == used
+            return
+        places: dict[int, tuple[Batch, int]] = {}
+        for part in parts:
+            for place, index in enumerate(part.indexes, part.first):
+                assert index not in places
+                places[index] = part.batch, place
+        for index, value in enumerate(values):
+            self.records.append((value, *places[index]))
+            key = None if keys is None else keys[index]
             if partition is not None:
                 self.chosen[value] = partition
             elif key is not None:

@@ -25,15 +25,23 @@ from minibroker.protocol.apis import (
     CREATE_TOPICS,
     DELETE_TOPICS,
     FETCH,
+    FIND_COORDINATOR,
+    HEARTBEAT,
     INIT_PRODUCER_ID,
+    JOIN_GROUP,
+    LEAVE_GROUP,
     LIST_OFFSETS,
     METADATA,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
     PRODUCE,
+    SYNC_GROUP,
     Api,
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation import (
+    faults_of_groups,
     faults_of_starts,
     faults_of_worlds,
     operations_configs,
@@ -60,6 +68,13 @@ CLIENT_APIS: list[Api[Any, Any]] = [
     DELETE_TOPICS,
     CREATE_PARTITIONS,
     INIT_PRODUCER_ID,
+    FIND_COORDINATOR,
+    JOIN_GROUP,
+    SYNC_GROUP,
+    HEARTBEAT,
+    LEAVE_GROUP,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
 ]
 
 Fault = Callable[["Storm"], Awaitable[None]]
@@ -693,6 +708,11 @@ FAULTS: dict[str, Fault] = {
     "deposed unawares": faults_of_worlds.deposed_unawares,
     "fresh client at a deposed leader": fresh_client_at_deposed_leader,
     "alter configs": operations_configs.alter_configs,
+    "late change": operations_configs.late_change,
+    "kill coordinator": faults_of_groups.kill_coordinator,
+    "pause member": faults_of_groups.pause_member,
+    "ambush of a commit": faults_of_groups.ambush_of_a_commit,
+    "ambush of a coordinator": faults_of_groups.ambush_of_a_coordinator,
 }
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")

@@ -51,6 +51,8 @@ class Growing:
         self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
         self._seen: set[tuple[int, int, bytes]] = set()
         self._sender: asyncio.Task[None] | None = None
+        self.final: dict[TopicPartition, dict[int, bytes]] = {}
+        """What was there in the end."""
 
     # -- the fault --
 
@@ -204,6 +206,8 @@ class Growing:
         world = self._cluster.client("growing-reader")
         async with asyncio.timeout(within_s):
             final = await world.process.run(self._read_back(world))
+        for number, offset, value in sorted(final):
+            self.final.setdefault(TopicPartition(TOPIC, number), {})[offset] = value
         try:
             await self._cluster.until(lambda: self._seen >= final, within_s=within_s)
         except TimeoutError:

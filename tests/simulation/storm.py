@@ -17,8 +17,9 @@ up. Everything else may happen whenever the seed says so.
 Some storms cut the power of several hosts at once. That may cost the ends of partitions, which is legal, and counted,
 where no broker is left that had everything: no member of the ISR, and none that is eligible. A topic with
 durability=synced, which half of the storms have, may lose nothing even then, unless a disk has failed, too. All else is
-judged as ever (see `tests.simulation.history`), and so is what is acknowledged from then on. With two brokers acks=all
-means min ISR 1, so there the power of a leader that is alone in sync is such a case, too.
+judged as ever (see `tests.simulation.history`), and so is what is acknowledged from then on. With two replicas acks=all
+means min ISR 1, so there the power of a leader that is alone in sync is such a case, too; and it may be left alone in
+sync when its power is gone already, by a controller that sees the death of the other one first.
 
 Rejected: the same mix for every seed (all seeds are then alike, and the rare combination never comes); faults at the
 random moments of a real run (nothing to replay).
@@ -49,6 +50,8 @@ from tests.simulation.compacting import TOPIC as COMPACTED
 from tests.simulation.compacting import Compacting
 from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM, POWER_OF_SEVERAL, WORSE_ALONE
+from tests.simulation.groups import Groups
+from tests.simulation.groups import broker_settings as group_settings
 from tests.simulation.history import Acknowledged, Anomaly, History, Sent, TopicIdPartition, check
 from tests.simulation.invariants import Invariants
 from tests.simulation.loop import run
@@ -128,7 +131,12 @@ class Report:
         return [f"{value} {name}, at least {least} are due" for name, value, least in floors if value < least]
 
 
-def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | None = None) -> Report:
+def simulate(
+    seed: int,
+    minutes: float,
+    is_enough: Callable[[Anomaly], bool] | None = None,
+    kind: type[Storm] | None = None,
+) -> Report:
     """A whole storm of so many virtual minutes, or up to the first anomaly that is enough. Never raises for what goes
     wrong in it: that is an anomaly."""
     report = Report(seed)
@@ -137,7 +145,8 @@ def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | N
     usual = steps.PARTITIONS_AT_ONCE
     steps.PARTITIONS_AT_ONCE = dice.choice([1, 2, usual])  # a topic of a few partitions comes as one of thousands
     try:
-        run(_storm(report, dice, minutes * 60, is_enough), seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
+        storm = _storm(kind or Storm, report, dice, minutes * 60, is_enough)
+        run(storm, seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict on this seed
         if is_enough is None or not any(map(is_enough, report.anomalies)):  # else the storm has stopped the loop
             report.anomalies.append(Anomaly("failed", "; ".join(_flat(error))))
@@ -146,8 +155,10 @@ def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | N
     return report
 
 
-async def _storm(report: Report, dice: Random, seconds: float, is_enough: Callable[[Anomaly], bool] | None) -> None:
-    storm = Storm(report, dice, is_enough)
+async def _storm(
+    kind: type[Storm], report: Report, dice: Random, seconds: float, is_enough: Callable[[Anomaly], bool] | None
+) -> None:
+    storm = kind(report, dice, is_enough)
     try:
         with storm.shrinking.watched(), storm.compacting.watched():
             await storm.run(seconds)
@@ -174,10 +185,12 @@ class Storm:
                 Random(f"{report.seed} rebalance").choice(REBALANCE_INTERVALS_S)
             )
         }
+        brokers = dice.choice(_BROKERS)
+        self.settings |= group_settings(Random(f"{report.seed} coordinators"), brokers)
         self.log_dirs = 2 if Random(f"{report.seed} log dirs").random() < _TWO_LOG_DIRS_PROBABILITY else 1
         self.cluster = VirtualCluster(
             self.simulation,
-            dice.choice(_BROKERS),
+            brokers,
             self.settings,
             on_broker_failure=self._broker_failed,
             log_dirs=self.log_dirs,
@@ -211,7 +224,8 @@ class Storm:
             event=self.event,
             accuse=self.accuse,
         )
-        self.workload.guests += [self.users, self.compacting]
+        self.groups = Groups(self, Random(f"{report.seed} groups"))
+        self.workload.guests += [self.users, self.compacting, self.groups]
         self._all_partitions = [*self.partitions, *self.compacting.partitions, *self.users.partitions]
         self._invariants = Invariants(
             self.cluster, self.rebirth.committed, self.shrinking.decided, self.shrinking.promised
@@ -239,6 +253,8 @@ class Storm:
         """Hosts whose next write in ZooKeeper is to be carried out without an answer."""
         self.reassigned = False
         """Partitions may have other replicas than one on each broker."""
+        self.is_changing_late = False
+        """A change of settings is under way whose old requests may yet come."""
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
         self._reported: set[str] = set()
@@ -253,6 +269,8 @@ class Storm:
     async def run(self, seconds: float) -> None:
         await self.cluster.start()
         await self._create_topics()
+        await self.groups.create_offsets_topic()
+        self._all_partitions += self.groups.partitions
         self.leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self._all_partitions}
         self._topic_ids = {p.topic: self._topic_id(p.topic) for p in self._all_partitions}
         self.simulation.zookeeper.before = self._about_to_write
@@ -391,6 +409,8 @@ class Storm:
             self.shrinking.end()
             doing = "what was written to a topic that grows"
             await self.growing.finish(LIVENESS_S)
+            doing = "that groups share and commit everything"
+            await self.groups.finish()
             doing = "equal high watermarks and log ends, and log starts that are those of leaders"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
             doing = "the final read"
@@ -427,7 +447,7 @@ class Storm:
         for text in self.workload.unexpected:
             self.accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
-            for anomaly in (*check(self._history), *self.compacting.judge(), *self.users.judge()):
+            for anomaly in (*check(self._history), *self.compacting.judge(), *self.users.judge(), *self.groups.judge()):
                 self.accuse(anomaly)
         for anomaly in self.rebirth.judge():
             self.accuse(anomaly)
@@ -473,6 +493,7 @@ class Storm:
                 linger_ms=dice.choice([0, 0, 5, 100]),
                 delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
                 request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
+                sends_batches=number % 2 == 1,
             )
             self.workload.start_producer(f"producer-{number}", settings)
         lasting = [partition for partition in self.partitions if partition.topic != SHRINKING]
@@ -483,6 +504,7 @@ class Storm:
             self.shrinking.start_administrator(self.cluster.client("deleter"), self.workload.acknowledged_end)
         self.compacting.start()
         self.users.start()
+        self.groups.start()
 
     def _draw_weights(self) -> dict[str, float]:
         """Which faults this storm is made of: some are left out, some are frequent."""
@@ -545,11 +567,29 @@ class Storm:
             self.rebirth.power_lost()
         if not exposed:
             return
+        self._expose(exposed)
+
+    def _expose(self, exposed: Sequence[TopicPartition]) -> None:
+        """No broker is left that had everything of these partitions."""
         self.event("power of all that had everything cut")
         self.note(f"no broker that had everything has kept its power: {', '.join(map(str, exposed))}")
         self.damaged.update(self.cluster.broker_ids)  # those that are left may have to be cut back
         self.workload.exposed.update(exposed)
         self._forgive(exposed)
+
+    def _is_left_to_victims(self, partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
+        """Of two replicas, of which acks=all needs one, the controller has put out the one that had kept its power."""
+        if operations_reassign.assignment(self, partition).replication_factor > 2 or partition.topic == SYNCED:
+            return False
+        kept, left = (
+            [member for member in (*state.in_sync_members, *state.eligible_members) if self._has_kept_its_power(member)]
+            for state in (before, after)
+        )
+        return bool(kept) and not left
+
+    def _has_kept_its_power(self, member: Member) -> bool:
+        is_dead_victim = member.broker_id in self.damaged and self.cluster.living_broker(member.broker_id) is None
+        return not is_dead_victim and self._has_lost_nothing(member)
 
     def _forgive(self, exposed: Collection[TopicPartition]) -> None:
         """What was acknowledged and read of these partitions up to now may be lost."""
@@ -561,6 +601,7 @@ class Storm:
         self.workload.power_lost(exposed)
         self.users.forgive(exposed)
         self.growing.forgive(exposed)
+        self.groups.forgive(exposed)
         if not set(exposed).isdisjoint(self.compacting.partitions):
             self.compacting.forgive()
 
@@ -785,6 +826,8 @@ class Storm:
         if len(changed_at_s) == MAX_CHANGES_A_SECOND and self._now_s - changed_at_s[0] < 1:
             self.accuse(Anomaly("a state flaps", f"{partition} changed {MAX_CHANGES_A_SECOND} times within a second"))
         changed_at_s.append(self._now_s)
+        if self._is_left_to_victims(partition, before, state):
+            self._expose([partition])
         self._changes.strike(Change(before, state))
         if state.leader not in (before.leader, NO_LEADER):
             self.report.leader_changes += self.workload.has_in_flight(partition)

@@ -27,7 +27,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.connections import Purpose
 from minibroker.client.consumer import Consumer
 from minibroker.client.delivery import Delivery
-from minibroker.client.errors import ClientCrashed, CorruptBatch, DeliveryFailed, LogTruncated
+from minibroker.client.errors import BufferFull, ClientCrashed, CorruptBatch, DeliveryFailed, LogTruncated
 from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
 from minibroker.client.records import Record
@@ -185,6 +185,11 @@ class Users:
     def names(self) -> list[str]:
         return [*(f"user-producer-{number}" for number in range(len(self._producers))), *self._others]
 
+    def stay_away(self) -> None:
+        """There are none."""
+        self._producers.clear()
+        self._others.clear()
+
     def start(self) -> None:
         for name in self.names:
             self._start(name)
@@ -341,6 +346,8 @@ class Users:
             return
         try:
             calling.result()
+        except BufferFull:
+            self._event("drain gave up")
         except DeliveryFailed as error:
             life.reported |= {label_of(f.key, f.value, f.headers) for f in error.failures}
 

@@ -17,8 +17,9 @@ from random import Random
 from typing import Protocol
 
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery
-from minibroker.client.errors import ClientCrashed, CorruptBatch, LogTruncated
+from minibroker.client.delivery import BatchDelivery, Delivery
+from minibroker.client.errors import BatchDeliveryFailed, ClientCrashed, CorruptBatch, LogTruncated
+from minibroker.client.partitioners import crc32
 from minibroker.client.producer import Producer
 from minibroker.client.records import ConsumerBatch
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -46,6 +47,8 @@ class Guests(Protocol):
 
 
 _RETRY_S = 0.3
+_MOST_AT_ONCE = 40
+"""Records of a `send_batch`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class ProducerSettings:
     linger_ms: int
     delivery_timeout_ms: int
     request_timeout_ms: int
+    sends_batches: bool = False
+    """Some of its records go in calls of `send_batch`, to one partition or to that of each key."""
 
     @property
     def is_durable(self) -> bool:
@@ -196,15 +201,74 @@ class Workload:
             for number in itertools.count():
                 if self._stopping:
                     return
+                if settings.sends_batches and random.random() < 0.3:
+                    sent = self._send_batch(f"{identity}/{number}", producer, random, settings, unanswered)
+                    tasks.create_task(self._await_batch(*sent, unanswered, settings.is_durable))
+                    await asyncio.sleep(len(sent[1]) * random.expovariate(settings.records_per_s) / 4)
+                    continue
                 partition = TopicPartition(settings.topic, random.randrange(settings.partitions))
                 value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(
                     random.randint(0, settings.max_value_bytes)
                 )
-                history.sent[value] = Sent(identity, number, partition)
+                history.sent[value] = Sent(identity, number * _MOST_AT_ONCE, partition)
                 unanswered[partition] += 1
                 delivery = producer.send(partition.topic, value, partition=partition.partition)
                 tasks.create_task(self._await_delivery(delivery, value, partition, unanswered, settings.is_durable))
                 await asyncio.sleep(random.expovariate(settings.records_per_s))
+
+    def _send_batch(
+        self,
+        name: str,
+        producer: Producer,
+        random: Random,
+        settings: ProducerSettings,
+        unanswered: Counter[TopicPartition],
+    ) -> tuple[BatchDelivery, list[bytes], list[TopicPartition]]:
+        """The values, and where each belongs."""
+        count = random.randint(1, _MOST_AT_ONCE)
+        values = [
+            b"%s.%d|" % (name.encode(), index) + random.randbytes(random.randint(0, settings.max_value_bytes))
+            for index in range(count)
+        ]
+        keys = [b"key-%d" % random.randrange(10) for _ in values] if random.random() < 0.5 else None
+        chosen = random.randrange(settings.partitions)
+        partitions = [
+            TopicPartition(settings.topic, chosen if keys is None else crc32(keys[index], settings.partitions))
+            for index in range(count)
+        ]
+        identity, _, number = name.rpartition("/")
+        first = int(number) * _MOST_AT_ONCE
+        for index, (value, partition) in enumerate(zip(values, partitions, strict=True)):
+            self.history.sent[value] = Sent(identity, first + index, partition)
+            unanswered[partition] += 1
+        delivery = producer.send_batch(settings.topic, values, keys, partition=chosen if keys is None else None)
+        return delivery, values, partitions
+
+    async def _await_batch(
+        self,
+        delivery: BatchDelivery,
+        values: list[bytes],
+        partitions: list[TopicPartition],
+        unanswered: Counter[TopicPartition],
+        is_durable: bool,
+    ) -> None:
+        try:
+            metadata = await delivery
+        except BatchDeliveryFailed as error:
+            self.history.failed += len(error.indexes)
+            metadata = error.metadata
+        finally:
+            unanswered.subtract(partitions)
+        now_s = self._cluster.simulation.loop.now_s
+        for part in metadata.parts:
+            for place, index in enumerate(part.indexes):
+                offset = part.base_offset + place if part.base_offset >= 0 else -1
+                partition = partitions[index]
+                if part.partition != partition.partition:
+                    self.unexpected.append(f"{values[index][:40]!r} is in partition {part.partition}, not {partition}")
+                self.history.acknowledged[partition].append(Acknowledged(values[index], offset, now_s))
+                if is_durable:
+                    self.acknowledged_end[partition] = max(self.acknowledged_end[partition], offset + 1)
 
     async def _await_delivery(
         self,

@@ -23,13 +23,13 @@ paused, and calls watchers and listeners in the name of the process that set the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, TypeVar
 
 from minibroker.client.runtime import ClientRuntime
-from minibroker.protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent
+from minibroker.protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent, World
 from tests.simulation.disk import ProcessDisk, VirtualDisk
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.network import ProcessNetwork, VirtualNetwork
@@ -141,6 +141,9 @@ class VirtualWorld:
         purpose = f"executor of {self.process.name}" + (f", {number}" if number else "")
         return VirtualExecutor(self.process, host.disk, host.simulation.random(purpose), name)
 
+    def beside(self, main: Callable[[World], Coroutine[Any, Any, None]], name: str) -> VirtualBeside:
+        return VirtualBeside(asyncio.ensure_future(main(self)))
+
 
 def _let_the_killed_be_silent() -> None:
     """A client object outlives its process here, until the garbage collector finds it; it then has nothing to say."""
@@ -207,6 +210,19 @@ class VirtualExecutor:
                     if not faults.sync_delay_s:  # it may have been healed meanwhile
                         break
                     await asyncio.sleep(faults.sync_delay_s)
+
+
+class VirtualBeside:
+    """`minibroker.protocol.world.Beside`: a task like any other, as nothing blocks the virtual loop."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def call(self, function: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_soon(function)
+
+    async def wait(self) -> None:
+        await self._task
 
 
 # --- ZooKeeper -----------------------------------------------------------------------------------------------

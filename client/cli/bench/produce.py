@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from enum import StrEnum
 from random import SystemRandom
 from typing import Annotated
 
@@ -22,8 +23,20 @@ from minibroker.client.cli.output import (
     note,
     run,
 )
-from minibroker.client.cli.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
+from minibroker.client.cli.produce import BATCH_SIZE, Acks, AcksOption, Codec, CompressionOption, open_producer
 from minibroker.client.cli.topics import checked_topic
+
+
+class By(StrEnum):
+    RECORDS = "records"
+    BATCHES = "batches"
+
+
+RECORDS_AT_ONCE = 10_000
+"""Of a `send_batch`."""
+
+BULK_BATCH_SIZE = 1024 * 1024
+"""Of the producer, for `--by batches`: as much as a broker takes by default."""
 
 SizeOption = Annotated[int, typer.Option(min=HEADER_BYTES, max=900_000, help="Bytes of a value.")]
 
@@ -34,6 +47,9 @@ def produce(
     size: SizeOption = 100,
     acks: AcksOption = Acks.ALL,
     compression: CompressionOption = Codec.NONE,
+    by: Annotated[
+        By, typer.Option(help=f"`send` for each record, or `send_batch` for each {RECORDS_AT_ONCE:,}.")
+    ] = By.RECORDS,
     partitions: PartitionsOption = None,
     replication_factor: ReplicationFactorOption = None,
     bootstrap: BootstrapOption = None,
@@ -47,7 +63,7 @@ def produce(
     note("making values ...")
     source, number_of_run = Values(), SystemRandom().getrandbits(32)
     values = [source.make(number_of_run, number, size) for number in range(records)]
-    seconds = run(send_all(servers, topic, values, acks, compression))
+    seconds = run(send_all(servers, topic, values, acks, compression, by))
     print_figures(
         {
             "action": "produce",
@@ -61,12 +77,20 @@ def produce(
     )
 
 
-async def send_all(bootstrap: str, topic: str, values: Sequence[bytes], acks: Acks, compression: Codec) -> float:
+async def send_all(
+    bootstrap: str, topic: str, values: Sequence[bytes], acks: Acks, compression: Codec, by: By = By.RECORDS
+) -> float:
     """Seconds from the first `send` to the last acknowledgement."""
-    async with open_producer(bootstrap, acks, compression) as producer:
+    batch_size = BULK_BATCH_SIZE if by is By.BATCHES else BATCH_SIZE
+    async with open_producer(bootstrap, acks, compression, batch_size=batch_size) as producer:
         began = time.perf_counter()
-        for value in values:
-            producer.send(topic, value)
-            await producer.drain()
+        if by is By.BATCHES:
+            for first in range(0, len(values), RECORDS_AT_ONCE):
+                producer.send_batch(topic, values[first : first + RECORDS_AT_ONCE])
+                await producer.drain()
+        else:
+            for value in values:
+                producer.send(topic, value)
+                await producer.drain()
         await producer.flush()
         return time.perf_counter() - began

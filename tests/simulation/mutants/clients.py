@@ -10,11 +10,11 @@ from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.handlers import list_offsets
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.client import accumulator, metadata
 from minibroker.client import batch as client_batch
-from minibroker.client import metadata
 from minibroker.client.accumulator import Accumulator
 from minibroker.client.admin import _Creation
-from minibroker.client.batch import BatchVerdict
+from minibroker.client.batch import SEQUENCE_MASK, BatchVerdict
 from minibroker.client.consumer import Consumer
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
@@ -65,6 +65,41 @@ def position_lost_with_the_leader(patches: Patches) -> None:
         original(self, state, code, *rest)
         if ERRORS[code].refresh_metadata and not state.fetched:
             self.move(state, None, LATEST_TIMESTAMP)
+
+
+@mutant("KIP-98", "batches that a send_batch fills beyond a first one take the numbers of the one before")
+def send_batch_reuses_numbers(patches: Patches) -> None:
+    filled: set[Any] = set()
+
+    @patches.instead_of(Accumulator, "_fill")
+    def fill(original: Any, self: Accumulator, state: Any, batch: Any, columns: Any, start: int) -> int:
+        if start > 0:
+            filled.add(batch)
+        return original(self, state, batch, columns, start)  # type: ignore[no-any-return]
+
+    @patches.instead_of(Accumulator, "take")
+    def take(original: Any, self: Accumulator, queue: Any) -> Any:
+        batch = original(self, queue)
+        if batch in filled and batch.attempts == 1 and batch.sequence >= batch.count:
+            batch.sequence -= batch.count
+            queue.next_sequence = (queue.next_sequence - batch.count) & SEQUENCE_MASK
+        return batch
+
+
+@mutant("duplicate", "where send_batch goes on in another batch, the last record of the one before is sent again")
+def send_batch_splits_one_record_early(patches: Patches) -> None:
+    @patches.instead_of(Accumulator, "_extend")
+    def extend(original: Any, self: Accumulator, batch: Any, columns: Any, start: int, end: int, size: int) -> None:
+        original(self, batch, columns, start, end, size)
+        if start > 0:
+            batch.values[-(end - start)] = columns.values[start - 1]
+
+
+@mutant("lost key order", "send_batch puts records with keys where the hash of the next record's key says")
+def send_batch_groups_by_another_key(patches: Patches) -> None:
+    @patches.instead_of(accumulator, "partitions_of")
+    def partitions_of(original: Any, keys: Any, *rest: Any) -> Any:
+        return original([*keys[1:], keys[0]] if keys else keys, *rest)
 
 
 # --- Topics that are deleted and created again under their name ---------------------------------------------------

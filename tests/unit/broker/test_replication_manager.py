@@ -1082,3 +1082,39 @@ def test_a_replica_that_has_moved_to_other_brokers_is_deleted_where_that_is_cert
         assert (broker.replicas.partition(ORDERS) is None) is is_deleted
 
     with_one_broker(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("epoch_of_known", "partition", "partitions", "replicas", "is_deleted"),
+    [
+        (6, 0, 1, [2, 3], True),
+        (6, 1, 2, [2, 3], False),  # nobody has said yet who has the other partition
+        (6, 0, 2, [2, 3, 1], False),  # an order is about to come, which sets the old replica aside
+        (4, 0, 1, [2, 3], False),  # that is the older topic
+    ],
+)
+def test_a_replica_of_an_older_topic_than_the_one_that_has_its_name_is_deleted(
+    tmp_path: Path, epoch_of_known: int, partition: int, partitions: int, replicas: list[int], is_deleted: bool
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=5), topic_id=topic_ids.make(5, 1, bytes(6)))
+        known = UpdateMetadataPartition(partition, 1, 2, 0, [2, 3], 0, replicas, [])
+        topic_id = topic_ids.make(epoch_of_known, 1, bytes(6))
+        topics = [UpdateMetadataTopic(TOPIC, topic_id, [known], num_partitions=partitions)]
+        broker.metadata.update(UpdateMetadataRequest(1, 1, broker.broker_epoch, topics, [], names_the_last=True))
+        await broker.replicas.delete_strays()
+        assert (broker.logs.get(ORDERS) is None) is is_deleted
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_replica_of_a_topic_that_has_fewer_partitions_now_is_deleted(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(index=3, epoch=5), topic_id=topic_ids.make(5, 1, bytes(6)))
+        known = UpdateMetadataPartition(0, 1, 2, 0, [2, 3], 0, [1, 2, 3], [])
+        topics = [UpdateMetadataTopic(TOPIC, topic_ids.make(6, 1, bytes(6)), [known], num_partitions=1)]
+        broker.metadata.update(UpdateMetadataRequest(1, 1, broker.broker_epoch, topics, [], names_the_last=True))
+        await broker.replicas.delete_strays()
+        assert broker.logs.get(TopicPartition(TOPIC, 3)) is None
+
+    with_one_broker(tmp_path, scenario)

@@ -29,6 +29,7 @@ from minibroker.protocol.records import (
     stamp,
     validate_batch,
 )
+from tests.unit.client.scripted_groups import ScriptedGroups, received_by_groups
 
 
 class Action(NamedTuple):
@@ -157,6 +158,7 @@ class ScriptedCluster:
         self.next_producer_id = 1_000
         self.changed = asyncio.Event()
         self._topic_number = 0
+        self.groups = ScriptedGroups(self)
 
     async def __aenter__(self) -> ScriptedCluster:
         for node in self.nodes.values():
@@ -218,6 +220,8 @@ class ScriptedCluster:
     # -- what a broker does --
 
     async def answer(self, node_id: int, request: Any, action: Action) -> m.Message:
+        if received_by_groups(request):
+            return await self.groups.answer(node_id, request, action)
         match request:
             case m.MetadataRequest():
                 return self.metadata(request)
@@ -489,7 +493,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         received = Received(self.node.id, api, body)
         cluster.received.append(received)
         action = cluster.action(received)
-        if api is apis.FETCH:
+        if api in (apis.FETCH, apis.JOIN_GROUP, apis.SYNC_GROUP):
             task = asyncio.get_running_loop().create_task(self.answer_later(envelope.correlation_id, body, action))
             self.tasks[task] = None
             task.add_done_callback(self.tasks.pop)

@@ -9,7 +9,7 @@ import pytest
 
 from minibroker.client import accumulator as module
 from minibroker.client import batch as batch_module
-from minibroker.client import fetch_state, partitioners
+from minibroker.client import columns, fetch_state, partitioners
 from minibroker.client.accumulator import (
     GRANT,
     LAST_PRODUCER_EPOCH,
@@ -89,7 +89,7 @@ def queue_of(accumulator: Accumulator, partition: int = 0) -> PartitionQueue:
 
 
 def test_what_decides_in_the_client_imports_neither_asyncio_nor_time_nor_os() -> None:
-    for pure in (module, batch_module, fetch_state, partitioners):
+    for pure in (module, batch_module, columns, fetch_state, partitioners):
         assert pure.__file__ is not None
         tree = ast.parse(Path(pure.__file__).read_text())
         names = {

@@ -276,7 +276,7 @@ def test_send_refuses_what_is_not_bytes_and_says_how_to_encode() -> None:
                 with pytest.raises(TypeError, match="encode"):
                     producer.send("orders", **wrong)
             with pytest.raises(TypeError):
-                producer.send("orders", 5)  # type: ignore[arg-type]
+                producer.send("orders", 5)
             for headers in ([("name", "text")], [["name", b""]], [("name",)], [(b"name", b"")]):
                 with pytest.raises(TypeError, match="headers"):
                     producer.send("orders", b"", headers=headers)  # type: ignore[arg-type]

@@ -8,8 +8,10 @@ import pyarrow
 import pytest
 
 from minibroker.client.errors import DeliveryFailed, InvalidSetting
+from minibroker.client.partitioners import crc32
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.spark_jobs import writing
 from minibroker.spark_jobs.options import WriteOptions
 from minibroker.spark_jobs.writing import Written, check_write_schema, write_batches
 from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP
@@ -40,6 +42,30 @@ def test_columns_become_records(log: ScriptedLog) -> None:
     (first, second) = log.log("t", 1).decoded()
     assert (first.values, first.keys, first.headers) == ([b"a", None], [b"k", None], [[("h", b"1"), ("i", None)], None])
     assert second.values == first.values
+
+
+@pytest.mark.parametrize("kind", ["binary", "string"])
+def test_columns_of_values_and_keys_are_sent_whole(
+    log: ScriptedLog, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SLICE_BYTES", 2_000)
+    texts = [None if number % 10 == 0 else f"{number}" for number in range(1_000)]
+    values = pyarrow.array(texts).cast(kind)
+    keyed = pyarrow.record_batch({"value": values, "key": values, "another": pyarrow.array(range(1_000))})
+    assert write_batches(WriteOptions(log.bootstrap, "t"), [keyed[:500], keyed[500:]]) == Written(1_000)
+    found = [
+        (key, value)
+        for partition in range(2)
+        for key, value in zip(log.log("t", partition).keys(), log.log("t", partition).values(), strict=True)
+    ]
+    expected = [None if text is None else text.encode() for text in texts]
+    assert sorted(map(str, found)) == sorted(str((each, each)) for each in expected)
+    for partition in range(2):
+        numbers = [int(value) for value in log.log("t", partition).values() if value is not None]
+        assert numbers == sorted(numbers)
+        assert {crc32(b"%d" % number, 2) for number in numbers} == {partition}
+    write_batches(WriteOptions(log.bootstrap, "t"), [pyarrow.record_batch({"value": values})])
+    assert sum(log.log("t", partition).end for partition in range(2)) == 2_000
 
 
 def test_an_acknowledgement_that_is_lost_makes_no_duplicate(log: ScriptedLog) -> None:

@@ -1,0 +1,590 @@
+"""The members of groups: who joins, who is put out, which generation has which assignment (Kafka's GroupCoordinator).
+
+Each request is decided at once, on the event loop: nothing awaits between a look at a group and what is done to it.
+What has to wait is a waiter of a member, an operation in a purgatory, or a write whose outcome comes back as a call;
+and whoever comes back looks again: whether the term is over (see `terms`), at the generation, at the state.
+
+Nobody is given an assignment before it is replicated in the log (KAFKA-6683): whichever broker coordinates the group
+next knows it, and will not let another member have the same.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from random import Random
+
+from minibroker.broker.config import BrokerConfig
+from minibroker.broker.groups.delayed import DelayedHeartbeat, DelayedJoin, DelayedSync
+from minibroker.broker.groups.group import NO_GENERATION, Group, JoinWaiter, Member, Protocols, SyncWaiter, never
+from minibroker.broker.groups.records import encode_group_key, encode_group_value
+from minibroker.broker.groups.states import GroupState
+from minibroker.broker.groups.terms import Outcome, Term, TermListener, Terms
+from minibroker.broker.purgatory.purgatory import Purgatory, Timer
+from minibroker.protocol import group_messages as g
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.world import Clock
+
+logger = logging.getLogger("minibroker.groups")
+
+NEW_MEMBER_TIMEOUT_MS = 300_000
+"""How long one that joins for the first time may wait for its first generation (Kafka's NewMemberJoinTimeoutMs): it
+sends no heartbeats meanwhile."""
+MAX_GROUPS = 100_000
+"""Of one coordinator; in Kafka without a bound."""
+MAX_MEMBER_BYTES = 1024 * 1024
+"""What a member may tell its leader, in all protocols together; in Kafka without a bound."""
+SLEPT_S = 1.0
+"""A session that ends so much later than it should have was slept through."""
+
+_S = GroupState
+_E = ErrorCode
+
+
+class GroupCoordinator(TermListener):
+    def __init__(self, clock: Clock, random: Random, config: BrokerConfig, terms: Terms) -> None:
+        self._clock = clock
+        self._random = random
+        self._config = config
+        self._terms = terms
+        self._timer = Timer()
+        self._joins: Purgatory[DelayedJoin] = Purgatory("Rebalance", self._timer)
+        self._heartbeats: Purgatory[DelayedHeartbeat] = Purgatory("Heartbeat", self._timer)
+        self.rebalances = 0
+        """Generations that were begun."""
+        terms.add_listener(self)
+
+    def close(self) -> None:
+        """Drop what waits: the server answers nobody any more."""
+        self._joins.close()
+        self._heartbeats.close()
+        self._timer.close()
+
+    def purgatories(self) -> list[Purgatory[DelayedJoin] | Purgatory[DelayedHeartbeat]]:
+        """To be looked at."""
+        return [self._joins, self._heartbeats]
+
+    # -- terms --
+
+    def loaded(self, term: Term) -> None:
+        """The sessions of all members begin: nobody was there to hear of them before."""
+        for group in term.groups.values():
+            for member in list(group.members.values()):
+                self._session_begins(term, group, member)
+            if len(group.members) > self._config.group_max_size:
+                self._prepare_rebalance(term, group, "it has more members than group.max.size")
+
+    def over(self, term: Term) -> None:
+        """Who waits is told to look for another coordinator."""
+        for group in term.groups.values():
+            for member in group.members.values():
+                _answer_join(member, _refused_join(_E.NOT_COORDINATOR, member.member_id))
+                _answer_sync(member, g.SyncGroupResponse(0, _E.NOT_COORDINATOR))
+            group.transition_to(_S.DEAD, self._clock.wall_ms())
+            for key in (group, *((group, member_id) for member_id in (*group.members, *group.pending_members))):
+                self._joins.check_soon(key)
+                self._heartbeats.check_soon(key)
+
+    # -- JoinGroup --
+
+    def join(
+        self,
+        body: g.JoinGroupRequest,
+        client_id: str,
+        client_host: str,
+        respond: JoinWaiter,
+        is_gone: Callable[[], bool],
+    ) -> None:
+        """R2. `respond` at once with an error, or when the generation is made up. One that joins without an id is told
+        one, to join with (KIP-394), unless it is static. `is_gone`: nobody would get the answer any more."""
+        code, term, group = self._find_to_join(body)
+        if code is not _E.NONE:
+            respond(_refused_join(code, body.member_id))
+            return
+        assert term is not None
+        assert group is not None
+        protocols: Protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in body.protocols)
+        joining = Member(
+            body.member_id,
+            body.group_instance_id,
+            client_id,
+            client_host,
+            max(body.rebalance_timeout_ms, 0),
+            body.session_timeout_ms,
+            protocols,
+        )
+        joining.join_waiter, joining.is_gone = respond, is_gone
+        if not group.accepts(body.member_id, body.group_instance_id, self._config.group_max_size):
+            if body.member_id:
+                self._remove(term, group, body.member_id, "the group is full")
+            respond(_refused_join(_E.GROUP_MAX_SIZE_REACHED, ""))
+        elif not group.supports(body.protocol_type, [name for name, _ in protocols]):
+            respond(_refused_join(_E.INCONSISTENT_GROUP_PROTOCOL, body.member_id))
+        elif not body.member_id:
+            self._join_new(term, group, joining, body)
+        else:
+            self._join_known(term, group, joining, body)
+        if group.is_in(_S.PREPARING_REBALANCE):
+            self._joins.check_and_complete(group)
+
+    def _find_to_join(self, body: g.JoinGroupRequest) -> tuple[ErrorCode, Term | None, Group | None]:
+        """The group, which need not be known yet, or why it cannot be joined."""
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            return found, None, None
+        term, group = found
+        least, most = self._config.group_min_session_timeout_ms, self._config.group_max_session_timeout_ms
+        if not least <= body.session_timeout_ms <= most:
+            return _E.INVALID_SESSION_TIMEOUT, None, None
+        if sum(len(protocol.metadata) for protocol in body.protocols) > MAX_MEMBER_BYTES:
+            return _E.MESSAGE_TOO_LARGE, None, None
+        if group is None:
+            if body.member_id:
+                return _E.UNKNOWN_MEMBER_ID, None, None
+            if len(term.groups) >= MAX_GROUPS:
+                return _E.POLICY_VIOLATION, None, None
+            group = Group(body.group_id)
+        return _E.NONE, term, group
+
+    def _join_new(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+        assert joining.join_waiter is not None
+        name = joining.client_id if joining.group_instance_id is None else joining.group_instance_id
+        joining.member_id = f"{name}-{self._random.randbytes(16).hex()}"
+        if joining.group_instance_id is None:
+            term.groups[group.group_id] = group
+            group.pending_members[joining.member_id] = None
+            self._await_joining(term, group, joining)
+            joining.join_waiter(_refused_join(_E.MEMBER_ID_REQUIRED, joining.member_id))
+        elif joining.group_instance_id in group.static_members:
+            self._replace(term, group, joining, body)
+        else:
+            self._add(term, group, joining, body)
+
+    def _join_known(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+        respond = joining.join_waiter
+        assert respond is not None
+        if joining.member_id in group.pending_members:
+            self._add(term, group, joining, body)
+            return
+        error = group.why_not_member(joining.member_id, joining.group_instance_id)
+        if error is not _E.NONE:
+            respond(_refused_join(error, joining.member_id))
+            return
+        member = group.members[joining.member_id]
+        is_leader = group.leader_id == member.member_id
+        is_same = member.protocols == joining.protocols
+        # A member whose answer was lost asks again, and is told what it was told before. A leader that comes back in a
+        # stable group has seen a change that its assignor is to hear of, as new partitions.
+        if is_same and (group.is_in(_S.COMPLETING_REBALANCE) or (group.is_in(_S.STABLE) and not is_leader)):
+            self._heard_of(member)
+            respond(_joined(group, member, with_members=is_leader))
+            return
+        _answer_join(member, _refused_join(_E.REBALANCE_IN_PROGRESS, member.member_id))  # of an earlier request
+        group.update(member, joining)
+        self._heard_of(member)
+        self._prepare_rebalance(term, group, f"member {member.member_id} joins again{_because(body.reason)}")
+
+    def _add(self, term: Term, group: Group, member: Member, body: g.JoinGroupRequest) -> None:
+        term.groups[group.group_id] = group
+        member.is_new = True
+        group.new_member_added = True
+        group.add(member, body.protocol_type)
+        self._session_begins(term, group, member)
+        self._prepare_rebalance(term, group, f"member {member.member_id} joins{_because(body.reason)}")
+
+    # -- static members that come back (KIP-345) --
+
+    def _replace(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+        """A static member has come back, without the id that it had: it goes on under a new one, in its old place. In a
+        stable group it is given what it had, without a rebalance, as soon as the log says who it is now. Whoever goes
+        on under the old id is fenced."""
+        name, respond = joining.group_instance_id, joining.join_waiter
+        assert name is not None
+        assert respond is not None
+        member = group.members[group.static_members[name]]
+        before = Member(
+            member.member_id,
+            name,
+            member.client_id,
+            member.client_host,
+            member.rebalance_timeout_ms,
+            member.session_timeout_ms,
+            member.protocols,
+        )
+        logger.info(
+            "group %r: static member %s comes back as %s instead of %s",
+            group.group_id,
+            name,
+            joining.member_id,
+            before.member_id,
+        )
+        _answer_join(member, _refused_join(_E.FENCED_INSTANCE_ID, before.member_id))
+        _answer_sync(member, g.SyncGroupResponse(0, _E.FENCED_INSTANCE_ID))
+        group.rename_static_member(name, joining.member_id)
+        group.update(member, joining)
+        self._heard_of(member)
+        self._watch_session(term, group, member)
+        if group.is_in(_S.COMPLETING_REBALANCE):
+            # The leader may be at work on an assignment for the old id.
+            self._prepare_rebalance(term, group, f"static member {name} comes back{_because(body.reason)}")
+        elif group.is_in(_S.STABLE):
+            if group.select_protocol() == group.protocol_name:
+                self._store_return(term, group, member, before)
+            else:
+                self._prepare_rebalance(term, group, f"static member {name} comes back with other protocols")
+
+    def _store_return(self, term: Term, group: Group, member: Member, before: Member) -> None:
+        member_id, respond, generation = member.member_id, member.join_waiter, group.generation_id
+
+        def stored(outcome: Outcome) -> None:
+            if not group.is_in(_S.STABLE) or group.generation_id != generation or member.join_waiter is not respond:
+                return  # its join is part of a rebalance by now, or it has come back once more
+            if outcome.code is _E.NONE:
+                _answer_join(member, _joined(group, member, with_members=group.leader_id == member_id, skip=True))
+                return
+            # The next coordinator may know the old id and not the new one: here, too, the old one goes on.
+            assert before.group_instance_id is not None
+            _answer_join(member, _refused_join(outcome.code, ""))
+            group.rename_static_member(before.group_instance_id, before.member_id)
+            group.update(member, before)
+            self._watch_session(term, group, member)
+
+        assignments = {other.member_id: other.assignment for other in group.members.values()}
+        self._store_group(term, group, assignments, stored)
+
+    # -- rebalances --
+
+    def _prepare_rebalance(self, term: Term, group: Group, reason: str) -> None:
+        """Ask all members to join anew, unless that is under way already."""
+        if not group.is_in(_S.EMPTY, _S.COMPLETING_REBALANCE, _S.STABLE):
+            return
+        if group.is_in(_S.COMPLETING_REBALANCE):
+            self._refuse_assignments(group, _E.REBALANCE_IN_PROGRESS)
+        logger.info("group %r rebalances from generation %d: %s", group.group_id, group.generation_id, reason)
+        is_first = group.is_in(_S.EMPTY)
+        group.transition_to(_S.PREPARING_REBALANCE, self._clock.wall_ms())
+        delay_ms = self._config.group_initial_rebalance_delay_ms
+        if is_first and delay_ms:
+            self._wait_for_more(term, group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
+        else:
+            self._wait_for_all(term, group)
+
+    def _wait_for_more(self, term: Term, group: Group, delay_ms: int, left_ms: int) -> None:
+        """The initial delay, and another one where further members have come, up to the rebalance timeout."""
+        group.new_member_added = False
+
+        def complete() -> None:
+            if group.new_member_added and left_ms and not term.is_over:
+                next_ms = min(self._config.group_initial_rebalance_delay_ms, left_ms)
+                self._wait_for_more(term, group, next_ms, left_ms - next_ms)
+            else:
+                self._complete_join(term, group)
+
+        self._joins.try_complete_else_watch(DelayedJoin(delay_ms, lambda: term.is_over, complete), [group])
+
+    def _wait_for_all(self, term: Term, group: Group) -> None:
+        operation = DelayedJoin(
+            group.rebalance_timeout_ms,
+            lambda: term.is_over or group.has_all_joined(),
+            lambda: self._complete_join(term, group),
+        )
+        self._joins.try_complete_else_watch(operation, [group])
+
+    def _complete_join(self, term: Term, group: Group) -> None:
+        """R3. Who has not joined is a member no more, unless it is static: that one keeps its place for the time of its
+        session. Nor is one that came for the first time and has hung up: it would be waited for, and knows no id."""
+        if term.is_over or not group.is_in(_S.PREPARING_REBALANCE):
+            return
+        for member in list(group.members.values()):
+            if not member.is_static and (member.join_waiter is None or (member.is_new and member.is_gone())):
+                logger.info("group %r: member %s has not joined in time", group.group_id, member.member_id)
+                self._drop(group, member.member_id)
+        if group.members and not group.elect_joined_leader():
+            # Static members alone, none of whom has joined: their sessions end before there is a generation.
+            self._wait_for_all(term, group)
+            return
+        group.begin_generation(self._clock.wall_ms())
+        self.rebalances += 1
+        if group.is_in(_S.EMPTY):
+            logger.info("group %r is empty in generation %d", group.group_id, group.generation_id)
+            self._store_group(term, group, {}, lambda outcome: None)
+            return
+        logger.info(
+            "group %r has generation %d with %d members: protocol %s, leader %s",
+            group.group_id,
+            group.generation_id,
+            len(group.members),
+            group.protocol_name,
+            group.leader_id,
+        )
+        for member in list(group.members.values()):
+            if member.join_waiter is not None:
+                if member.is_new:
+                    member.is_new = False
+                    self._session_begins(term, group, member)  # it was watched for the time that a new one has
+                else:
+                    self._heard_of(member)
+                _answer_join(member, _joined(group, member, with_members=member.member_id == group.leader_id))
+        self._await_syncs(term, group)
+
+    def _await_syncs(self, term: Term, group: Group) -> None:
+        """The members have the rebalance timeout to ask for their assignments, the leader to bring them."""
+        generation = group.generation_id
+
+        def is_over() -> bool:
+            return term.is_over or group.generation_id != generation or not group.pending_sync
+
+        def expired() -> None:
+            if is_over() or not group.is_in(_S.COMPLETING_REBALANCE, _S.STABLE):
+                return
+            late = list(group.pending_sync)
+            for member_id in late:
+                self._drop(group, member_id)
+            self._prepare_rebalance(term, group, f"{len(late)} members did not ask for their assignments in time")
+
+        operation = DelayedSync(group.rebalance_timeout_ms, is_over, expired)
+        self._heartbeats.try_complete_else_watch(operation, [group])
+
+    def _refuse_assignments(self, group: Group, code: ErrorCode) -> None:
+        for member in group.members.values():
+            member.assignment = b""
+            _answer_sync(member, g.SyncGroupResponse(0, code))
+
+    def _remove(self, term: Term, group: Group, member_id: str, reason: str) -> None:
+        """A member, or an id that was given out, is none any more; the others rebalance."""
+        if self._drop(group, member_id):
+            logger.info("group %r: member %s is gone: %s", group.group_id, member_id, reason)
+            self._prepare_rebalance(term, group, f"member {member_id} is gone: {reason}")
+        if group.is_in(_S.PREPARING_REBALANCE):
+            self._joins.check_and_complete(group)
+        if group.is_unused and term.groups.get(group.group_id) is group:
+            del term.groups[group.group_id]
+
+    def _drop(self, group: Group, member_id: str) -> bool:
+        """Whether it was a member. What it waits for ends with an error upon which it joins again."""
+        member = group.remove(member_id)
+        self._heartbeats.check_soon((group, member_id))
+        if member is None:
+            return False
+        _answer_join(member, _refused_join(_E.UNKNOWN_MEMBER_ID, member_id))
+        _answer_sync(member, g.SyncGroupResponse(0, _E.UNKNOWN_MEMBER_ID))
+        return True
+
+    def _store_group(
+        self, term: Term, group: Group, assignments: Mapping[str, bytes], stored: Callable[[Outcome], None]
+    ) -> None:
+        """`stored` is not called where the term is over by then: whoever waited was answered when it ended."""
+
+        def written(outcome: Outcome) -> None:
+            if not term.is_over:
+                stored(outcome)
+
+        value = encode_group_value(group.as_value(assignments))
+        self._terms.write(term, [(encode_group_key(group.group_id), value)], written)
+
+    # -- SyncGroup --
+
+    def sync(self, body: g.SyncGroupRequest, respond: SyncWaiter) -> None:
+        """R4. `respond` with the member's assignment, once it is in the log."""
+
+        def refuse(code: ErrorCode) -> None:
+            respond(g.SyncGroupResponse(0, code))
+
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            # The generation is not in the log, so it has to be joined again in any case.
+            refuse(_E.REBALANCE_IN_PROGRESS if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found)
+            return
+        term, group = found
+        error = why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
+        if group is None or error is not _E.NONE:
+            refuse(error)
+        elif body.protocol_type not in (None, group.protocol_type) or (
+            body.protocol_name not in (None, group.protocol_name)
+        ):
+            refuse(_E.INCONSISTENT_GROUP_PROTOCOL)
+        elif group.is_in(_S.PREPARING_REBALANCE):
+            refuse(_E.REBALANCE_IN_PROGRESS)
+        elif group.is_in(_S.STABLE):
+            member = group.members[body.member_id]
+            self._heard_of(member)
+            self._has_synced(group, member)
+            respond(_assigned(group, member))
+        else:
+            self._sync_completing(term, group, body, respond)
+
+    def _sync_completing(self, term: Term, group: Group, body: g.SyncGroupRequest, respond: SyncWaiter) -> None:
+        member = group.members[body.member_id]
+        _answer_sync(member, g.SyncGroupResponse(0, _E.REBALANCE_IN_PROGRESS))  # the same request, sent once more
+        member.sync_waiter = respond
+        self._has_synced(group, member)
+        if group.leader_id != member.member_id:
+            return
+        given = {one.member_id: bytes(one.assignment) for one in body.assignments}
+        assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
+        generation = group.generation_id
+
+        def stored(outcome: Outcome) -> None:
+            """R5."""
+            if not group.is_in(_S.COMPLETING_REBALANCE) or group.generation_id != generation:
+                return
+            if outcome.code is not _E.NONE:
+                self._refuse_assignments(group, outcome.code)
+                self._prepare_rebalance(term, group, f"the assignments could not be stored: {outcome.code.name}")
+                return
+            group.transition_to(_S.STABLE, self._clock.wall_ms())
+            for other in group.members.values():
+                other.assignment = assignments.get(other.member_id, b"")
+                if other.sync_waiter is not None:
+                    self._heard_of(other)
+                    _answer_sync(other, _assigned(group, other))
+
+        self._store_group(term, group, assignments, stored)
+
+    def _has_synced(self, group: Group, member: Member) -> None:
+        group.pending_sync.pop(member.member_id, None)
+        if not group.pending_sync:
+            self._heartbeats.check_soon(group)
+
+    # -- Heartbeat, LeaveGroup --
+
+    def heartbeat(self, body: g.HeartbeatRequest) -> ErrorCode:
+        """R6."""
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            # While the groups are loaded no session runs, so nobody need do anything.
+            return _E.NONE if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found
+        _, group = found
+        error = why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
+        if group is None or error is not _E.NONE:
+            return error
+        self._heard_of(group.members[body.member_id])
+        return _E.REBALANCE_IN_PROGRESS if group.is_in(_S.PREPARING_REBALANCE) else _E.NONE
+
+    def leave(self, body: g.LeaveGroupRequest) -> g.LeaveGroupResponse:
+        """Several members may be removed at once, static ones by their names (KIP-345)."""
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            return g.LeaveGroupResponse(0, found, [])
+        term, group = found
+        answers = []
+        for leaving in body.members:
+            code = _E.UNKNOWN_MEMBER_ID if group is None else self._leave(term, group, leaving)
+            answers.append(g.LeavingMemberResponse(leaving.member_id, leaving.group_instance_id, code))
+        return g.LeaveGroupResponse(0, _E.NONE, answers)
+
+    def _leave(self, term: Term, group: Group, leaving: g.LeavingMember) -> ErrorCode:
+        member_id, name = leaving.member_id, leaving.group_instance_id
+        if not member_id and name is not None:
+            member_id = group.static_members.get(name, "")
+        if member_id not in group.pending_members:
+            error = group.why_not_member(member_id, name)
+            if error is not _E.NONE:
+                return error
+        self._remove(term, group, member_id, f"it leaves{_because(leaving.reason)}")
+        return _E.NONE
+
+    def heard_of(self, group: Group, member_id: str) -> None:
+        """A member has shown in another way that it lives."""
+        member = group.members.get(member_id)
+        if member is not None:
+            self._heard_of(member)
+
+    # -- sessions --
+
+    def _heard_of(self, member: Member) -> None:
+        timeout_ms = NEW_MEMBER_TIMEOUT_MS if member.is_new else member.session_timeout_ms
+        member.session_end_s = self._clock.monotonic() + timeout_ms / 1_000
+
+    def _session_begins(self, term: Term, group: Group, member: Member) -> None:
+        self._heard_of(member)
+        self._watch_session(term, group, member)
+
+    def _watch_session(self, term: Term, group: Group, member: Member) -> None:
+        """Until its end as it is known now. Once more for each change of the member's id or timeout; a former watch
+        finds nothing to do."""
+        member_id = member.member_id
+
+        def is_over() -> bool:
+            return term.is_over or group.members.get(member_id) is not member
+
+        def expired() -> None:
+            now_s = self._clock.monotonic()
+            if is_over():
+                return
+            waits = member.is_waiting and not member.is_new  # it has done its part, and sends no heartbeats
+            if waits or now_s - member.session_end_s > SLEPT_S:
+                # Or this process was stopped for a while, and what was sent to it meanwhile is yet to be read.
+                self._heard_of(member)
+            if member.session_end_s > now_s:
+                self._watch_session(term, group, member)
+            else:
+                self._remove(term, group, member_id, f"not heard of for {member.session_timeout_ms} ms")
+
+        left_ms = max(int((member.session_end_s - self._clock.monotonic()) * 1_000) + 1, 1)
+        operation = DelayedHeartbeat(left_ms, is_over, expired)
+        self._heartbeats.try_complete_else_watch(operation, [(group, member_id)])
+
+    def _await_joining(self, term: Term, group: Group, joining: Member) -> None:
+        """With the id that it was given, in the time of a session."""
+        member_id = joining.member_id
+
+        def is_over() -> bool:
+            return term.is_over or member_id not in group.pending_members
+
+        def expired() -> None:
+            if not is_over():
+                self._remove(term, group, member_id, "it did not join with the id that it was given")
+
+        operation = DelayedHeartbeat(joining.session_timeout_ms, is_over, expired)
+        self._heartbeats.try_complete_else_watch(operation, [(group, member_id)])
+
+
+def why_not_in_generation(
+    group: Group | None, member_id: str, group_instance_id: str | None, generation_id: int
+) -> ErrorCode:
+    """NONE for a member of the group's present generation."""
+    if group is None:
+        return _E.UNKNOWN_MEMBER_ID
+    error = group.why_not_member(member_id, group_instance_id)
+    if error is _E.NONE and generation_id != group.generation_id:
+        return _E.ILLEGAL_GENERATION
+    return error
+
+
+def _joined(group: Group, member: Member, *, with_members: bool, skip: bool = False) -> g.JoinGroupResponse:
+    """`skip`: a leader need not assign anything (KIP-814)."""
+    return g.JoinGroupResponse(
+        0,
+        _E.NONE,
+        group.generation_id,
+        group.protocol_type,
+        group.protocol_name,
+        group.leader_id or "",
+        skip and with_members,
+        member.member_id,
+        group.member_metadata() if with_members else [],
+    )
+
+
+def _assigned(group: Group, member: Member) -> g.SyncGroupResponse:
+    return g.SyncGroupResponse(0, _E.NONE, group.protocol_type, group.protocol_name, member.assignment)
+
+
+def _because(reason: str | None) -> str:
+    return f" ({reason[:200]})" if reason else ""
+
+
+def _refused_join(code: ErrorCode, member_id: str) -> g.JoinGroupResponse:
+    return g.JoinGroupResponse(0, code, NO_GENERATION, member_id=member_id)
+
+
+def _answer_join(member: Member, response: g.JoinGroupResponse) -> None:
+    waiter, member.join_waiter = member.join_waiter, None
+    member.is_gone = never
+    if waiter is not None:
+        waiter(response)
+
+
+def _answer_sync(member: Member, response: g.SyncGroupResponse) -> None:
+    waiter, member.sync_waiter = member.sync_waiter, None
+    if waiter is not None:
+        waiter(response)

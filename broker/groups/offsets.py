@@ -1,0 +1,123 @@
+"""The offsets that a group has committed, is committing, and need not keep any longer. Pure.
+
+The problem. A commit is a record of the log, and may fail after it was written there: it may survive, or be gone with
+the next leader. What is shown must be what lasts. So memory follows the log: an offset is known from the moment its
+record is replicated, and not before. Commits may be on their way one behind the other, and end in another order than
+they were written in: the one that was written last counts, as it will to whoever loads the log.
+"""
+
+from collections.abc import Container, Iterable
+
+import msgspec
+
+from minibroker.broker.groups.records import OffsetValue
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.topic_ids import controller_epoch, is_older
+
+
+class Committed(msgspec.Struct, frozen=True):
+    value: OffsetValue
+    log_offset: int
+    """Of its record."""
+
+
+class GroupOffsets:
+    def __init__(self) -> None:
+        self._committed: dict[TopicPartition, Committed] = {}
+        self._pending: dict[TopicPartition, int] = {}
+        """How many records of each partition are on their way, tombstones included."""
+
+    def __len__(self) -> int:
+        return len(self._committed)
+
+    def get(self, topic_partition: TopicPartition) -> OffsetValue | None:
+        committed = self._committed.get(topic_partition)
+        return None if committed is None else committed.value
+
+    def items(self) -> list[tuple[TopicPartition, OffsetValue]]:
+        return [(topic_partition, committed.value) for topic_partition, committed in self._committed.items()]
+
+    def settled(self) -> list[tuple[TopicPartition, OffsetValue]]:
+        """Those of which no newer record is on its way."""
+        return [(one, committed.value) for one, committed in self._committed.items() if one not in self._pending]
+
+    @property
+    def is_unused(self) -> bool:
+        """Nothing is committed, or about to be."""
+        return not self._committed and not self._pending
+
+    # -- commits and deletions --
+
+    def begin(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Records of these are on their way."""
+        for topic_partition in topic_partitions:
+            self._pending[topic_partition] = self._pending.get(topic_partition, 0) + 1
+
+    def _end(self, topic_partition: TopicPartition) -> None:
+        count = self._pending[topic_partition] - 1
+        if count:
+            self._pending[topic_partition] = count
+        else:
+            del self._pending[topic_partition]
+
+    def fail(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """They will not be told of again; what is shown stays."""
+        for topic_partition in topic_partitions:
+            self._end(topic_partition)
+
+    def complete(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int) -> None:
+        """The record that began is replicated; None: it was a tombstone. One that was written after it counts more."""
+        self._end(topic_partition)
+        known = self._committed.get(topic_partition)
+        if known is not None and known.log_offset > log_offset:
+            return
+        self.load(topic_partition, value, log_offset)
+
+    def load(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int) -> None:
+        """What the log has, in its order."""
+        if value is None:
+            self._committed.pop(topic_partition, None)
+        else:
+            self._committed[topic_partition] = Committed(value, log_offset)
+
+    # -- what need not be kept --
+
+    def expired(
+        self, now_ms: int, retention_ms: int, *, unused_since_ms: int | None, subscribed: Container[str]
+    ) -> list[TopicPartition]:
+        """What nobody has used for `retention_ms` (KIP-211): since its commit or since `unused_since_ms`, whichever is
+        later; None: since its commit. Partitions of topics that are subscribed to are in use, and so is what is being
+        committed."""
+        expired = []
+        for topic_partition, committed in self._committed.items():
+            if topic_partition in self._pending or topic_partition.topic in subscribed:
+                continue
+            value = committed.value
+            since_ms = max(value.commit_timestamp_ms, unused_since_ms or 0)
+            end_ms = value.expire_timestamp_ms if value.expire_timestamp_ms >= 0 else since_ms + retention_ms
+            if now_ms >= end_ms:
+                expired.append(topic_partition)
+        return expired
+
+
+def is_of_gone_topic(value: OffsetValue, topic_id: str | None, told_all_epoch: int) -> bool:
+    """Whether the topic that an offset was committed for is certainly gone. `topic_id`: of the topic that has the name
+    now, as far as is known; None: none is known. `told_all_epoch`: of the controller that has named all topics.
+
+    A topic that is not known here may have been created just now, and its offsets committed at another coordinator. It
+    is gone where it was created under a former controller, and the present one does not name it. An offset without a
+    topic's id belongs to the name, whatever becomes of it.
+    """
+    if topic_id is not None:
+        return is_older(value.topic_id, topic_id)
+    created_in = controller_epoch(value.topic_id)
+    return created_in is not None and created_in < told_all_epoch
+
+
+def newest_topic_id(topic_ids: Iterable[str]) -> str:
+    """Of the topics that one name has had. Empty: none is known."""
+    newest = ""
+    for topic_id in topic_ids:
+        if not newest or is_older(newest, topic_id):
+            newest = topic_id
+    return newest

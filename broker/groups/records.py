@@ -1,0 +1,308 @@
+"""The records of `__consumer_offsets`, in Kafka's binary schema (GroupMetadataManager, OffsetCommitKey and -Value,
+GroupMetadataKey and -Value). Pure.
+
+The version of a key says what it is: 0 and 1 a committed offset, 2 a group. Values are written in version 3, and an
+offset's in version 4 where the topic's id is known: the first flexible one, whose tagged field 0 is that id, as in
+Kafka 4.1. Kafka's tools for 3.9 skip what they do not know. All versions are read.
+"""
+
+import base64
+import binascii
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+from minibroker.protocol.messages import Buffer
+
+OFFSET_KEY_VERSION = 1
+GROUP_KEY_VERSION = 2
+OFFSET_VALUE_VERSION = 3
+OFFSET_VALUE_VERSION_WITH_TOPIC_ID = 4
+GROUP_VALUE_VERSION = 3
+
+TOPIC_ID_BYTES = 16
+TOPIC_ID_TAG = 0
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+
+
+class MalformedRecord(ValueError):
+    """Bytes that are no record of this topic. Names what was expected."""
+
+
+class OffsetKey(NamedTuple):
+    group_id: str
+    topic: str
+    partition: int
+
+
+class GroupKey(NamedTuple):
+    group_id: str
+
+
+class UnknownKey(NamedTuple):
+    """Of a version that this one does not know, as a newer broker's: to be skipped."""
+
+    version: int
+
+
+class OffsetValue(msgspec.Struct, frozen=True):
+    offset: int
+    leader_epoch: int
+    """-1: not known."""
+    metadata: str
+    commit_timestamp_ms: int
+    topic_id: str = ""
+    """Empty: not known."""
+    expire_timestamp_ms: int = -1
+    """From version 1 alone, in which each commit said how long it was to be kept; -1: the broker's setting holds."""
+
+
+class MemberValue(msgspec.Struct, frozen=True):
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+class GroupValue(msgspec.Struct, frozen=True):
+    protocol_type: str
+    generation_id: int
+    protocol_name: str | None
+    leader: str | None
+    state_timestamp_ms: int
+    """Since when it has been in its state; -1: not known (versions 0 and 1)."""
+    members: list[MemberValue]
+
+
+Key = OffsetKey | GroupKey | UnknownKey
+
+
+# --- write -------------------------------------------------------------------------------------------------------
+
+
+def encode_offset_key(key: OffsetKey) -> bytes:
+    return b"".join(
+        (_INT16.pack(OFFSET_KEY_VERSION), _string(key.group_id), _string(key.topic), _INT32.pack(key.partition))
+    )
+
+
+def encode_group_key(group_id: str) -> bytes:
+    return _INT16.pack(GROUP_KEY_VERSION) + _string(group_id)
+
+
+def encode_offset_value(value: OffsetValue) -> bytes:
+    topic_id = _topic_id_bytes(value.topic_id)
+    fields = (_INT64.pack(value.offset), _INT32.pack(value.leader_epoch))
+    timestamp = _INT64.pack(value.commit_timestamp_ms)
+    if topic_id is None:
+        return b"".join((_INT16.pack(OFFSET_VALUE_VERSION), *fields, _string(value.metadata), timestamp))
+    metadata = value.metadata.encode()
+    return b"".join(
+        (
+            _INT16.pack(OFFSET_VALUE_VERSION_WITH_TOPIC_ID),
+            *fields,
+            _unsigned_varint(len(metadata) + 1),
+            metadata,
+            timestamp,
+            _unsigned_varint(1),
+            _unsigned_varint(TOPIC_ID_TAG),
+            _unsigned_varint(TOPIC_ID_BYTES),
+            topic_id,
+        )
+    )
+
+
+def encode_group_value(value: GroupValue) -> bytes:
+    parts = [
+        _INT16.pack(GROUP_VALUE_VERSION),
+        _string(value.protocol_type),
+        _INT32.pack(value.generation_id),
+        _nullable_string(value.protocol_name),
+        _nullable_string(value.leader),
+        _INT64.pack(value.state_timestamp_ms),
+        _INT32.pack(len(value.members)),
+    ]
+    for member in value.members:
+        parts += (
+            _string(member.member_id),
+            _nullable_string(member.group_instance_id),
+            _string(member.client_id),
+            _string(member.client_host),
+            _INT32.pack(member.rebalance_timeout_ms),
+            _INT32.pack(member.session_timeout_ms),
+            _bytes(member.subscription),
+            _bytes(member.assignment),
+        )
+    return b"".join(parts)
+
+
+def _topic_id_bytes(topic_id: str) -> bytes | None:
+    """None for what is no id of 16 bytes: such an id would not come back from the log as it was."""
+    try:
+        data = base64.b64decode(topic_id + "==", altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return data if len(data) == TOPIC_ID_BYTES else None
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return _INT16.pack(len(data)) + data
+
+
+def _nullable_string(text: str | None) -> bytes:
+    return _INT16.pack(-1) if text is None else _string(text)
+
+
+def _bytes(data: Buffer) -> bytes:
+    return _INT32.pack(len(data)) + bytes(data)
+
+
+def _unsigned_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+# --- read --------------------------------------------------------------------------------------------------------
+
+
+def decode_key(data: bytes) -> Key:
+    """Raises MalformedRecord."""
+    reader = _Reader(data)
+    version = reader.int16()
+    if version in (0, OFFSET_KEY_VERSION):
+        return OffsetKey(reader.string(), reader.string(), reader.int32())
+    if version == GROUP_KEY_VERSION:
+        return GroupKey(reader.string())
+    return UnknownKey(version)
+
+
+def decode_offset_value(data: bytes) -> OffsetValue:
+    """Raises MalformedRecord."""
+    reader = _Reader(data)
+    version = reader.int16()
+    if not 0 <= version <= OFFSET_VALUE_VERSION_WITH_TOPIC_ID:
+        raise MalformedRecord(f"an offset's value has version {version}: 0 to 4 are known")
+    offset = reader.int64()
+    leader_epoch = reader.int32() if version >= 3 else -1
+    metadata = reader.compact_string() if version >= 4 else reader.string()
+    timestamp = reader.int64()
+    expires = reader.int64() if version == 1 else -1
+    topic_id = ""
+    if version >= 4:
+        topic_id_bytes = reader.tagged_fields().get(TOPIC_ID_TAG)
+        if topic_id_bytes is not None:
+            topic_id = base64.urlsafe_b64encode(topic_id_bytes).rstrip(b"=").decode()
+    return OffsetValue(offset, leader_epoch, metadata, timestamp, topic_id, expires)
+
+
+def decode_group_value(data: bytes) -> GroupValue:
+    """Raises MalformedRecord."""
+    reader = _Reader(data)
+    version = reader.int16()
+    if not 0 <= version <= GROUP_VALUE_VERSION:
+        raise MalformedRecord(f"a group's value has version {version}: 0 to 3 are known")
+    protocol_type, generation_id = reader.string(), reader.int32()
+    protocol_name, leader = reader.nullable_string(), reader.nullable_string()
+    state_timestamp_ms = reader.int64() if version >= 2 else -1
+    members = []
+    for _ in range(reader.int32()):
+        member_id = reader.string()
+        group_instance_id = reader.nullable_string() if version >= 3 else None
+        client_id, client_host = reader.string(), reader.string()
+        rebalance_timeout_ms = reader.int32() if version >= 1 else -1
+        session_timeout_ms = reader.int32()
+        if rebalance_timeout_ms < 0:
+            rebalance_timeout_ms = session_timeout_ms
+        members.append(
+            MemberValue(
+                member_id,
+                group_instance_id,
+                client_id,
+                client_host,
+                rebalance_timeout_ms,
+                session_timeout_ms,
+                reader.blob(),
+                reader.blob(),
+            )
+        )
+    return GroupValue(protocol_type, generation_id, protocol_name, leader, state_timestamp_ms, members)
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def int16(self) -> int:
+        return self._unpack(_INT16)
+
+    def int32(self) -> int:
+        return self._unpack(_INT32)
+
+    def int64(self) -> int:
+        return self._unpack(_INT64)
+
+    def string(self) -> str:
+        text = self.nullable_string()
+        if text is None:
+            raise MalformedRecord(f"null at byte {self._position} where there must be a text")
+        return text
+
+    def nullable_string(self) -> str | None:
+        size = self.int16()
+        return None if size < 0 else self._text(size)
+
+    def compact_string(self) -> str:
+        return self._text(self._unsigned_varint() - 1)
+
+    def blob(self) -> bytes:
+        return self._take(self.int32())
+
+    def tagged_fields(self) -> dict[int, bytes]:
+        fields = {}
+        for _ in range(self._unsigned_varint()):
+            tag = self._unsigned_varint()
+            fields[tag] = self._take(self._unsigned_varint())
+        return fields
+
+    def _unpack(self, layout: struct.Struct) -> int:
+        value: int = layout.unpack(self._take(layout.size))[0]
+        return value
+
+    def _take(self, size: int) -> bytes:
+        end = self._position + size
+        if size < 0 or end > len(self._data):
+            left = len(self._data) - self._position
+            raise MalformedRecord(f"{size} bytes are to follow at byte {self._position}: {left} are left")
+        data = self._data[self._position : end]
+        self._position = end
+        return data
+
+    def _text(self, size: int) -> str:
+        try:
+            return self._take(size).decode()
+        except UnicodeDecodeError as error:
+            raise MalformedRecord(f"text before byte {self._position} is not UTF-8") from error
+
+    def _unsigned_varint(self) -> int:
+        value = shift = 0
+        while shift < 35:
+            byte = self._take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                return value
+            shift += 7
+        raise MalformedRecord(f"a number before byte {self._position} has no end")

@@ -1,0 +1,73 @@
+"""Commits by themselves (`enable_auto_commit`): what the user is done with, every `auto_commit_interval_ms`.
+
+What is in the user's hands is not committed: if it fails over that, the record comes again. So a commit waits until the
+next records are asked for. Rejected: to commit by the clock alone, as aiokafka does, which loses the record that a
+crash interrupts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from minibroker.client.activity import Activity
+from minibroker.client.commits import Commits, OffsetAndMetadata
+from minibroker.client.errors import CommitFailed
+from minibroker.client.fetch_state import PartitionState
+from minibroker.client.fetcher import Fetcher
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+
+logger = logging.getLogger("minibroker.client")
+
+PATIENCE_S = 30.0
+
+
+def positions(fetcher: Fetcher) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What `commit` without offsets commits: where the consumer is, in all partitions in which that is known."""
+    found = {}
+    for partition, state in fetcher.states.items():
+        if state.position is not None and not state.is_held:
+            epoch = state.position_epoch
+            found[partition] = OffsetAndMetadata(state.position, None if epoch == NO_EPOCH else epoch)
+    return found
+
+
+class AutoCommit:
+    """See the module."""
+
+    def __init__(self, fetcher: Fetcher, commits: Commits, activity: Activity, who: str, interval_s: float) -> None:
+        self._fetcher = fetcher
+        self._commits = commits
+        self._activity = activity
+        self._who = who
+        self._interval_s = interval_s
+        self._last: dict[TopicPartition, tuple[PartitionState | None, OffsetAndMetadata]] = {}
+
+    async def run(self) -> None:
+        """The task."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            while self._activity.holds:
+                await self._activity.freed.wait()
+            await self.commit(PATIENCE_S)
+
+    async def commit(self, patience_s: float) -> None:
+        """Now. A failure is a WARNING: the same offsets, or later ones, are tried again next time."""
+        await self.commit_these(positions(self._fetcher), patience_s)
+
+    async def commit_these(self, offsets: dict[TopicPartition, OffsetAndMetadata], patience_s: float) -> None:
+        """Those of them that are news."""
+        noted = {partition: (self._fetcher.states.get(partition), offset) for partition, offset in offsets.items()}
+        news = {
+            partition: offset
+            for partition, (_, offset) in noted.items()
+            if self._last.get(partition) != noted[partition]
+        }
+        if not news:
+            return
+        try:
+            await self._commits.commit(self._commits.ticket(news), patience_s)
+        except CommitFailed as error:
+            logger.warning("%s: auto-commit: %s", self._who, error)
+        else:
+            self._last = noted

@@ -1,0 +1,184 @@
+"""Many records at once, as columns: what `Producer.send_batch` is given, checked, sized and divided. Pure.
+
+The problem: a call with thousands of records must not look at each of them in Python, and yet know that every value is
+bytes, where a batch is full, and which records go to which partition. So each question is one pass in C over a column:
+`set(map(type, ...))` for the types, a running sum of lengths in which a batch's end is found by bisection,
+`itemgetter(*indexes)` for the records of one partition. Rejected: numpy, which has no column of byte strings, and would
+be a dependency of each client.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import add, itemgetter
+from typing import Any
+
+from minibroker.client.batch import RECORD_OVERHEAD
+from minibroker.protocol.errors import BrokerError, ErrorCode
+
+BytesLike = bytes | bytearray | memoryview
+Column = list[bytes | None]
+
+MAX_TIMESTAMP_MS = 1 << 62
+
+_BYTES = {bytes}
+_BYTES_OR_NONE = {bytes, type(None)}
+_INT = {int}
+
+
+class Columns:
+    """Records as columns of equal length. They are not copied: nobody may change them as long as this is used."""
+
+    __slots__ = ("_ends", "_longest", "keys", "timestamps", "values")
+
+    def __init__(self, values: Column, keys: Column | None, timestamps: list[int]) -> None:
+        self.values = values
+        self.keys = keys
+        self.timestamps = timestamps
+        lengths = _lengths(values)
+        if keys is not None:
+            lengths = list(map(add, lengths, _lengths(keys)))
+        self._longest = max(lengths, default=0)
+        self._ends = list(accumulate(lengths, initial=0))
+        """Bytes of keys and values before each record, and of all of them."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def size(self, start: int, end: int) -> int:
+        """Bytes, at most, of the records from `start` to before `end`."""
+        return self._ends[end] - self._ends[start] + RECORD_OVERHEAD * (end - start)
+
+    def end_within(self, start: int, room: int) -> int:
+        """The end of the longest run of records from `start` on that takes no more than `room` bytes; `start` if there
+        is no room for the first."""
+        count = len(self.values)
+        if self.size(start, count) <= room:
+            return count
+        fitting = bisect_right(range(start, count + 1), room, key=lambda end: self.size(start, end))
+        return start + fitting - 1
+
+    def first_above(self, size: int) -> int | None:
+        """The first record that takes more than `size` bytes."""
+        if self._longest + RECORD_OVERHEAD <= size:
+            return None
+        return next(index for index in range(len(self.values)) if self.size(index, index + 1) > size)
+
+    def pick(self, indexes: Sequence[int]) -> Columns:
+        """These records, in this order."""
+        if len(indexes) == 1:
+            (index,) = indexes
+            keys = None if self.keys is None else [self.keys[index]]
+            return Columns([self.values[index]], keys, [self.timestamps[index]])
+        get = itemgetter(*indexes)
+        return Columns(
+            list(get(self.values)), None if self.keys is None else list(get(self.keys)), list(get(self.timestamps))
+        )
+
+
+def _lengths(column: Column) -> list[int]:
+    try:
+        return list(map(len, column))  # type: ignore[arg-type]  # a null is seen by its error: it is rare
+    except TypeError:
+        return [0 if data is None else len(data) for data in column]
+
+
+def grouped(targets: Sequence[int]) -> dict[int, list[int]]:
+    """The indexes of each target, ascending; targets in the order in which they first appear."""
+    groups: dict[int, list[int]] = {target: [] for target in dict.fromkeys(targets)}
+    appends = {target: group.append for target, group in groups.items()}
+    for index, target in enumerate(targets):
+        appends[target](index)
+    return groups
+
+
+# --- what users pass ------------------------------------------------------------------------------------------------
+
+
+def checked_column(name: str, data: object) -> Column:
+    """A list of bytes and None, from a list of what is like bytes, or a pyarrow array of binary or string.
+
+    Raises TypeError naming the first element that is neither.
+    """
+    if is_arrow(data):
+        return from_arrow(name, data)
+    if isinstance(data, (str, bytes, bytearray, memoryview)) or not isinstance(data, Iterable):
+        raise TypeError(f"{name} must be a list of bytes or None, or a pyarrow array, not {type(data).__name__}")
+    column: Column = data if isinstance(data, list) else list(data)
+    types = set(map(type, column))
+    if types <= _BYTES_OR_NONE:
+        return column
+    return [
+        element if type(element) is bytes or element is None else as_bytes(f"{name}[{index}]", element)
+        for index, element in enumerate(column)
+    ]
+
+
+def checked_timestamps(timestamps_ms: object) -> list[int]:
+    """A list of timestamps. Raises TypeError for what is no list of ints, BrokerError (INVALID_TIMESTAMP) for one that
+    cannot be."""
+    if not isinstance(timestamps_ms, Iterable):
+        raise TypeError(f"timestamps_ms must be a list of int, not {type(timestamps_ms).__name__}")
+    column = timestamps_ms if isinstance(timestamps_ms, list) else list(timestamps_ms)
+    types = set(map(type, column))
+    if types and not (types == _INT and min(column) >= 0 and max(column) < MAX_TIMESTAMP_MS):
+        index, wrong = next(
+            (index, each)
+            for index, each in enumerate(column)
+            if type(each) is not int or not 0 <= each < MAX_TIMESTAMP_MS
+        )
+        raise BrokerError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"timestamps_ms[{index}]={wrong!r}: give milliseconds since 1970, a whole number from 0 on",
+            is_complete=True,
+        )
+    return column
+
+
+def as_bytes(name: str, data: object) -> bytes:
+    """`data`, which `name` is about, as bytes. Raises TypeError."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    hint = f"; encode the text: {name}.encode()" if isinstance(data, str) else ""
+    raise TypeError(f"{name} must be bytes, bytearray, memoryview or None, not {type(data).__name__}{hint}")
+
+
+def is_arrow(data: object) -> bool:
+    """Whether it is a pyarrow Array or ChunkedArray. pyarrow is not imported for that: whoever has one, has it."""
+    return type(data).__module__.partition(".")[0] == "pyarrow" and hasattr(data, "to_pylist")
+
+
+def from_arrow(name: str, data: Any) -> Column:
+    """The elements of a pyarrow array of binary or string. Raises TypeError for any other.
+
+    They are cut out of its buffers: `to_pylist` makes an object of Arrow's for each element first, and takes several
+    times as long.
+    """
+    kind = str(data.type)
+    if kind == "null":
+        return [None] * len(data)
+    if kind not in ("binary", "string", "large_binary", "large_string"):
+        raise TypeError(f"{name} must be a pyarrow array of binary or string, not of {kind}: cast it")
+    if hasattr(data, "chunks"):
+        column: Column = []
+        for chunk in data.chunks:
+            column += from_arrow(name, chunk)
+        return column
+    count = len(data)
+    if count == 0:
+        return []
+    _, offsets_buffer, data_buffer = data.buffers()
+    all_offsets = memoryview(offsets_buffer).cast("q" if kind.startswith("large") else "i")
+    offsets = all_offsets[data.offset : data.offset + count + 1].tolist()
+    first = offsets[0]
+    content = b"" if data_buffer is None else bytes(memoryview(data_buffer)[first : offsets[-1]])
+    if first:
+        offsets = [offset - first for offset in offsets]
+    values: Column = list(map(content.__getitem__, map(slice, offsets, offsets[1:])))
+    if data.null_count:
+        valid = data.is_valid().cast("uint8")
+        flags = memoryview(valid.buffers()[1])[valid.offset : valid.offset + count].tolist()
+        values = [value if flag else None for value, flag in zip(values, flags, strict=True)]
+    return values

@@ -1,0 +1,307 @@
+"""Committed offsets of one group: writing them, in order, and reading them.
+
+Commits go out one at a time, in the order of the calls, so that none is overtaken by the retry of an earlier one, which
+would set the group back. Each names the membership of the moment in which it is sent: what a member no longer has, it
+cannot commit, and what the group has put out, it cannot either (the coordinator refuses an older generation).
+
+A commit that meets a rebalance is repeated once the member is through with it, for the partitions that it still has.
+Kafka's client gives that to the user (RebalanceInProgressException), who can do nothing but the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from minibroker.client.coordinators import Coordinators
+from minibroker.client.errors import CommitFailed
+from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S
+from minibroker.client.group_states import Reaction, reaction
+from minibroker.client.heart import Membership
+from minibroker.client.runtime import ClientRuntime
+from minibroker.client.tasks import Pulse
+from minibroker.protocol import group_messages as g
+from minibroker.protocol.apis import OFFSET_COMMIT, OFFSET_FETCH
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, error_of
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.topic_ids import is_older
+
+logger = logging.getLogger("minibroker.client")
+
+_OF_THE_GROUP = (
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.REQUEST_TIMED_OUT,
+)
+"""Errors that OffsetCommit puts at each partition, though they are about the whole request."""
+
+
+class OffsetAndMetadata(NamedTuple):
+    """What a group has committed, or is to commit, for a partition."""
+
+    offset: int
+    """Of the next record to read."""
+    leader_epoch: int | None = None
+    """That of the record before it, where it is known (KIP-320)."""
+    metadata: str = ""
+    """Whatever the user wants to remember with it."""
+
+
+class _Ticket(NamedTuple):
+    """A commit, as it was asked for."""
+
+    offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    claims: Mapping[TopicPartition, object]
+    topic_ids: Mapping[str, str]
+
+
+class Committed(NamedTuple):
+    """What the coordinator has for a partition."""
+
+    offset: OffsetAndMetadata
+    is_of_older_topic: bool
+    """It is an offset in a topic of that name that was deleted since."""
+
+
+class Committer(Protocol):
+    """Whose commits they are."""
+
+    def membership(self) -> Membership | None:
+        """As whom to commit now; None: it is in no group."""
+        ...
+
+    def claim(self, partition: TopicPartition) -> object:
+        """What stands for its hold on the partition: another object once it was lost, if only for a moment."""
+        ...
+
+    def why_not(self, partition: TopicPartition, claim: object) -> str | None:
+        """Why it may not commit this partition, of which it had that claim; None: it may."""
+        ...
+
+    def refused(self, membership: Membership, code: ErrorCode) -> None:
+        """The coordinator has refused a commit by that membership."""
+        ...
+
+    async def can_retry(self, membership: Membership, code: ErrorCode) -> bool:
+        """After a commit was refused: waits until the member is through with the rebalance that it met. False: it met
+        none, or the partitions are lost."""
+        ...
+
+
+class Nobody:
+    """Who commits without being a member: partitions were assigned by hand. The coordinator takes that for groups
+    without members."""
+
+    def __init__(self, group: str) -> None:
+        self._membership = Membership(group, -1, "")
+
+    def membership(self) -> Membership | None:
+        return self._membership
+
+    def claim(self, partition: TopicPartition) -> object:
+        return self
+
+    def why_not(self, partition: TopicPartition, claim: object) -> str | None:
+        return None
+
+    def refused(self, membership: Membership, code: ErrorCode) -> None:
+        pass
+
+    async def can_retry(self, membership: Membership, code: ErrorCode) -> bool:
+        return False
+
+
+class Commits:
+    """See the module."""
+
+    def __init__(
+        self, runtime: ClientRuntime, coordinators: Coordinators, group: str, topic_id: Callable[[str], str]
+    ) -> None:
+        self._runtime = runtime
+        self._coordinators = coordinators
+        self.group = group
+        self._topic_id = topic_id
+        self.committer: Committer = Nobody(group)
+        self._queue: deque[_Ticket] = deque()
+        """The commits that are under way, in the order of the calls."""
+        self._moved = Pulse()
+
+    # -- writing --
+
+    def ticket(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> _Ticket:
+        """A place in the queue, for `commit`."""
+        ticket = _Ticket(
+            dict(offsets),
+            {partition: self.committer.claim(partition) for partition in offsets},
+            {partition.topic: self._topic_id(partition.topic) for partition in offsets},
+        )
+        self._queue.append(ticket)
+        return ticket
+
+    def give_back(self, ticket: _Ticket) -> None:
+        """The commit is over, or will not be made. May be called again."""
+        for place, other in enumerate(self._queue):
+            if other is ticket:
+                del self._queue[place]
+                self._moved.notify()
+                return
+
+    async def drained(self) -> None:
+        """Until no commit is under way."""
+        while self._queue:
+            await self._moved.wait()
+
+    async def commit(self, ticket: _Ticket, timeout_s: float) -> None:
+        """Returns once the coordinator has all of them. Raises CommitFailed, naming those that it does not have."""
+        deadline = self._runtime.clock.monotonic() + timeout_s
+        try:
+            while self._queue[0] is not ticket:
+                await self._moved.wait()
+            errors = await self._commit(ticket, deadline)
+        finally:
+            self.give_back(ticket)
+        if errors:
+            raise CommitFailed(self.group, errors)
+
+    async def _commit(self, ticket: _Ticket, deadline: float) -> dict[TopicPartition, MinibrokerError]:
+        """Why some of them are not committed."""
+        clock = self._runtime.clock
+        pending = dict(ticket.offsets)
+        errors: dict[TopicPartition, MinibrokerError] = {}
+        patience_until = min(deadline, clock.monotonic() + UNKNOWN_TOPIC_PATIENCE_S)
+        while True:
+            for partition in list(pending):
+                why = self.committer.why_not(partition, ticket.claims[partition])
+                if why is not None:
+                    errors[partition] = MinibrokerError(why)
+                    del pending[partition]
+            membership = self.committer.membership()
+            if not pending or membership is None:  # why_not has named the reason
+                return errors
+            try:
+                left_s = max(0.001, deadline - clock.monotonic())
+                codes = await self._ask(membership, pending, ticket.topic_ids, left_s)
+            except MinibrokerError as error:
+                return errors | dict.fromkeys(pending, error)
+            of_member = [code for code in codes.values() if reaction(code) is not Reaction.RAISE]
+            if of_member:
+                if await self._can_retry(membership, of_member[0], deadline):
+                    continue
+                refusal = BrokerError(of_member[0], f"committing offsets of group {self.group}")
+                return errors | dict.fromkeys(pending, refusal)
+            retry = False
+            for partition, code in codes.items():
+                if code is ErrorCode.NONE:
+                    del pending[partition]
+                elif ERRORS[code].retriable and clock.monotonic() < patience_until:
+                    retry = True
+                else:
+                    errors[partition] = BrokerError(code, f"committing offset {pending[partition].offset}")
+                    del pending[partition]
+            if retry:
+                self._runtime.metadata.request_refresh()
+                await asyncio.sleep(self._runtime.retry_backoff_s)
+
+    async def _can_retry(self, membership: Membership, code: ErrorCode, deadline: float) -> bool:
+        self.committer.refused(membership, code)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._runtime.clock.monotonic())):
+                return await self.committer.can_retry(membership, code)
+        except TimeoutError:
+            return False
+
+    async def _ask(
+        self,
+        membership: Membership,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        topic_ids: Mapping[str, str],
+        timeout_s: float,
+    ) -> dict[TopicPartition, ErrorCode]:
+        topics: dict[str, list[g.OffsetCommitPartition]] = {}
+        for (topic, index), (offset, epoch, metadata) in offsets.items():
+            committed = g.OffsetCommitPartition(index, offset, NO_EPOCH if epoch is None else epoch, metadata or None)
+            topics.setdefault(topic, []).append(committed)
+        request = g.OffsetCommitRequest(
+            membership.group,
+            membership.generation_id,
+            membership.member_id,
+            membership.group_instance_id,
+            [g.OffsetCommitTopic(name, partitions, topic_ids[name]) for name, partitions in topics.items()],
+        )
+        answered = await self._coordinators.request(
+            self.group, OFFSET_COMMIT, request, code_of=_code_of_commit, timeout_s=timeout_s
+        )
+        codes = {
+            TopicPartition(topic.name, partition.partition_index): error_of(partition.error_code)
+            for topic in answered.response.topics
+            for partition in topic.partitions
+        }
+        return {partition: codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR) for partition in offsets}
+
+    # -- reading --
+
+    async def fetch(self, partitions: Iterable[TopicPartition], timeout_s: float) -> dict[TopicPartition, Committed]:
+        """What is committed for these partitions; those without are left out. Retries for `timeout_s`; then raises the
+        last error: BrokerError, NetworkError."""
+        clock = self._runtime.clock
+        deadline = clock.monotonic() + timeout_s
+        found: dict[TopicPartition, Committed] = {}
+        pending = dict.fromkeys(partitions)
+        while pending:
+            topics: dict[str, list[int]] = {}
+            for topic, index in pending:
+                topics.setdefault(topic, []).append(index)
+            asked = [g.OffsetFetchTopic(name, indexes) for name, indexes in topics.items()]
+            request = g.OffsetFetchRequest([g.OffsetFetchGroup(self.group, asked)], require_stable=True)
+            answered = await self._coordinators.request(
+                self.group,
+                OFFSET_FETCH,
+                request,
+                code_of=self._code_of_fetch,
+                timeout_s=max(0.001, deadline - clock.monotonic()),
+            )
+            group = next((group for group in answered.response.groups if group.group_id == self.group), None)
+            if group is None:
+                raise InvalidMessage(f"an answer to {OFFSET_FETCH.name} does not mention group {self.group}")
+            code = error_of(group.error_code)
+            if code is not ErrorCode.NONE:
+                raise BrokerError(code, f"{OFFSET_FETCH.name} of group {self.group}")
+            last: BrokerError | None = None
+            for of_topic in group.topics:
+                for answer in of_topic.partitions:
+                    partition = TopicPartition(of_topic.name, answer.partition_index)
+                    code = error_of(answer.error_code)
+                    if partition not in pending:
+                        continue
+                    if code is not ErrorCode.NONE:
+                        last = BrokerError(code, f"the committed offset of {partition}")
+                        continue
+                    del pending[partition]
+                    if answer.committed_offset >= 0:
+                        epoch = None if answer.committed_leader_epoch == NO_EPOCH else answer.committed_leader_epoch
+                        offset = OffsetAndMetadata(answer.committed_offset, epoch, answer.metadata or "")
+                        found[partition] = Committed(offset, self._is_older(of_topic))
+            if pending:
+                last = last or BrokerError(
+                    ErrorCode.UNKNOWN_SERVER_ERROR, f"{OFFSET_FETCH.name} of group {self.group} leaves out partitions"
+                )
+                if not last.retriable or clock.monotonic() >= deadline:
+                    raise last
+                await asyncio.sleep(self._runtime.retry_backoff_s)
+        return found
+
+    def _is_older(self, topic: g.OffsetFetchTopicResponse) -> bool:
+        info = self._runtime.metadata.cluster.topics.get(topic.name)
+        return info is not None and is_older(topic.topic_id, info.topic_id)
+
+    def _code_of_fetch(self, response: g.OffsetFetchResponse) -> int:
+        return next((group.error_code for group in response.groups if group.group_id == self.group), ErrorCode.NONE)
+
+
+def _code_of_commit(response: g.OffsetCommitResponse) -> int:
+    codes = [partition.error_code for topic in response.topics for partition in topic.partitions]
+    return next((code for code in codes if code in _OF_THE_GROUP), ErrorCode.NONE)

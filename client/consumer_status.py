@@ -1,0 +1,151 @@
+"""Why a consumer gets nothing, in words: from what it knows, without asking anybody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from minibroker.client.activity import Activity
+from minibroker.client.fetch_state import PartitionState
+from minibroker.client.fetcher import Fetcher
+from minibroker.client.group_member import GroupMember, Subscribed
+from minibroker.client.group_states import MemberState
+from minibroker.client.runtime import ClientRuntime
+from minibroker.protocol.model import TopicPartition
+
+_READY = "records are there: ask for them"
+_AT_THE_END = "at the end: nothing new has been written"
+_NAMES_SHOWN = 5
+
+
+class ConsumerStatus(NamedTuple):
+    """`str()` of it is the summary."""
+
+    summary: str
+    """One sentence or two: why nothing arrives, or that records are there."""
+    member_state: str | None
+    """"unjoined", "preparing rebalance", "completing rebalance", "stable"; None: this is no member of a group."""
+    member_id: str
+    generation_id: int
+    """-1: in none."""
+    coordinator: str | None
+    """The broker that coordinates the group, as far as is known."""
+    partitions: dict[TopicPartition, str]
+    """For each assigned partition, what it waits for."""
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+def describe(
+    *,
+    state: str,
+    fetcher: Fetcher,
+    member: GroupMember | None,
+    subscribed: Subscribed | None,
+    assigned: Sequence[TopicPartition] | None,
+    runtime: ClientRuntime,
+    activity: Activity,
+) -> ConsumerStatus:
+    partitions = {partition: _of_partition(fetcher, fetcher.states[partition]) for partition in sorted(fetcher.states)}
+    summary = _summary(state, partitions, member, subscribed, assigned, runtime, activity)
+    if member is None:
+        return ConsumerStatus(summary, None, "", -1, None, partitions)
+    return ConsumerStatus(
+        summary, member.state.value, member.member_id, member.generation_id, member.coordinator, partitions
+    )
+
+
+def _summary(
+    state: str,
+    partitions: dict[TopicPartition, str],
+    member: GroupMember | None,
+    subscribed: Subscribed | None,
+    assigned: Sequence[TopicPartition] | None,
+    runtime: ClientRuntime,
+    activity: Activity,
+) -> str:
+    if state != "running":
+        return f"the consumer is {state}"
+    if subscribed is None and assigned is None:
+        return "there is nothing to read: call subscribe() or assign()"
+    if member is not None and (why := _of_member(member, runtime, activity)) is not None:
+        return why
+    if not partitions:
+        return _of_nothing(member, subscribed, runtime)
+    counted = Counter(partitions.values())
+    if len(counted) == 1:
+        (why,) = counted
+        return f"{_named(list(partitions))}: {why}"
+    return "; ".join(
+        f"{_named([partition for partition, reason in partitions.items() if reason == why])}: {why}" for why in counted
+    )
+
+
+def _of_member(member: GroupMember, runtime: ClientRuntime, activity: Activity) -> str | None:
+    """What keeps it from getting partitions; None: nothing does."""
+    if member.fenced is not None:
+        return str(member.fenced)
+    trouble = "" if member.trouble is None else f". {member.trouble}"
+    if member.is_refused:
+        return f"group {member.group} has refused it: the next call for records says why, the one after it tries again"
+    since = f"for {runtime.clock.monotonic() - member.state_since:.1f} s"
+    if activity.holds and activity.is_quiet:
+        return (
+            f"group {member.group} rebalances, and waits {since} until this consumer is asked for the next records: "
+            "only then are those that it has handed out done with"
+        )
+    match member.state:
+        case MemberState.UNJOINED:
+            known = "" if member.coordinator is not None else "; its coordinator is not known yet"
+            return f"it has been in no generation of group {member.group} {since}{known}{trouble}"
+        case MemberState.PREPARING_REBALANCE:
+            return (
+                f"no assignment: group {member.group} has been rebalancing {since}, and waits for its members{trouble}"
+            )
+        case MemberState.COMPLETING_REBALANCE:
+            return f"no assignment yet: group {member.group} has been dealing out partitions {since}{trouble}"
+    if member.trouble is not None:
+        return f"the coordinator of group {member.group} cannot be reached: {member.trouble}"
+    return None
+
+
+def _of_nothing(member: GroupMember | None, subscribed: Subscribed | None, runtime: ClientRuntime) -> str:
+    """No partitions are assigned."""
+    cluster = runtime.metadata.cluster
+    names = [] if subscribed is None else subscribed.names(cluster.topics)
+    missing = [name for name in names if name not in cluster.topics]
+    if missing:
+        return f"there is no topic {', '.join(missing)}: see `minibroker topics list`"
+    if not names:
+        pattern = "" if subscribed is None or subscribed.pattern is None else subscribed.pattern.pattern
+        return f"no topic matches {pattern!r}: see `minibroker topics list`"
+    count = sum(len(cluster.topics[name].partitions) for name in names)
+    if member is None:
+        return f"{', '.join(names)}: their partitions are not known yet"
+    return (
+        f"other members of group {member.group} have all {count} partitions of {', '.join(names)}: "
+        "more members than partitions leave some idle"
+    )
+
+
+def _of_partition(fetcher: Fetcher, state: PartitionState) -> str:
+    if state.is_paused:
+        return "paused: call resume()"
+    if state.is_held:
+        return "the committed offset is being looked up, or the listener being told"
+    if state.error is not None:
+        return f"the next call for records raises: {state.error}"
+    if state.fetched or state.is_handed_out:
+        return _READY
+    if (why := fetcher.why_waiting(state)) is not None:
+        return why
+    if state.position is not None and state.high_watermark is not None and state.position >= state.high_watermark:
+        return _AT_THE_END
+    return "being fetched"
+
+
+def _named(partitions: Sequence[TopicPartition]) -> str:
+    names = ", ".join(map(str, partitions[:_NAMES_SHOWN]))
+    return names if len(partitions) <= _NAMES_SHOWN else f"{names} and {len(partitions) - _NAMES_SHOWN} more"

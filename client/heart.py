@@ -1,0 +1,238 @@
+"""The heartbeats of a group member, which go on while its user blocks the event loop (Kafka's HeartbeatThread, KIP-62).
+
+The problem: a group puts out a member that is silent for `session_timeout_ms`. The member's tasks run in the user's
+event loop, and a user who computes there for a minute stops all of them, though nothing is wrong.
+
+The choice: the heart runs beside the loop (`World.beside`), with connections of its own, and finds the coordinator by
+itself. It is told what to say, the generation and the member's id, and tells what it hears: that the group rebalances,
+or that the member is no longer in it. It never joins: that takes the partitions from the user, who must be asked first.
+
+Heartbeats alone would keep a user in the group who is stuck for ever. So the heart also watches whether records are
+asked for: after `max_poll_interval_ms` without that, it leaves the group for the member, and says so at once.
+
+Rejected: the whole member beside the loop (each of its steps needs the user's loop, for positions and the listener); a
+socket without a loop (the coordinator moves, which takes look-ups, time limits and retries that exist already).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from minibroker.client.activity import Activity
+from minibroker.client.connections import OVERDUE_S
+from minibroker.client.coordinators import Coordinators
+from minibroker.client.runtime import ClientRuntime
+from minibroker.client.tasks import Waker
+from minibroker.protocol import group_messages as g
+from minibroker.protocol.apis import HEARTBEAT, LEAVE_GROUP
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
+from minibroker.protocol.world import Beside, World
+
+logger = logging.getLogger("minibroker.client")
+
+LEAVE_PATIENCE_S = 5.0
+
+
+class Membership(NamedTuple):
+    """Who the member is in its group, as each of its requests says."""
+
+    group: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None = None
+
+
+class Refused(NamedTuple):
+    """The coordinator has answered a heartbeat with this error."""
+
+    membership: Membership
+    code: ErrorCode
+
+
+class Overslept(NamedTuple):
+    """The user has asked for no records for longer than `max_poll_interval_ms`, so the member has left."""
+
+    membership: Membership
+    silent_s: float
+
+
+class Unreachable(NamedTuple):
+    """No heartbeat was answered for a while."""
+
+    reason: str
+
+
+class Heard(NamedTuple):
+    """A heartbeat was answered."""
+
+
+News = Refused | Overslept | Unreachable | Heard
+
+
+class Heart:
+    """See the module. Made in the consumer's loop, where `tell` is called."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        activity: Activity,
+        tell: Callable[[News], None],
+        *,
+        client_id: str,
+        session_timeout_s: float,
+        heartbeat_interval_s: float,
+        max_poll_interval_s: float,
+        request_timeout_s: float,
+        retry_backoff_s: float,
+        metadata_max_age_s: float,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._activity = activity
+        self._tell = tell
+        self._client_id = client_id
+        self._session_timeout_s = session_timeout_s
+        self._interval_s = heartbeat_interval_s
+        self._max_poll_interval_s = max_poll_interval_s
+        self._request_timeout_s = request_timeout_s
+        self._retry_backoff_s = retry_backoff_s
+        self._metadata_max_age_s = metadata_max_age_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._beside: Beside | None = None
+        # What follows is the heart's own.
+        self._membership: Membership | None = None
+        self._waker: Waker | None = None
+        self._mark: object = None
+        self._marked_at = 0.0
+
+    # -- in the consumer's loop --
+
+    async def run(self, world: World) -> None:
+        """The task: until it is cancelled."""
+        self._loop = asyncio.get_running_loop()
+        self._beside = world.beside(self._main, f"heart of {self._client_id}")
+        await self._beside.wait()
+
+    def beat(self, membership: Membership | None) -> None:
+        """Say this from now on; None: nothing."""
+        assert self._beside is not None, "the heart runs before the member joins"
+        self._beside.call(lambda: self._set(membership))
+
+    # -- beside it --
+
+    def _set(self, membership: Membership | None) -> None:
+        self._membership = membership
+        if self._waker is not None:
+            self._waker.wake()
+
+    async def _main(self, world: World) -> None:
+        crashed: list[BaseException] = []
+        runtime = ClientRuntime(
+            self._bootstrap,
+            client_id=self._client_id,
+            request_timeout_ms=self._request_timeout_s * 1_000,
+            retry_backoff_ms=self._retry_backoff_s * 1_000,
+            metadata_max_age_ms=self._metadata_max_age_s * 1_000,
+            world=world,
+            on_crash=crashed.append,
+        )
+        self._waker = Waker()
+        self._mark, self._marked_at = self._activity.mark(), world.clock.monotonic()
+        runtime.metadata.request_refresh()  # as long as the bootstrap addresses are those of living brokers
+        runtime.go_on()
+        beats = asyncio.get_running_loop().create_task(self._beats(runtime), name="heartbeats")
+        try:
+            while self._loop is not None and not self._loop.is_closed():
+                look_s = min(self._interval_s, self._max_poll_interval_s / 4)
+                await asyncio.wait([beats], timeout=look_s)
+                if crashed:
+                    raise crashed[0]
+                if beats.done():
+                    beats.result()
+                if (slept_s := self._slept_s(world.clock.monotonic())) > self._max_poll_interval_s:
+                    await self._leave(runtime, slept_s)
+        finally:
+            beats.cancel()
+            await asyncio.wait([beats])
+            await runtime.close()
+
+    def _slept_s(self, now: float) -> float:
+        """How long the user has asked for nothing."""
+        mark = self._activity.mark()
+        if self._activity.asking or mark != self._mark:
+            self._mark, self._marked_at = mark, now
+        return now - max(self._marked_at, self._activity.asked_at)
+
+    async def _beats(self, runtime: ClientRuntime) -> None:
+        assert self._waker is not None
+        coordinators = Coordinators(runtime)
+        clock = runtime.clock
+        beat_at = clock.monotonic()
+        said: Membership | None = None
+        while True:
+            membership = self._membership
+            now = clock.monotonic()
+            if membership != said:
+                said, beat_at = membership, now + self._interval_s
+            if membership is None or now < beat_at:
+                await self._waker.sleep(None if membership is None else beat_at - now)
+                continue
+            beat_at = now + self._interval_s
+            request = g.HeartbeatRequest(
+                membership.group, membership.generation_id, membership.member_id, membership.group_instance_id
+            )
+            try:
+                answered = await coordinators.request(
+                    membership.group,
+                    HEARTBEAT,
+                    request,
+                    code_of=lambda response: response.error_code,
+                    timeout_s=max(self._interval_s, OVERDUE_S * 3),
+                )
+            except (NetworkError, InvalidMessage, BrokerError) as error:
+                self._pass_on(Unreachable(str(error)))
+                beat_at = clock.monotonic()
+                continue
+            code = error_of(answered.response.error_code)
+            if membership is self._membership:
+                self._pass_on(Heard() if code is ErrorCode.NONE else Refused(membership, code))
+
+    async def _leave(self, runtime: ClientRuntime, slept_s: float) -> None:
+        membership, self._membership = self._membership, None
+        if membership is None:
+            return
+        logger.warning(
+            "%s: leaves group %s, as no records were asked for during %.1f s, which is more than "
+            "max_poll_interval_ms=%d: process fewer records at a time, or raise it",
+            self._client_id,
+            membership.group,
+            slept_s,
+            round(self._max_poll_interval_s * 1_000),
+        )
+        self._pass_on(Overslept(membership, slept_s))
+        await leave(Coordinators(runtime), membership, "max_poll_interval_ms is over", LEAVE_PATIENCE_S)
+
+    def _pass_on(self, news: News) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._tell, news)
+        except RuntimeError:
+            return  # it was closed just now
+
+
+async def leave(coordinators: Coordinators, membership: Membership, reason: str, timeout_s: float) -> None:
+    """Leave the group, if that can be said in time: else it notices when the session is over. Static members do not
+    leave: they are expected back (KIP-345)."""
+    if membership.group_instance_id is not None or not membership.member_id:
+        return
+    request = g.LeaveGroupRequest(
+        membership.group, [g.LeavingMember(membership.member_id, membership.group_instance_id, reason)]
+    )
+    try:
+        await coordinators.request(
+            membership.group, LEAVE_GROUP, request, code_of=lambda response: response.error_code, timeout_s=timeout_s
+        )
+    except (NetworkError, InvalidMessage, BrokerError) as error:
+        logger.info("leaving group %s: %s", membership.group, error)

@@ -1,0 +1,121 @@
+"""How values become bytes and back: what a producer's `key_serializer` and `value_serializer` take, and a consumer's
+counterparts.
+
+A choice is a name or a function: `"bytes"` (as they are), `"str"` (UTF-8), `"json"`, `"msgpack"`, or a callable. None
+is no value to any of them: what a record lacks (a value: a tombstone) is None on both sides, and no function is called
+for it. So JSON's null can only be inside of a value.
+
+What goes wrong is a SerializationFailed or DeserializationFailed that names the topic, and the type of the value or the
+partition and offset of the record; its cause is the error itself.
+
+JSON is msgspec's: it also takes dataclasses, datetimes, UUIDs and the like, and makes NaN null, as JSON has none.
+MessagePack is the `msgpack` package's, which users know: tuples come back as lists, keys of
+maps may be of any type that a dict takes, timestamps are datetimes in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgpack
+import msgspec
+
+from minibroker.client.errors import DeserializationFailed, InvalidSetting, SerializationFailed
+
+Name = Literal["bytes", "str", "json", "msgpack"]
+Serializer = Callable[[Any], bytes]
+Deserializer = Callable[[bytes], Any]
+SerializerChoice = Name | Serializer
+DeserializerChoice = Name | Deserializer
+
+
+def _bytes(value: object) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError("it must be bytes, bytearray or memoryview")
+
+
+def _from_bytes(data: bytes) -> bytes:
+    return data
+
+
+def _str(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError("it must be str")
+
+
+def _from_str(data: bytes) -> str:
+    return data.decode()
+
+
+def _msgpack(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value, datetime=True)
+    return packed
+
+
+def _from_msgpack(data: bytes) -> object:
+    # timestamp=3: as datetime, as they were packed. Other than strings as keys: a map may have any.
+    return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
+
+
+SERIALIZERS: Mapping[str, Serializer] = {
+    "bytes": _bytes,
+    "str": _str,
+    "json": msgspec.json.encode,
+    "msgpack": _msgpack,
+}
+DESERIALIZERS: Mapping[str, Deserializer] = {
+    "bytes": _from_bytes,
+    "str": _from_str,
+    "json": msgspec.json.decode,
+    "msgpack": _from_msgpack,
+}
+
+
+def choose_serializer(setting: str, choice: SerializerChoice) -> Serializer | None:
+    """The function that a setting asks for; None for "bytes", where there is nothing to do. Raises InvalidSetting."""
+    return _chosen(setting, choice, SERIALIZERS)
+
+
+def choose_deserializer(setting: str, choice: DeserializerChoice) -> Deserializer | None:
+    """The function that a setting asks for; None for "bytes", where there is nothing to do. Raises InvalidSetting."""
+    return _chosen(setting, choice, DESERIALIZERS)
+
+
+def _chosen(
+    setting: str, choice: str | Callable[[Any], Any], named: Mapping[str, Callable[[Any], Any]]
+) -> Callable[[Any], Any] | None:
+    if isinstance(choice, str) and choice in named:
+        return None if choice == "bytes" else named[choice]
+    if isinstance(choice, str) or not callable(choice):
+        names = ", ".join(f'"{name}"' for name in named)
+        raise InvalidSetting(setting, choice, f"give one of {names}, or a function")
+    return choice
+
+
+def serialize(serializer: Serializer, value: object, topic: str, what: str) -> bytes | None:
+    """`value` as bytes; None stays None. `what` is "key", "value", or says which one of many. Raises
+    SerializationFailed."""
+    if value is None:
+        return None
+    try:
+        data = serializer(value)
+    except Exception as error:
+        raise SerializationFailed(topic, what, type(value), str(error) or repr(error)) from error
+    if type(data) is not bytes:
+        raise SerializationFailed(topic, what, type(value), f"the serializer returned {type(data).__name__}, not bytes")
+    return data
+
+
+def deserialize(
+    deserializer: Deserializer, data: bytes | None, topic: str, partition: int, offset: int, what: str
+) -> Any:
+    """What `data` stands for; None stays None. `what` is "key" or "value". Raises DeserializationFailed."""
+    if data is None:
+        return None
+    try:
+        return deserializer(data)
+    except Exception as error:
+        raise DeserializationFailed(topic, partition, offset, what, str(error) or repr(error), data) from error

@@ -1,0 +1,326 @@
+"""The requests and responses of groups: membership and committed offsets, with Kafka 3.9's fields (see `messages`).
+
+`group_instance_id` is the name of a static member (KIP-345), None for a dynamic one. `generation_id` -1 and an empty
+`member_id` in OffsetCommit are those of somebody who is no member, which a group without members takes.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from minibroker.protocol.messages import (
+    MAX_PARTITIONS,
+    MAX_TOPICS,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Message,
+    Name,
+    String,
+    TopicId,
+)
+
+MAX_MEMBERS = 10_000
+"""Of a group, in one message."""
+MAX_GROUPS = 100_000
+MAX_PROTOCOLS = 100
+
+GroupId = String
+MemberId = String
+Opaque = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
+"""A subscription or an assignment: for the members alone (see `consumer_protocol`)."""
+
+
+# --- FindCoordinator (10) ------------------------------------------------------------------------------------
+
+
+class FindCoordinatorRequest(Message):
+    key_type: Int8
+    """0: groups, 1: transactions."""
+    coordinator_keys: Annotated[list[GroupId], Meta(max_length=MAX_GROUPS)]
+
+
+class Coordinator(Message):
+    key: GroupId
+    node_id: Int32
+    host: String
+    port: Int32
+    error_code: Int16
+    error_message: String | None = None
+
+
+class FindCoordinatorResponse(Message):
+    throttle_time_ms: Int32
+    coordinators: Annotated[list[Coordinator], Meta(max_length=MAX_GROUPS)]
+
+
+# --- JoinGroup (11) ------------------------------------------------------------------------------------------
+
+
+class JoinGroupProtocol(Message):
+    name: Name
+    metadata: Opaque
+
+
+class JoinGroupRequest(Message):
+    group_id: GroupId
+    session_timeout_ms: Int32
+    rebalance_timeout_ms: Int32
+    member_id: MemberId
+    group_instance_id: String | None
+    protocol_type: Name
+    protocols: Annotated[list[JoinGroupProtocol], Meta(max_length=MAX_PROTOCOLS)]
+    reason: String | None = None
+    """KIP-800."""
+
+
+class JoinGroupMember(Message):
+    member_id: MemberId
+    group_instance_id: String | None
+    metadata: Opaque
+
+
+class JoinGroupResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    generation_id: Int32 = -1
+    protocol_type: Name | None = None
+    protocol_name: Name | None = None
+    leader: MemberId = ""
+    skip_assignment: bool = False
+    """For a static leader that came back: the assignment stands (KIP-814)."""
+    member_id: MemberId = ""
+    """With MEMBER_ID_REQUIRED: the one to join with (KIP-394)."""
+    members: Annotated[list[JoinGroupMember], Meta(max_length=MAX_MEMBERS)] = msgspec.field(default_factory=list)
+    """For the leader alone."""
+
+
+# --- SyncGroup (14) ------------------------------------------------------------------------------------------
+
+
+class SyncGroupAssignment(Message):
+    member_id: MemberId
+    assignment: Opaque
+
+
+class SyncGroupRequest(Message):
+    group_id: GroupId
+    generation_id: Int32
+    member_id: MemberId
+    group_instance_id: String | None
+    protocol_type: Name | None
+    protocol_name: Name | None
+    assignments: Annotated[list[SyncGroupAssignment], Meta(max_length=MAX_MEMBERS)]
+    """From the leader; empty from the others."""
+
+
+class SyncGroupResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    protocol_type: Name | None = None
+    protocol_name: Name | None = None
+    assignment: Opaque = b""
+
+
+# --- Heartbeat (12), LeaveGroup (13) -------------------------------------------------------------------------
+
+
+class HeartbeatRequest(Message):
+    group_id: GroupId
+    generation_id: Int32
+    member_id: MemberId
+    group_instance_id: String | None
+
+
+class HeartbeatResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+
+
+class LeavingMember(Message):
+    member_id: MemberId
+    """Empty where a static member is removed by its name."""
+    group_instance_id: String | None
+    reason: String | None = None
+
+
+class LeaveGroupRequest(Message):
+    group_id: GroupId
+    members: Annotated[list[LeavingMember], Meta(max_length=MAX_MEMBERS)]
+
+
+class LeavingMemberResponse(Message):
+    member_id: MemberId
+    group_instance_id: String | None
+    error_code: Int16
+
+
+class LeaveGroupResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    members: Annotated[list[LeavingMemberResponse], Meta(max_length=MAX_MEMBERS)]
+
+
+# --- OffsetCommit (8), OffsetFetch (9), OffsetDelete (47) ----------------------------------------------------
+
+
+class OffsetCommitPartition(Message):
+    partition_index: Int32
+    committed_offset: Int64
+    committed_leader_epoch: Int32
+    """Of the last record before the offset; -1: not known (KIP-320)."""
+    committed_metadata: String | None = None
+
+
+class OffsetCommitTopic(Message):
+    name: Name
+    partitions: Annotated[list[OffsetCommitPartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """The topic that was read: of another one of that name nothing is committed (INCONSISTENT_TOPIC_ID)."""
+
+
+class OffsetCommitRequest(Message):
+    group_id: GroupId
+    generation_id: Int32
+    member_id: MemberId
+    group_instance_id: String | None
+    topics: Annotated[list[OffsetCommitTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class OffsetCommitPartitionResponse(Message):
+    partition_index: Int32
+    error_code: Int16
+
+
+class OffsetCommitTopicResponse(Message):
+    name: Name
+    partitions: Annotated[list[OffsetCommitPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class OffsetCommitResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[OffsetCommitTopicResponse], Meta(max_length=MAX_TOPICS)]
+
+
+class OffsetFetchTopic(Message):
+    name: Name
+    partition_indexes: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
+
+
+class OffsetFetchGroup(Message):
+    group_id: GroupId
+    topics: Annotated[list[OffsetFetchTopic], Meta(max_length=MAX_TOPICS)] | None
+    """None: all that the group has committed."""
+
+
+class OffsetFetchRequest(Message):
+    groups: Annotated[list[OffsetFetchGroup], Meta(max_length=MAX_GROUPS)]
+    require_stable: bool = False
+    """Offsets that a transaction is about to commit are waited for (UNSTABLE_OFFSET_COMMIT; KIP-447)."""
+
+
+class OffsetFetchPartition(Message):
+    partition_index: Int32
+    committed_offset: Int64
+    """-1: nothing is committed."""
+    committed_leader_epoch: Int32
+    metadata: String | None
+    error_code: Int16
+
+
+class OffsetFetchTopicResponse(Message):
+    name: Name
+    partitions: Annotated[list[OffsetFetchPartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """The topic in which the offsets were committed; empty: not known."""
+
+
+class OffsetFetchGroupResponse(Message):
+    group_id: GroupId
+    topics: Annotated[list[OffsetFetchTopicResponse], Meta(max_length=MAX_TOPICS)]
+    error_code: Int16
+
+
+class OffsetFetchResponse(Message):
+    throttle_time_ms: Int32
+    groups: Annotated[list[OffsetFetchGroupResponse], Meta(max_length=MAX_GROUPS)]
+
+
+class OffsetDeleteTopic(Message):
+    name: Name
+    partitions: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
+
+
+class OffsetDeleteRequest(Message):
+    group_id: GroupId
+    topics: Annotated[list[OffsetDeleteTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class OffsetDeleteResponse(Message):
+    error_code: Int16
+    throttle_time_ms: Int32
+    topics: Annotated[list[OffsetCommitTopicResponse], Meta(max_length=MAX_TOPICS)]
+
+
+# --- DescribeGroups (15), ListGroups (16), DeleteGroups (42) -------------------------------------------------
+
+
+class DescribeGroupsRequest(Message):
+    groups: Annotated[list[GroupId], Meta(max_length=MAX_GROUPS)]
+
+
+class DescribedGroupMember(Message):
+    member_id: MemberId
+    group_instance_id: String | None
+    client_id: String
+    client_host: String
+    member_metadata: Opaque
+    member_assignment: Opaque
+
+
+class DescribedGroup(Message):
+    error_code: Int16
+    group_id: GroupId
+    group_state: Name
+    protocol_type: Name
+    protocol_data: Name
+    """The name of the protocol, that is the assignor, that the members agreed on."""
+    members: Annotated[list[DescribedGroupMember], Meta(max_length=MAX_MEMBERS)]
+
+
+class DescribeGroupsResponse(Message):
+    throttle_time_ms: Int32
+    groups: Annotated[list[DescribedGroup], Meta(max_length=MAX_GROUPS)]
+
+
+class ListGroupsRequest(Message):
+    states_filter: Annotated[list[Name], Meta(max_length=16)] = msgspec.field(default_factory=list)
+    """Empty: all states (KIP-518)."""
+
+
+class ListedGroup(Message):
+    group_id: GroupId
+    protocol_type: Name
+    group_state: Name
+
+
+class ListGroupsResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    groups: Annotated[list[ListedGroup], Meta(max_length=MAX_GROUPS)]
+
+
+class DeleteGroupsRequest(Message):
+    groups_names: Annotated[list[GroupId], Meta(max_length=MAX_GROUPS)]
+
+
+class DeletableGroupResult(Message):
+    group_id: GroupId
+    error_code: Int16
+
+
+class DeleteGroupsResponse(Message):
+    throttle_time_ms: Int32
+    results: Annotated[list[DeletableGroupResult], Meta(max_length=MAX_GROUPS)]

@@ -1,0 +1,25 @@
+"""Connections that are cut after the append, on real processes. `make cut-connections` sends a million."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from tests.faults import cut_connections
+
+
+@pytest.mark.slow
+def test_connections_that_are_cut_after_the_append_make_no_duplicates(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    cluster.up(cut_connections.BROKERS, free_ports(cut_connections.BROKERS)[0])
+    try:
+        outcome = uvloop.run(cut_connections.run(cluster.bootstrap(), 100_000, seed=1))
+    finally:
+        cluster.down(kill=True)
+    assert outcome.problem is None
+    assert outcome.verdict.checked == 100_000
+    assert outcome.cut_after_append >= 5

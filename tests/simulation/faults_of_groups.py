@@ -1,0 +1,139 @@
+"""Faults of consumer groups: their members, and the brokers that coordinate them.
+
+A group's coordinator is whoever leads its partition of `__consumer_offsets`. What it has acknowledged must be with the
+next one, which has to read all of it before it speaks for the group, and may lose the office while it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from minibroker.protocol.apis import OFFSET_COMMIT
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
+from tests.simulation.cluster import PORT, host_name
+from tests.simulation.faults_of_starts import broker_of, next_of, request_key
+from tests.simulation.network import Arrival
+
+if TYPE_CHECKING:
+    from tests.simulation.storm import Storm
+
+
+def _coordinators(storm: Storm) -> list[int]:
+    """Those that may be struck."""
+    leaders = {storm.cluster.state(partition).leader for partition in storm.groups.partitions}
+    return sorted(leaders & set(storm.idle_brokers()))
+
+
+async def kill_coordinator(storm: Storm) -> None:
+    if coordinators := _coordinators(storm):
+        broker_id = storm.dice.choice(coordinators)
+        storm.count("kill coordinator", f"broker {broker_id}")
+        storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def pause_member(storm: Storm) -> None:
+    """SIGSTOP of a member: for less than its session, or so long that the group goes on without it."""
+    if not storm.groups.members:
+        return
+    name = storm.dice.choice(storm.groups.members)
+    process = storm.groups.process(name)
+    seconds = storm.groups.session_timeout_s(name) * storm.dice.choice([0.3, 1.1, 2.0, 4.0])
+    storm.count("pause member", f"{process.name}, {seconds:.1f} s")
+    process.pause()
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        process.resume()
+    storm.note(f"{process.name} goes on")
+
+
+async def ambush_of_a_commit(storm: Storm) -> None:
+    """A commit arrives at a coordinator, which dies or stands still; or the answer gets lost, or no follower hears of
+    it."""
+    if not storm.groups.members:
+        return
+    network, dice = storm.simulation.network, storm.dice
+    storm.event("ambush of a commit: laid")
+    strike = dice.choice(["killed", "killed later", "answer lost", "alone", "paused"])
+
+    def is_commit(arrival: Arrival) -> tuple[str, str] | None:
+        if arrival.target_port != PORT or request_key(arrival.data) != OFFSET_COMMIT.key:
+            return None
+        return arrival.source, arrival.target
+
+    commit = await next_of(network.taps, is_commit)
+    if commit is None:
+        return
+    member, host = commit
+    broker_id = broker_of(storm, host)
+    if broker_id is None or broker_id not in storm.idle_brokers():
+        return
+    storm.event("ambush of a commit: struck")
+    storm.count("ambush of a commit", f"of {member} at {host}: {strike}")
+    if strike == "answer lost":
+        await asyncio.sleep(dice.uniform(0, 0.003))
+        network.reset(member, host)
+    elif strike.startswith("killed"):
+        await asyncio.sleep(dice.uniform(0, 0.003) if strike == "killed" else dice.uniform(0, 0.1))
+        if broker_id in storm.idle_brokers():
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+    elif strike == "paused":
+        with storm.hold(broker_id):
+            storm.cluster.pause_broker(broker_id)
+            try:
+                await asyncio.sleep(storm.session_timeout_s * dice.choice([0.5, 2.0]))
+            finally:
+                storm.cluster.resume_broker(broker_id)
+    else:
+        await _alone(storm, broker_id)
+
+
+async def _alone(storm: Storm, broker_id: int) -> None:
+    """No follower reaches it any more, and some time later it dies."""
+    network = storm.simulation.network
+    others = [host_name(other) for other in storm.cluster.broker_ids if other != broker_id]
+    for other in others:
+        network.block(other, host_name(broker_id))
+    try:
+        await asyncio.sleep(storm.dice.choice([0.05, 0.5, 2.0]))
+        if broker_id in storm.idle_brokers():
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+    finally:
+        for other in others:
+            network.unblock(other, host_name(broker_id))
+
+
+async def ambush_of_a_coordinator(storm: Storm) -> None:
+    """A coordinator dies, and the next one, which has to load its groups, dies too, or stands still, or loses its
+    session, in the middle of that."""
+    if not storm.groups.members:
+        return
+    storm.event("ambush of a coordinator: laid")
+    if storm.dice.random() < 0.7 and (coordinators := _coordinators(storm)):
+        storm.take_down(storm.dice.choice(coordinators), storm.cluster.kill_broker)
+    change = await storm.next_change(_elects_another)
+    if change is None:
+        return
+    leader = change.after.leader
+    storm.event("ambush of a coordinator: struck")
+    strike = storm.dice.choice(["killed", "paused", "session expired"])
+    storm.count("ambush of a coordinator", f"{strike}; leader {leader}")
+    await asyncio.sleep(storm.dice.choice([0.0, 0.002, 0.01, 0.05]))
+    if strike == "session expired":
+        storm.simulation.zookeeper.expire(host_name(leader))
+    elif leader not in storm.idle_brokers():
+        return
+    elif strike == "killed":
+        storm.take_down(leader, storm.cluster.kill_broker)
+    else:
+        with storm.hold(leader):
+            storm.cluster.pause_broker(leader)
+            try:
+                await asyncio.sleep(storm.session_timeout_s * storm.dice.choice([0.3, 1.5]))
+            finally:
+                storm.cluster.resume_broker(leader)
+
+
+def _elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
+    return after.leader not in (NO_LEADER, before.leader)

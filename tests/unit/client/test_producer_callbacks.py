@@ -1,0 +1,138 @@
+"""`on_delivery`: who is called, when, in which order, and what becomes of what a callback raises."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from minibroker.client.delivery import RecordMetadata
+from minibroker.client.errors import Closed, DeliveryFailed
+from minibroker.client.producer import Producer
+from minibroker.protocol.apis import PRODUCE
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from tests.unit.client.scripted_broker import HANG, ORDINARY, ScriptedCluster, reject
+
+Called = list[tuple[RecordMetadata | None, MinibrokerError | None]]
+
+
+def run(
+    scenario: Callable[[ScriptedCluster, Called, Callable[..., None]], Coroutine[Any, Any, None]], partitions: int = 1
+) -> None:
+    """The scenario with a cluster that has a topic "orders", a list, and a callback that appends to it."""
+
+    async def main() -> None:
+        called: Called = []
+
+        def note(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+            called.append((metadata, error))
+
+        async with asyncio.timeout(60), ScriptedCluster(1) as cluster:
+            cluster.add_topic("orders", partitions)
+            await scenario(cluster, called, note)
+
+    asyncio.run(main())
+
+
+def test_each_record_is_told_where_it_is_in_order_and_before_flush_returns() -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        async with Producer(cluster.bootstrap, batch_size=500) as producer:
+            for number in range(100):
+                key = b"k" if number % 2 else None
+                producer.send("orders", b"v", key=key, timestamp_ms=number, on_delivery=note)
+                producer.send("orders", b"without")
+            await producer.flush()
+            assert len(called) == 100
+            offsets = [metadata.offset for metadata, _ in called if metadata is not None]
+            assert offsets == list(range(0, 200, 2))
+            producer.send("orders", b"last", on_delivery=note)
+        assert len(called) == 101
+
+    run(scenario)
+
+
+def test_a_failure_that_was_told_is_not_raised_by_flush() -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        async with Producer(cluster.bootstrap) as producer:
+            cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD))
+            producer.send("orders", b"v", on_delivery=note)
+            await producer.flush()
+        ((metadata, error),) = called
+        assert metadata is None
+        assert isinstance(error, BrokerError)
+
+    run(scenario)
+
+
+def test_what_a_callback_raises_is_logged_and_the_failure_that_it_was_told_is_still_raised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        def broken(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+            raise ZeroDivisionError("in the callback")
+
+        async with Producer(cluster.bootstrap) as producer:
+            cluster.script(PRODUCE, ORDINARY, reject(ErrorCode.INVALID_RECORD))
+            await producer.send("orders", b"good", on_delivery=broken)
+            producer.send("orders", b"bad", on_delivery=broken)
+            with pytest.raises(DeliveryFailed):
+                await producer.flush()
+            await producer.send("orders", b"after", on_delivery=note)
+
+    with caplog.at_level(logging.ERROR, "minibroker.client"):
+        run(scenario)
+    assert len(caplog.records) == 2
+    for record in caplog.records:
+        assert "broken" in record.getMessage()
+        assert record.exc_info is not None
+        assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+def test_a_callback_may_send() -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        sent = 0
+        async with Producer(cluster.bootstrap) as producer:
+
+            def send_another(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+                nonlocal sent
+                note(metadata, error)
+                if sent < 50:
+                    sent += 1
+                    producer.send("orders", b"%d" % sent, on_delivery=send_another)
+
+            send_another(None, None)
+            while len(called) <= 50:
+                await producer.flush()
+        assert cluster.log("orders").values() == [b"%d" % number for number in range(1, 51)]
+
+    run(scenario)
+
+
+def test_records_that_moved_to_other_batches_are_told_where_they_ended() -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        cluster.script(PRODUCE, *[reject(ErrorCode.MESSAGE_TOO_LARGE)] * 3)  # split, and split again
+        async with Producer(cluster.bootstrap) as producer:
+            for number in range(8):
+                producer.send("orders", b"%d" % number, on_delivery=note)  # held first
+        assert sorted(metadata.offset for metadata, _ in called if metadata is not None) == list(range(8))
+
+    run(scenario)
+
+
+def test_what_is_never_acknowledged_is_told_so_when_the_producer_closes() -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        producer = Producer(cluster.bootstrap)
+        await producer.start()
+        cluster.script(PRODUCE, *[HANG] * 10)
+        producer.send("orders", b"v", on_delivery=note)
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0.05)
+        closing.cancel()
+        with pytest.warns(ResourceWarning, match="1 record"):
+            await asyncio.gather(closing, return_exceptions=True)
+        assert [type(error) for _, error in called] == [Closed]
+
+    run(scenario)
