@@ -25,6 +25,7 @@ from minibroker.client.columns import (
     Columns,
     as_bytes,
     checked_column,
+    checked_list,
     checked_timestamps,
     from_arrow,
     is_arrow,
@@ -372,7 +373,9 @@ class Producer(Client):
             return from_arrow(name, data)
         if serializer is None:
             return checked_column(name, data)
-        return [serialize(serializer, each, topic, f"{what} {index}") for index, each in enumerate(data)]
+        return [
+            serialize(serializer, each, topic, f"{what} {index}") for index, each in enumerate(checked_list(name, data))
+        ]
 
     async def drain(self) -> None:
         """Wait while more than `buffer_memory` bytes of records wait or are on their way; otherwise return, nearly for
