@@ -168,7 +168,7 @@ class Consumer(Client):
         self._member: GroupMember | None = None
         self._auto_commit: AutoCommit | None = None
         self._commit_tasks: dict[asyncio.Task[None], None] = {}
-        self._errors: list[BaseException] = []
+        self._errors = self._fetcher.errors
         """To be raised by the next call for records."""
         if group is not None:
             if not isinstance(group, str) or not group:
@@ -242,6 +242,7 @@ class Consumer(Client):
         for topic in (*topics, *(partition.topic for partition in self._assigned or ())):
             metadata.want(topic)
         metadata.want_all(self._subscribed is not None and self._subscribed.pattern is not None)
+        self._fetcher.named = topics
 
     def _go(self) -> None:
         tasks = self._runtime.tasks
@@ -286,7 +287,10 @@ class Consumer(Client):
         What was handed out last is committed, too, unless `close` is called because of an exception (in `finally`, or
         by leaving `async with`): then that may not have been worked on, and comes again.
         """
-        timeout_s = check_ms("timeout_ms", timeout_ms)
+        await self._close(check_ms("timeout_ms", timeout_ms), is_done=sys.exc_info()[1] is None)
+
+    async def _close(self, timeout_s: float, *, is_done: bool) -> None:
+        """`is_done`: what was handed out last has been worked on."""
         if self._state == "closed":
             return
         self._check_loop()
@@ -295,7 +299,7 @@ class Consumer(Client):
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
             if was_running and self._commits is not None:
-                await self._within(self._say_goodbye(is_done=sys.exc_info()[1] is None), timeout_s, "leaving the group")
+                await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group")
         finally:
             self._state = "closed"
             for task in self._commit_tasks:
@@ -460,10 +464,17 @@ class Consumer(Client):
         while True:
             for record in self._records:
                 return record
+            await self._hand_out()
+
+    async def _hand_out(self) -> Iterator[Record]:
+        """What is left of the batch whose records are being taken, or else the next one's: taking them moves the
+        position, in whatever thread. Raises as `__anext__`."""
+        while not length_hint(self._records):
             self._end_batch()
             found = await self._next_batch()
             if found is not None:
                 self._begin_batch(*found)
+        return self._records
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
@@ -625,6 +636,13 @@ class Consumer(Client):
         if header.base_offset < position:  # brokers return whole batches
             return batch.since(bisect_left(decoded.offsets, position))
         return batch
+
+    def _give_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Go on at these offsets: what was returned from there on has not reached the user."""
+        for partition, offset in offsets.items():
+            state = self._fetcher.states.get(partition)
+            if state is not None and state.position is not None and state.position > offset:
+                self._fetcher.go_back(state, offset)
 
     # -- positions --
 

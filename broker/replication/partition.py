@@ -299,6 +299,11 @@ class Partition:
         self.high_watermark = reached
         return True
 
+    @property
+    def leads_alone(self) -> bool:
+        """No other replica can have become the leader without this one's part in it: none is in sync, or eligible."""
+        return self.is_leader and self.maximal_isr == {self.leader_id} and not self.eligible
+
     def disregard_the_gone(self) -> bool:
         """A follower outside of the ISR whose broker has died, or is about to stop, is not waited for any more, however
         recently it had caught up: it will not join. True if the high watermark moved."""
@@ -498,10 +503,10 @@ class Partition:
             if fetch.suspect:
                 self.log.check(records)
         except BrokerError as error:
-            return self.refusal(self._considered(error, replica_id).code)
+            return self.refusal(self.considered(error, replica_id).code)
         return self._response(records)
 
-    def _considered(self, error: BrokerError, reader: int) -> BrokerError:
+    def considered(self, error: BrokerError, reader: int = CONSUMER) -> BrokerError:
         """What to tell a reader that met it. A leader whose log is damaged gives up its leadership where the others
         can commit without it, or will with the follower that reads: one that cannot get past the damage may be the one
         that is missing. Else it stays, since all but what is damaged can be read and written, as nowhere else."""
@@ -559,7 +564,7 @@ class Partition:
                 found = yield from self.log.offset_for_timestamp(timestamp_ms, end)
         except BrokerError as error:
             self._require_leader(current_leader_epoch)
-            raise self._considered(error, replica_id) from error
+            raise self.considered(error, replica_id) from error
         if self.leader_epoch != epoch:
             return (yield from self.offset_for(timestamp_ms, current_leader_epoch, replica_id))
         self._require_leader(current_leader_epoch)
