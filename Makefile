@@ -63,6 +63,10 @@ controller-faults: setup
 cut-connections: setup
 	$(BIN)/python -m tests.faults.cut_connections
 
+# Breaks brokers, ZooKeeper and members under a consumer group, ROUNDS times each, and judges what its members saw.
+group-faults: setup
+	$(BIN)/python -m tests.faults.group_rounds --rounds $(ROUNDS)
+
 # Fills the 8 MB disk of a cluster. Needs root, to mount the disk.
 full-disk: setup
 	$(BIN)/pytest tests/faults/test_full_disk.py
