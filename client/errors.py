@@ -50,6 +50,11 @@ class WrongEventLoop(MinibrokerError, RuntimeError):
     thread in which none runs. Nothing was done."""
 
 
+class ForkedClient(MinibrokerError, RuntimeError):
+    """A client of `minibroker.sync` was used in a child that was forked from its process. Nothing was done: make a new
+    one in the child."""
+
+
 class ClientCrashed(MinibrokerError, RuntimeError):
     """A background task of the client met a bug. Nothing is sent or fetched any more; the cause is chained."""
 

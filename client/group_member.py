@@ -176,6 +176,12 @@ class GroupMember:
     def subscribe(self, subscribed: Subscribed | None) -> None:
         """Join for these topics; None: leave."""
         self._subscribed = subscribed
+        if subscribed is not None:
+            names = subscribed.names(self._metadata.cluster.topics)
+            for partition, state in self._fetcher.states.items():
+                if partition.topic not in names:  # until it is given up
+                    state.is_held = True
+            self._fetcher.cut()
         self._why_rejoin = "the subscription has changed"
         self.fenced, self._is_parked = None, False
         self._waker.wake()
@@ -234,6 +240,7 @@ class GroupMember:
             return
         membership = Membership(self._group, self.generation_id, self.member_id, self._instance_id)
         self._heart.beat(None)
+        self._activity.is_quiet = False
         await leave(self._coordinators, membership, "it has unsubscribed, or is being closed", REQUEST_PATIENCE_S)
         self._unjoined(keeps_id=False)
 

@@ -317,8 +317,11 @@ class GroupCoordinator(TermListener):
         )
         for member in list(group.members.values()):
             if member.join_waiter is not None:
-                member.is_new = False
-                self._heard_of(member)
+                if member.is_new:
+                    member.is_new = False
+                    self._session_begins(term, group, member)  # it was watched for the time that a new one has
+                else:
+                    self._heard_of(member)
                 _answer_join(member, _joined(group, member, with_members=member.member_id == group.leader_id))
         self._await_syncs(term, group)
 

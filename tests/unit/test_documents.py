@@ -13,6 +13,7 @@ MAP = (ROOT / "ARCHITECTURE.md").read_text().partition("## File map")[2]
 MODULES = [
     "minibroker/__init__.py",
     "minibroker/__main__.py",
+    "minibroker/sync.py",
     *sorted(
         str(path.relative_to(ROOT))
         for package in PACKAGES
