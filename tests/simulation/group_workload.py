@@ -60,6 +60,8 @@ class Member:
             **(FAST | settings),
         )
         self.failed_commits = 0
+        self.pause_s = 0.01
+        """How long it works on a record."""
         self.is_to_stop = False
         self._work = work
         self.task = self.world.process.start(self._run(), name)
@@ -71,7 +73,7 @@ class Member:
                 for record in records:
                     partition = TopicPartition(record.topic, record.partition)
                     self._work.seen.setdefault(partition, []).append((self.name, record.offset))
-                await asyncio.sleep(self._work.pause_s * len(records))
+                await asyncio.sleep(self.pause_s * len(records))
                 if records:
                     try:
                         await consumer.commit()
@@ -93,7 +95,6 @@ class GroupWork:
         self.members: list[Member] = []
         self.seen: dict[TopicPartition, list[tuple[str, int]]] = {}
         self.committed: dict[TopicPartition, int] = {}
-        self.pause_s = 0.01
         self.written = 0
         self._is_over = False
         self._helper = cluster.client("helper")
