@@ -9,8 +9,9 @@ import pytest
 
 from minibroker.broker.groups.coordinator import MAX_MEMBER_BYTES
 from minibroker.broker.groups.states import GroupState
+from minibroker.broker.groups.terms import Outcome
 from minibroker.protocol.errors import ErrorCode
-from tests.groups_support import GROUP, CoordinatedGroups, with_groups
+from tests.groups_support import GROUP, OFFSETS, CoordinatedGroups, with_groups
 from tests.replication_support import ME
 
 E = ErrorCode
@@ -573,6 +574,7 @@ def test_a_load_that_ends_after_the_leadership_changes_nothing(tmp_path: Path) -
         groups.sync(member, 1, {member: b"all"})
         groups.replicate(2, 3)
         await groups.until(lambda: groups.group().is_in(GroupState.STABLE))
+        groups.commit(7, member_id=member, generation_id=1)  # for which every load has to wait
         await groups.follow(1)
         for epoch in (2, 4, 6):
             await groups.lead(epoch, (ME, 2, 3), wait=False)
@@ -587,3 +589,19 @@ def test_a_load_that_ends_after_the_leadership_changes_nothing(tmp_path: Path) -
         assert groups.groups.terms.loads == 2
 
     with_groups(tmp_path, program, lead=False)
+
+
+def test_what_a_former_term_writes_late_is_not_written(tmp_path: Path) -> None:
+    """It knows nothing of what another coordinator has written since."""
+
+    async def scenario(groups: CoordinatedGroups) -> None:
+        (former,) = groups.groups.terms.loaded()
+        await groups.follow(1)
+        await groups.lead(2)
+        end = groups.broker.partition(OFFSETS).log.log_end_offset
+        outcomes: list[Outcome] = []
+        groups.groups.terms.write(former, [(b"key", b"value")], outcomes.append)
+        assert [outcome.code for outcome in outcomes] == [E.NOT_COORDINATOR]
+        assert groups.broker.partition(OFFSETS).log.log_end_offset == end
+
+    with_groups(tmp_path, scenario)
