@@ -135,9 +135,6 @@ async def consume_group(
             told(consumed)
             await _end_soon(consumer, printed, consumed)
             raise
-        except BaseException:
-            await printed.commit_or_warn()
-            raise
         await printed.commit()
     return consumed
 
