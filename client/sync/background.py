@@ -64,6 +64,7 @@ class Call(Generic[T]):
         self._is_cancelled = False
         self.error: BaseException | None = None
         self.is_over = False
+        self.has_result = False
         self.result: T
 
     # -- in the loop --
@@ -87,6 +88,7 @@ class Call(Generic[T]):
             self.fail(error)
         else:
             self.result = task.result()
+            self.has_result = True
             self._end()
 
     def fail(self, error: BaseException) -> None:
@@ -94,6 +96,7 @@ class Call(Generic[T]):
         self._end()
 
     def _end(self) -> None:
+        self._task = None
         self.is_over = True
         self._mailbox.put(False)
 
@@ -215,11 +218,12 @@ class Background:
             raise
         finally:
             self._calls.pop(call, None)
-        if call.error is not None:
+        error, call.error = call.error, None
+        if error is not None:
             try:
-                raise _closed() if isinstance(call.error, asyncio.CancelledError) else call.error
+                raise _closed() if isinstance(error, asyncio.CancelledError) else error
             finally:
-                del call  # the error's traceback leads here
+                error = None  # its traceback leads here
 
     def begin(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine in the loop, without waiting. Raises Closed."""
