@@ -15,7 +15,7 @@ from typing import Any
 from minibroker.broker.config import BrokerConfig, broker_secret, topic_config_problem
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.forwarding import ForwardingManager
-from minibroker.broker.groups.coordinator import GroupCoordinator
+from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.offsets_topic import OffsetsTopic
@@ -90,7 +90,7 @@ class Broker:
         self._metrics: BrokerMetrics | None = None
         self._services: Services | None = None
         self._replicas: ReplicaManager | None = None
-        self._groups: GroupCoordinator | None = None
+        self._groups: Groups | None = None
         self._registration: Registration | None = None
         self._leadership: Leadership | None = None
         self._controller: Controller | None = None
@@ -184,10 +184,8 @@ class Broker:
             self._has_session,
         )
         self._replicas.start()
-        self._groups = GroupCoordinator(
-            world, self._configs.config, self._metadata, self._replicas, self._supervisor.start
-        )
-        self._replicas.add_listener(self._groups)
+        self._groups = Groups(world, config, self._metadata, self._replicas, self._supervisor.start)
+        self._groups.start()
         self._start_controller(registration, connections)
         assert self._controller is not None
         self._controller.timeline.restore(recorded)
@@ -203,7 +201,7 @@ class Broker:
             administration=self._controller,
             forwarding=forwarding,
             groups=self._groups,
-            offsets_topic=OffsetsTopic(self._configs.config, self._controller, forwarding, self._supervisor.start),
+            offsets_topic=OffsetsTopic(config, self._controller, forwarding, self._supervisor.start),
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),
@@ -226,7 +224,7 @@ class Broker:
         self._handle = dispatcher(self._services)
         self._server.start()
         if metrics_address is not None:
-            self._start_metrics(self._replicas, self._controller)
+            self._start_metrics(self._replicas, self._groups, self._controller)
         registration.on_failure(self._supervisor.fail)
         await registration.start(endpoints)
         logger.info("broker %d serves on port %d", config.broker_id, self.port)
@@ -294,10 +292,10 @@ class Broker:
         leadership.start()
         registration.on_session(self._registered)
 
-    def _start_metrics(self, replicas: ReplicaManager, controller: Controller) -> None:
+    def _start_metrics(self, replicas: ReplicaManager, groups: Groups, controller: Controller) -> None:
         clock, loop_lag = self._world.clock.monotonic, LoopLag()
-        purgatories = [*replicas.purgatories(), self._topic_purgatory]
-        self._metrics = BrokerMetrics(self._server, replicas, self._logs, purgatories, controller, loop_lag)
+        purgatories = [*replicas.purgatories(), *groups.members.purgatories(), self._topic_purgatory]
+        self._metrics = BrokerMetrics(self._server, replicas, groups, self._logs, purgatories, controller, loop_lag)
         self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
 
     async def _render_metrics(self) -> bytes:

@@ -27,6 +27,9 @@ from minibroker.protocol.world import Disk
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
+_LONGEST_SHOWN = 80
+
+
 class InvalidConfig(MinibrokerError, ValueError):
     """A setting is unknown, malformed or out of bounds. Names the setting, the value and the rule."""
 
@@ -438,7 +441,7 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         value = values.get(field.encode_name)
         if value is not None and _is_integer(field.type) and not _INTEGER.fullmatch(value):
             name = field.encode_name
-            raise InvalidConfig(f"{what} setting {name}={value!r}: give {rule_of(schema, name)}")
+            raise InvalidConfig(f"{what} setting {name}={_shown(value)}: give {rule_of(schema, name)}")
     try:
         return msgspec.convert(dict(values), schema, strict=False)
     except msgspec.ValidationError as error:
@@ -446,7 +449,8 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         _, at, name = text.rpartition(" - at `$.")
         if at:
             name = name.rstrip("`")
-            raise InvalidConfig(f"{what} setting {name}={values.get(name)!r}: give {rule_of(schema, name)}") from error
+            given = _shown(values.get(name, ""))
+            raise InvalidConfig(f"{what} setting {name}={given}: give {rule_of(schema, name)}") from error
         if "missing required field" in text:
             missing = text.rpartition("required field `")[2].rstrip("`")
             raise InvalidConfig(f"{what} setting {missing} is missing: give {rule_of(schema, missing)}") from error
@@ -455,6 +459,11 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
             known = [f.encode_name for f in msgspec.structs.fields(schema)]
             raise InvalidConfig(_unknown(what, unknown, known)) from error
         raise InvalidConfig(f"{what} settings: {text}") from error
+
+
+def _shown(value: str) -> str:
+    """A value may be as long as any string, and the rule comes after it."""
+    return repr(value) if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]!r}... ({len(value)} characters)"
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:

@@ -145,7 +145,8 @@ class DynamicConfigManager:
             with suppress(NodeExists):
                 await session.create(znodes.CONFIG_CHANGES, b"")
             names = await session.children(znodes.CONFIG_CHANGES, self._watched)
-        changed, is_readable = await self._changed(session, [name for name in names if name not in self._seen])
+        unread = [] if everything else [name for name in names if name not in self._seen]
+        changed, is_readable = await self._changed(session, unread)
         has_come_and_gone = has_fired and names == sorted(self._seen)
         if everything or not is_readable or has_come_and_gone:
             changed = dict.fromkeys([*changed, znodes.BROKER_CONFIGS, *map(znodes.topic_config_path, self._topics())])
@@ -167,7 +168,15 @@ class DynamicConfigManager:
             notification = f"{znodes.CONFIG_CHANGES}/{name}"
             try:
                 data, _ = await session.get(notification)
-                paths[znodes.decode_config_change(notification, data)] = None
+                path = znodes.decode_config_change(notification, data)
+                paths[path] = None
+                if not path.startswith((f"{znodes.TOPIC_CONFIGS}/", f"{znodes.BROKER_CONFIGS}/")):
+                    logger.warning(
+                        "the notification %s is ignored: there are no settings in %s; topics/NAME, brokers/ID or "
+                        "brokers/<default> is expected",
+                        notification,
+                        path[:200],
+                    )
             except NoNode:
                 is_readable = False  # it is removed already: this broker was away, or slow
             except MalformedZnode as error:

@@ -52,6 +52,9 @@ class MetadataCache:
         self._has_been_told_all = False
         """In this broker epoch. Topics come in many requests: until the last of them, one that is unknown here may
         exist all the same, and two brokers that deny it would be believed."""
+        self.told_all_epoch = NO_EPOCH
+        """Of the latest controller that has named all topics there are, in this broker epoch. Each one does when it
+        takes office."""
 
     def update(self, request: UpdateMetadataRequest) -> list[str]:
         """Take over a request that was found to be from the present controller. Returns the topics it spoke of.
@@ -63,7 +66,10 @@ class MetadataCache:
             self._told_in_broker_epoch = request.broker_epoch
             self._topics.clear()
             self._has_been_told_all = False
-        self._has_been_told_all = self._has_been_told_all or request.names_the_last
+            self.told_all_epoch = NO_EPOCH
+        if request.names_the_last:
+            self._has_been_told_all = True
+            self.told_all_epoch = request.controller_epoch
         self.controller_id = request.controller_id
         self.controller_epoch = request.controller_epoch
         self._brokers = {broker.id: broker for broker in request.live_brokers}
@@ -121,14 +127,14 @@ class MetadataCache:
         endpoints = [] if broker is None else broker.endpoints
         return next((endpoint for endpoint in endpoints if endpoint.listener == listener), None)
 
-    @property
-    def has_been_told_all(self) -> bool:
-        """Every topic that there is: one that is not here has been deleted, or is newer."""
-        return self._has_been_told_all
-
     def partition(self, topic_partition: TopicPartition) -> UpdateMetadataPartition | None:
         topic = self._topics.get(topic_partition.topic)
         return None if topic is None else topic.partitions.get(topic_partition.partition)
+
+    def has_fewer_partitions(self, topic_partition: TopicPartition) -> bool:
+        """The topic is known, and has no partition of that number."""
+        topic = self._topics.get(topic_partition.topic)
+        return topic is not None and topic_partition.partition >= topic.num_partitions
 
     def has_leaders(self, topic: str, partitions: int) -> bool:
         """There are this many partitions, and each has a live leader."""

@@ -36,6 +36,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from minibroker.broker.groups.groups import Groups
+from minibroker.broker.groups.states import GroupState
 from minibroker.broker.network.metrics import ApiMetrics
 from minibroker.broker.network.server import SocketServer
 from minibroker.broker.purgatory.purgatory import Purgatory
@@ -254,6 +256,7 @@ class BrokerMetrics(Collector):
         self,
         server: SocketServer,
         replicas: ReplicaManager,
+        groups: Groups,
         logs: LogDirs,
         purgatories: Sequence[Purgatory[Any]],
         controller: MeasuredController,
@@ -261,6 +264,7 @@ class BrokerMetrics(Collector):
     ) -> None:
         self._server = server
         self._replicas = replicas
+        self._groups = groups
         self._logs = logs
         self._purgatories = purgatories
         self._controller = controller
@@ -270,6 +274,7 @@ class BrokerMetrics(Collector):
         """Every family, in parts: parts of the same name that follow each other are one family."""
         yield from self._of_the_network()
         yield from self._of_replication()
+        yield from self._of_groups()
         yield from self._of_the_controller()
         yield from self._of_the_loop()
         yield from self._of_the_logs()
@@ -403,6 +408,35 @@ class BrokerMetrics(Collector):
         of_led = [(_labels(partition.log), partition) for partition in led]
         for field in LED_PARTITION_GAUGES:
             yield from _gauges("kafka_cluster_partition_", field, ["topic", "partition"], of_led)
+
+    def _of_groups(self) -> Iterator[Metric]:
+        terms, members, commits = self._groups.terms, self._groups.members, self._groups.commits
+        counts = dict.fromkeys(GroupState, 0)
+        offsets = 0
+        for term in terms.loaded():
+            for group in term.groups.values():
+                counts[group.state] += 1
+                offsets += len(group.offsets)
+        prefix = "kafka_server_groupmetadatamanager_"
+        yield GaugeMetricFamily(f"{prefix}numgroups", "Groups coordinated here", sum(counts.values()))
+        for state, count in counts.items():
+            if state is not GroupState.DEAD:  # those are gone
+                name = f"{prefix}numgroups{state.value.lower()}"
+                yield GaugeMetricFamily(name, f"Groups coordinated here in the state {state.value}", count)
+        yield GaugeMetricFamily(f"{prefix}numoffsets", "Committed offsets of groups coordinated here", offsets)
+        for name, documentation, count in (
+            ("completed_rebalance", "Generations begun", members.rebalances),
+            ("offset_commit", "Offsets committed", commits.committed),
+            ("offset_deletion", "Committed offsets deleted because somebody asked for it", commits.deleted),
+            ("offset_expiration", "Committed offsets deleted because nobody used them", self._groups.removal.expired),
+        ):
+            yield CounterMetricFamily(f"kafka_server_group_coordinator_metrics_{name}", documentation, count)
+        load = SummaryMetricFamily(
+            "kafka_server_group_coordinator_metrics_partition_load_time_ms",
+            "Milliseconds until the groups of a partition that this broker has begun to lead were loaded",
+        )
+        load.add_metric([], terms.loads, terms.load_s * 1_000)
+        yield load
 
     def _of_the_controller(self) -> Iterator[Metric]:
         controller = self._controller

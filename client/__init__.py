@@ -5,9 +5,9 @@ batch.py (pure) -> sender.py (requests, retries); consumer.py (iteration, positi
 prefetching) <- fetch_state.py (what is due; pure) and offsets.py (look-ups). In a group: group_member.py (rebalances)
 <- group_states.py (pure), assignors.py (pure) and activity.py (what the user is doing); heart.py (heartbeats, beside
 the loop), commits.py and auto_commit.py, coordinators.py (who coordinates), consumer_status.py (why nothing arrives).
-admin.py. All three derive from lifecycle.py (start, close), and under them is runtime.py = connections.py + metadata.py
-+ tasks.py. Sender and fetcher use leader_requests.py. Anything that waits for long says so through stalls.py. The
-blocking clients are in sync/.
+admin.py, with groups.py for what it does to groups. All three derive from lifecycle.py (start, close), and under them
+is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits
+for long says so through stalls.py. The blocking clients are in sync/.
 """
 
 from minibroker.client.admin import (
@@ -24,6 +24,7 @@ from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
 from minibroker.client.consumer import Consumer
 from minibroker.client.consumer_status import ConsumerStatus
+from minibroker.client.coordinators import Coordinator
 from minibroker.client.delivery import BatchDelivery, BatchMetadata, Delivery, PartMetadata, RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
@@ -40,6 +41,7 @@ from minibroker.client.errors import (
     DeserializationFailed,
     FailedRecord,
     ForkedClient,
+    GroupErrors,
     InvalidSetting,
     LogTruncated,
     MaxPollIntervalExceeded,
@@ -49,6 +51,7 @@ from minibroker.client.errors import (
     TopicErrors,
     WrongEventLoop,
 )
+from minibroker.client.groups import GroupDescription, GroupListing, MemberDescription
 from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
@@ -83,6 +86,7 @@ __all__ = [
     "Consumer",
     "ConsumerBatch",
     "ConsumerStatus",
+    "Coordinator",
     "CorruptBatch",
     "Delivery",
     "DeliveryFailed",
@@ -91,11 +95,15 @@ __all__ = [
     "ErrorCode",
     "FailedRecord",
     "ForkedClient",
+    "GroupDescription",
+    "GroupErrors",
+    "GroupListing",
     "InvalidSetting",
     "LogDirDescription",
     "LogDirReplica",
     "LogTruncated",
     "MaxPollIntervalExceeded",
+    "MemberDescription",
     "MinibrokerError",
     "NetworkError",
     "NewTopic",

@@ -1,4 +1,5 @@
-"""Creating, enlarging, describing and deleting topics; deleting records, looking up offsets; describing the cluster."""
+"""Creating, enlarging, describing and deleting topics; deleting records, looking up offsets; groups; describing the
+cluster."""
 
 from __future__ import annotations
 
@@ -10,20 +11,39 @@ from functools import partial
 from random import Random
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
+from minibroker.client import groups as groups_
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.configs import (
     ConfigChange,
     ConfigEntry,
     ConfigResource,
     alter_request,
+    altered,
     check_changes,
     check_resources,
     describe_request,
     described,
 )
-from minibroker.client.connections import Purpose, exponential_backoff_s
+from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.coordinators import Coordinators
 from minibroker.client.deletion import delete_records
 from minibroker.client.elections import LeaderElections
-from minibroker.client.errors import BrokersFailed, ConfigErrors, InvalidSetting, PartitionErrors, TopicErrors
+from minibroker.client.errors import (
+    BrokersFailed,
+    ConfigErrors,
+    GroupErrors,
+    InvalidSetting,
+    PartitionErrors,
+    TopicErrors,
+)
+from minibroker.client.groups import (
+    GroupDescription,
+    GroupListing,
+    check_group,
+    check_groups,
+    check_offsets,
+    check_states,
+)
 from minibroker.client.lifecycle import Client
 from minibroker.client.new_partitions import Growth
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
@@ -31,6 +51,7 @@ from minibroker.client.reassignment import Alteration, Listing, PartitionReassig
 from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.timeline import TimelineRead, TimelineReader
+from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import (
     CREATE_TOPICS,
@@ -38,6 +59,7 @@ from minibroker.protocol.apis import (
     DESCRIBE_CONFIGS,
     DESCRIBE_LOG_DIRS,
     INCREMENTAL_ALTER_CONFIGS,
+    LIST_GROUPS,
     METADATA,
     Api,
 )
@@ -52,7 +74,7 @@ from minibroker.protocol.errors import (
 )
 from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, ElectionType, TopicPartition, topic_name_problem
 from minibroker.protocol.rpc import Connection, RequestTimedOut
-from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES
+from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES, is_older
 from minibroker.protocol.world import World
 
 Request = TypeVar("Request", bound=m.Message)
@@ -171,6 +193,7 @@ class Admin(Client):
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
         )
+        self._coordinators = Coordinators(self._runtime)
         self._failed_at: dict[str, float] = {}
         """Brokers that could not be reached, or did not do what they were asked to, by `Connection.address`, and when
         that was."""
@@ -284,7 +307,7 @@ class Admin(Client):
         """What the topics, or all of them, look like now, by name. Raises TopicErrors for those that do not exist."""
         response = await self._metadata(None if names is None else check_names("names", names))
         errors: dict[str, MinibrokerError] = {
-            topic.name: BrokerError(error_of(topic.error_code), topic.name)
+            topic.name: BrokerError(error_of(topic.error_code), f"topic {topic.name!r}")
             for topic in response.topics
             if topic.error_code != ErrorCode.NONE and not topic.partitions
         }
@@ -360,10 +383,13 @@ class Admin(Client):
         response = await self._ask_at(address, DESCRIBE_LOG_DIRS, m.DescribeLogDirsRequest(None))
         return tuple(_log_dir(result) for result in response.results)
 
-    async def _ask_at(self, address: Address | None, api: Api[Request, Response], body: Request) -> Response:
+    async def _ask_at(
+        self, address: Address | None, api: Api[Request, Response], body: Request, deadline: float | None = None
+    ) -> Response:
         """That very broker, or any (None), until it has answered: for what may be repeated. Raises NetworkError,
         BrokerError."""
-        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+        if deadline is None:
+            deadline = self._runtime.clock.monotonic() + self._api_timeout_s
         attempts = 0
         while True:
             self._check_running()
@@ -429,17 +455,25 @@ class Admin(Client):
         asked = check_changes(changes)
 
         async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
-            body = alter_request({resource: changes[resource] for resource in some}, validate_only)
-            response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body)
-            answers = {(r.resource_type, r.resource_name): r for r in response.responses}
+            deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+            known: dict[ConfigResource, tuple[str, int]] = {}
             errors: dict[ConfigResource, MinibrokerError] = {}
-            for resource in some:
-                answer = answers.get((resource.type, resource.name))
-                if answer is None:
-                    errors[resource] = BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
-                elif answer.error_code != ErrorCode.NONE:
-                    errors[resource] = BrokerError(error_of(answer.error_code), answer.error_message or "")
-            return errors
+            attempts = 0
+            while True:
+                body = alter_request({resource: changes[resource] for resource in some}, validate_only, known)
+                response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body, deadline)
+                refused, versions = altered(some, response)
+                known |= versions
+                some = [resource for resource in some if resource in versions]
+                errors |= {resource: error for resource, error in refused.items() if resource not in versions}
+                if not some:
+                    return errors
+                if attempts:  # the first answer was only a look-up
+                    pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
+                    if self._runtime.clock.monotonic() + pause_s >= deadline:
+                        return errors | {resource: refused[resource] for resource in some}
+                    await asyncio.sleep(pause_s)
+                attempts += 1
 
         errors = await self._of_each(asked, ask)
         if errors:
@@ -544,6 +578,139 @@ class Admin(Client):
             else:
                 asked[partition] = check_integer("offsets", spec, 0, 1 << 62)
         return await list_offsets(self._runtime, asked, self._api_timeout_s)
+
+    # -- groups --
+
+    async def list_groups(self, states: Iterable[str] | None = None) -> list[GroupListing]:
+        """All groups, or those in these states, sorted by name: what the brokers that are alive say, each of the groups
+        that it coordinates.
+
+        Raises BrokersFailed where one of them has not answered in time: with what the others have said (`results`, by
+        broker), and an error for each that has not (`errors`). Raises NetworkError where no broker answers at all.
+        """
+        self._check_running()
+        request = g.ListGroupsRequest(check_states(states))
+        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+        attempts = 0
+        while True:
+            # All of them again, since the groups of a broker that failed have gone to others.
+            cluster = await self.describe_cluster()
+            timeout_s = min(OVERDUE_S * 2.0**attempts, self._runtime.request_timeout_s)
+            answers = await asyncio.gather(*(self._groups_at(each, request, timeout_s) for each in cluster.brokers))
+            by_broker = {broker.id: answer for broker, answer in zip(cluster.brokers, answers, strict=True)}
+            found = {broker: answer for broker, answer in by_broker.items() if isinstance(answer, list)}
+            if len(found) == len(by_broker):
+                return sorted({each.group: each for groups in found.values() for each in groups}.values())
+            attempts += 1
+            pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
+            errors = {broker: answer for broker, answer in by_broker.items() if isinstance(answer, MinibrokerError)}
+            is_final = any(isinstance(error, BrokerError) and not error.retriable for error in errors.values())
+            if is_final or self._runtime.clock.monotonic() + pause_s >= deadline:
+                raise BrokersFailed(errors, found)
+            await asyncio.sleep(pause_s)
+
+    async def _groups_at(
+        self, broker: BrokerDescription, request: g.ListGroupsRequest, timeout_s: float
+    ) -> list[GroupListing] | MinibrokerError:
+        """Those that it coordinates."""
+        try:
+            connection = await self._runtime.connection_soon(Address(broker.host, broker.port))
+            response = await connection.request(LIST_GROUPS, request, timeout_s=timeout_s)
+        except (NetworkError, BrokerError, InvalidMessage) as error:
+            return error
+        if response.error_code != ErrorCode.NONE:
+            return BrokerError(error_of(response.error_code), LIST_GROUPS.name)
+        return [GroupListing(each.group_id, each.protocol_type, each.group_state) for each in response.groups]
+
+    async def describe_groups(self, groups: Iterable[str]) -> dict[str, GroupDescription]:
+        """State, coordinator, assignor and members of these groups, by name.
+
+        Raises GroupErrors with what was found (`results`) and an error for each other group (`errors`): BrokerError
+        (GROUP_ID_NOT_FOUND; COORDINATOR_NOT_AVAILABLE while nobody leads the partition of __consumer_offsets that has
+        the group, ...), NetworkError.
+        """
+        self._check_running()
+        results, errors = await groups_.of_each(
+            check_groups("groups", groups),
+            lambda group: groups_.describe(self._coordinators, group, self._api_timeout_s),
+        )
+        if errors:
+            raise GroupErrors(errors, results)
+        return results
+
+    async def delete_groups(self, groups: Iterable[str]) -> None:
+        """Delete groups without members, with all that they have committed.
+
+        Raises GroupErrors with an error for each that failed; the others are deleted: BrokerError (NON_EMPTY_GROUP,
+        which names the members; GROUP_ID_NOT_FOUND, ...), NetworkError.
+        """
+        self._check_running()
+        _, errors = await groups_.of_each(
+            check_groups("groups", groups),
+            lambda group: groups_.delete(self._coordinators, group, self._api_timeout_s),
+        )
+        if errors:
+            raise GroupErrors(errors)
+
+    async def list_group_offsets(
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What a group has committed: of these partitions, None where that is nothing; or of all of which it has. What
+        it has committed in a topic that was deleted and created again since counts as nothing, as it does for
+        consumers. A group that does not exist has committed nothing. Raises BrokerError, NetworkError."""
+        self._check_running()
+        asked = None if partitions is None else check_partitions("partitions", partitions)
+        check_group("group", group)
+        found = await groups_.committed(self._coordinators, group, asked, self._api_timeout_s)
+        ids: dict[str, str] = {}
+        if names := sorted({partition.topic for partition, each in found.items() if each.topic_id}):
+            ids = {topic.name: topic.topic_id for topic in (await self._metadata(names)).topics}
+        offsets: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(asked or ())
+        for partition, each in found.items():
+            if not is_older(each.topic_id, ids.get(partition.topic, "")):
+                offsets[partition] = each.offset
+        return offsets
+
+    async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
+        """Commit offsets for a group that has no members, or does not exist yet. To repeat a call does no harm. Of a
+        topic that is created again during the call, nothing is committed.
+
+        Raises PartitionErrors with an error for each that was refused; the others are committed: BrokerError
+        (UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE, ...). Raises BrokerError (NON_EMPTY_GROUP, which names
+        the members), NetworkError where nothing is known to be committed.
+        """
+        self._check_running()
+        deadline = self._runtime.clock.monotonic() + self._api_timeout_s
+        asked = check_offsets(offsets)
+        check_group("group", group)
+        if not asked:
+            return
+        response = await self._metadata(sorted({partition.topic for partition in asked}))
+        topics = {topic.name: topic for topic in response.topics}
+        problems = {partition: _missing(partition, topics.get(partition.topic)) for partition in asked}
+        errors = {partition: problem for partition, problem in problems.items() if problem is not None}
+        there = {partition: offset for partition, offset in asked.items() if partition not in errors}
+        if there:
+            ids = {name: topic.topic_id for name, topic in topics.items()}
+            remaining_s = max(0.001, deadline - self._runtime.clock.monotonic())
+            errors |= await groups_.commit(self._coordinators, group, there, ids, remaining_s)
+        if errors:
+            raise PartitionErrors(errors)
+
+    async def delete_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        """Delete what a group has committed of these partitions. One of which it has committed nothing is no error.
+
+        Raises PartitionErrors with an error for each that was refused; of the others it is deleted: BrokerError
+        (GROUP_SUBSCRIBED_TO_TOPIC while members read the topic). Raises BrokerError (GROUP_ID_NOT_FOUND,
+        NON_EMPTY_GROUP for a group whose members are no consumers), NetworkError.
+        """
+        self._check_running()
+        asked = check_partitions("partitions", partitions)
+        errors = await groups_.delete_offsets(
+            self._coordinators, check_group("group", group), asked, self._api_timeout_s
+        )
+        if errors:
+            raise PartitionErrors(errors)
 
     # -- at the controller --
 

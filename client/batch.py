@@ -208,19 +208,17 @@ class Batch:
     def encode(self, compression: Compression) -> bytearray:
         """The record batch, made once for all attempts under the same number. Raises as `encode_batch`."""
         if self.encoded is None:
-            base = self.timestamps[0]
-            is_of_one_moment = base == self.timestamps[-1] and self.timestamps.count(base) == self.count
             producer_id, epoch = self.identity or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
             self.encoded = encode_batch(
                 self.values,
-                base_timestamp=base,
-                timestamp_deltas=None if is_of_one_moment else [timestamp - base for timestamp in self.timestamps],
+                timestamps=self.timestamps,
                 keys=self.keys,
                 headers=self.headers,
                 compression=compression,
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 base_sequence=self.sequence,
+                is_checked=True,  # by `send` and `send_batch`
             )
         return self.encoded
 

@@ -63,6 +63,8 @@ class ConfigEntry(NamedTuple):
     synonyms: tuple[ConfigSynonym, ...]
     """All places where it is given, if these were asked for: the first one holds."""
     documentation: str | None
+    problem: str | None = None
+    """What ZooKeeper has for this resource does not hold, as it makes no sense: why."""
 
 
 class ConfigChange(NamedTuple):
@@ -153,22 +155,50 @@ def _entry(entry: m.DescribeConfigsEntry) -> ConfigEntry:
             ConfigType(entry.config_type),
             tuple(ConfigSynonym(one.name, one.value, ConfigSource(one.source)) for one in entry.synonyms),
             entry.documentation,
+            entry.problem,
         )
     except ValueError as error:
         raise InvalidMessage(f"not a description of {entry.name}: {error}") from error
 
 
+KnownVersions = Mapping[ConfigResource, tuple[str, int]]
+"""Of settings that have been looked up: the topic's id, and the version."""
+
+
 def alter_request(
-    changes: Mapping[ConfigResource, Sequence[ConfigChange]], validate_only: bool
+    changes: Mapping[ConfigResource, Sequence[ConfigChange]], validate_only: bool, known: KnownVersions
 ) -> m.IncrementalAlterConfigsRequest:
+    """Those that are not known have a version that nothing has, and are refused with the current one. With that in
+    every request, one that is on its way for long does nothing once the settings have been changed, be it by another
+    attempt or by what somebody has asked for since."""
+    unknown = ("", m.ANY_VERSION if validate_only else m.NO_VERSION)
     return m.IncrementalAlterConfigsRequest(
         [
             m.AlterConfigsResource(
                 resource.type,
                 resource.name,
                 [m.AlterableConfig(change.name, change.operation, change.value) for change in some],
+                *known.get(resource, unknown),
             )
             for resource, some in changes.items()
         ],
         validate_only,
     )
+
+
+def altered(
+    asked: Sequence[ConfigResource], response: m.IncrementalAlterConfigsResponse
+) -> tuple[dict[ConfigResource, MinibrokerError], dict[ConfigResource, tuple[str, int]]]:
+    """What went wrong; and the topic ids and versions of those that had others than were known."""
+    answers = {(r.resource_type, r.resource_name): r for r in response.responses}
+    errors: dict[ConfigResource, MinibrokerError] = {}
+    versions: dict[ConfigResource, tuple[str, int]] = {}
+    for resource in asked:
+        answer = answers.get((resource.type, resource.name))
+        if answer is None:
+            errors[resource] = BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
+        elif answer.error_code != ErrorCode.NONE:
+            errors[resource] = BrokerError(error_of(answer.error_code), answer.error_message or "")
+            if answer.error_code == ErrorCode.INVALID_UPDATE_VERSION:
+                versions[resource] = answer.topic_id, answer.version
+    return errors, versions

@@ -19,7 +19,7 @@ from minibroker.client.commits import Commits, Nobody, OffsetAndMetadata
 from minibroker.client.connections import Purpose
 from minibroker.client.consumer_status import ConsumerStatus, describe
 from minibroker.client.coordinators import Coordinators
-from minibroker.client.errors import ApiTimedOut, CorruptBatch, InvalidSetting
+from minibroker.client.errors import ApiTimedOut, CorruptBatch, DeserializationFailed, InvalidSetting
 from minibroker.client.fetch_state import FetchedBatch, PartitionState
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.group_member import GroupMember, Subscribed, begin_at_committed
@@ -27,6 +27,7 @@ from minibroker.client.lifecycle import Client
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.serializers import DeserializerChoice, choose_deserializer
 from minibroker.client.settings import check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import STALL_S, Stalls
 from minibroker.protocol import messages as m
@@ -83,6 +84,9 @@ class Consumer(Client):
     - `max_poll_interval_ms`: whoever asks for no records for so long leaves the group, and the next call raises
       MaxPollIntervalExceeded. So long do others wait for it in a rebalance.
     - `max_poll_records`: how many `poll` returns at most.
+    - `key_deserializer`, `value_deserializer`: "bytes", "str", "json", "msgpack", or a function
+      (`minibroker.client.serializers`). A record that cannot be read raises DeserializationFailed, again and again:
+      `seek` past it to go on.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so many bytes, or for so long.
       `fetch_max_bytes`, `max_partition_fetch_bytes`: limits of one answer (which has at least one batch all the same).
       `fetch_max_buffer_bytes`: how much is fetched ahead, over all partitions.
@@ -114,6 +118,8 @@ class Consumer(Client):
         heartbeat_interval_ms: float = 3_000,
         max_poll_interval_ms: float = 300_000,
         max_poll_records: int = 500,
+        key_deserializer: DeserializerChoice = "bytes",
+        value_deserializer: DeserializerChoice = "bytes",
         client_id: str = "minibroker-consumer",
         fetch_min_bytes: int = 1,
         fetch_max_wait_ms: float = 500,
@@ -143,6 +149,8 @@ class Consumer(Client):
         check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
         check_integer("max_partition_fetch_bytes", max_partition_fetch_bytes, 1, 128 * 1024 * 1024)
         check_integer("fetch_max_buffer_bytes", fetch_max_buffer_bytes, 1, 1 << 40)
+        self._deserialize_key = choose_deserializer("key_deserializer", key_deserializer)
+        self._deserialize_value = choose_deserializer("value_deserializer", value_deserializer)
         self._max_poll_records = check_integer("max_poll_records", max_poll_records, 1, 1 << 30)
         self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
         super().__init__(
@@ -599,7 +607,7 @@ class Consumer(Client):
             if batch is None:
                 continue
             if len(batch):
-                return fetched.state, batch
+                return fetched.state, self._deserialized(fetched, batch)
             fetched.state.position = batch.next_offset
         return None
 
@@ -643,6 +651,20 @@ class Consumer(Client):
             state = self._fetcher.states.get(partition)
             if state is not None and state.position is not None and state.position > offset:
                 self._fetcher.go_back(state, offset)
+
+    def _deserialized(self, fetched: FetchedBatch, batch: ConsumerBatch) -> ConsumerBatch:
+        """The batch, up to the first record that cannot be read; what follows is put back. Raises DeserializationFailed
+        if that is the first of all: it was put back, too, so it is raised again unless the user goes elsewhere."""
+        if self._deserialize_key is None and self._deserialize_value is None:
+            return batch
+        try:
+            return batch.deserialized(self._deserialize_key, self._deserialize_value)
+        except DeserializationFailed as error:
+            self._fetcher.put_back(fetched)
+            readable = bisect_left(batch.offsets, error.offset)
+            if readable == 0:
+                raise
+            return batch.until(readable).deserialized(self._deserialize_key, self._deserialize_value)
 
     # -- positions --
 

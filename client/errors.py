@@ -7,6 +7,7 @@ and the remedy.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -16,9 +17,9 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 if TYPE_CHECKING:
-    from minibroker.client.admin import LogDirDescription
     from minibroker.client.configs import ConfigEntry, ConfigResource
     from minibroker.client.delivery import BatchMetadata
+    from minibroker.client.groups import GroupDescription
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
@@ -161,7 +162,7 @@ class TopicErrors(MinibrokerError):
 
     def __init__(self, errors: dict[str, MinibrokerError]) -> None:
         self.errors = errors
-        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+        super().__init__(_grouped(errors))
 
     def __reduce__(self) -> tuple[type[TopicErrors], tuple[dict[str, MinibrokerError]]]:
         return type(self), (self.errors,)
@@ -186,6 +187,25 @@ class PartitionErrors(MinibrokerError):
         return type(self), (self.errors, self.results)
 
 
+class GroupErrors(MinibrokerError):
+    """Some groups of a request failed. `errors` has one entry for each, by name; the other groups succeeded, and
+    `results` has what the call would have returned for them."""
+
+    def __init__(
+        self,
+        errors: Mapping[str, MinibrokerError],
+        results: Mapping[str, GroupDescription] = MappingProxyType({}),
+    ) -> None:
+        self.errors = dict(errors)
+        self.results = dict(results)
+        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
+
+    def __reduce__(
+        self,
+    ) -> tuple[type[GroupErrors], tuple[dict[str, MinibrokerError], dict[str, GroupDescription]]]:
+        return type(self), (self.errors, self.results)
+
+
 class BrokersFailed(MinibrokerError):
     """Some brokers of a request did not do what was asked. `errors` has one entry for each, by id; the others did, and
     `results` has what the call would have returned for them."""
@@ -193,15 +213,16 @@ class BrokersFailed(MinibrokerError):
     def __init__(
         self,
         errors: dict[int, MinibrokerError],
-        results: Mapping[int, tuple[LogDirDescription, ...]] = MappingProxyType({}),
+        results: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
         self.errors = errors
         self.results = dict(results)
+        """By id, too."""
         super().__init__(_grouped({f"broker {broker}": error for broker, error in sorted(errors.items())}))
 
     def __reduce__(
         self,
-    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, tuple[LogDirDescription, ...]]]]:
+    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, Any]]]:
         return type(self), (self.errors, self.results)
 
 
@@ -299,8 +320,16 @@ class LogTruncated(MinibrokerError):
 
 
 def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
-    """Each text once, after the names of all that it concerns."""
+    """Each text once, after the names of all that it concerns, if it does not have the name itself."""
     alike: dict[str, list[str]] = {}
     for name, error in errors.items():
         alike.setdefault(str(error), []).append(name)
-    return "; ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
+    return "; ".join(
+        text if len(names) == 1 and _names(text, names[0]) else f"{', '.join(names)}: {text}"
+        for text, names in alike.items()
+    )
+
+
+def _names(text: str, name: str) -> bool:
+    """A name may be a word that any text has: it counts in quotes, or as a partition's."""
+    return repr(name) in text or bool(re.search(r"-\d+$", name) and re.search(rf"(?<![\w.-]){re.escape(name)}\b", text))

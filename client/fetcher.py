@@ -299,6 +299,13 @@ class Fetcher:
                 return batch
         return None
 
+    def put_back(self, batch: FetchedBatch) -> None:
+        """Undo `take`: it is the first that is taken of its partition, from the position on."""
+        state = batch.state
+        state.fetched.appendleft(batch)
+        state.fetched_bytes += batch.end - batch.start
+        self._with_data.setdefault(state, None)
+
     # -- the task --
 
     async def run(self) -> None:

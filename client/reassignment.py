@@ -9,7 +9,7 @@ from minibroker.client.errors import InvalidSetting
 from minibroker.client.settings import check_partitions
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, LIST_PARTITION_REASSIGNMENTS
-from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 
@@ -24,11 +24,15 @@ class PartitionReassignment(NamedTuple):
 
 class Alteration:
     """What each partition is to have; None: a cancellation. A repetition of what is under way, or has been done, is no
-    error; nor is a cancellation where an earlier attempt may have cancelled already."""
+    error; nor is a cancellation where an earlier attempt may have cancelled already.
+
+    The first request has a version that no topic has, and is refused with the current ones. With these in every request
+    from then on, one that is on its way for long does nothing once a topic has been changed, be it by another attempt
+    or by what somebody has asked for since.
+    """
 
     api = ALTER_PARTITION_REASSIGNMENTS
-    final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)
-    is_prepared = False
+    final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
     may_yet = "It may yet be reassigned: see `minibroker reassign verify` before you try again"
 
     def __init__(self, reassignments: Mapping[TopicPartition, Sequence[int] | None]) -> None:
@@ -37,7 +41,11 @@ class Alteration:
             name: None if target is None else _broker_ids(name, target)
             for name, target in zip(self.partitions, reassignments.values(), strict=True)
         }
-        self._requests = 0
+        self._known: dict[str, tuple[str, int]] = {}
+        """Of topics that have been looked up: id and version."""
+        self.is_prepared = False
+        self._unanswered = 0
+        """Requests that may have been carried out."""
 
     def names(self) -> list[str]:
         return list(self.partitions)
@@ -45,24 +53,37 @@ class Alteration:
     def request(
         self, names: Sequence[str], timeout_ms: int, controller_epoch: int
     ) -> m.AlterPartitionReassignmentsRequest:
-        self._requests += 1
+        self._unanswered += 1
         topics: dict[str, list[m.ReassignablePartition]] = {}
         for name in names:
             topic, number = self.partitions[name]
             topics.setdefault(topic, []).append(m.ReassignablePartition(number, self._targets[name]))
         return m.AlterPartitionReassignmentsRequest(
-            timeout_ms, [m.ReassignableTopic(topic, partitions) for topic, partitions in topics.items()]
+            timeout_ms,
+            [
+                m.ReassignableTopic(topic, partitions, *self._known.get(topic, ("", m.NO_VERSION)))
+                for topic, partitions in topics.items()
+            ],
         )
 
     def results(self, response: m.AlterPartitionReassignmentsResponse) -> dict[str, tuple[int, str]]:
+        self._unanswered -= 1
         results: dict[str, tuple[int, str]] = {}
         for topic in response.responses:
             for one in topic.partitions:
                 code = one.error_code
-                if code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS and self._requests > 1:
+                if code == ErrorCode.INVALID_UPDATE_VERSION:
+                    self._known[topic.name] = topic.topic_id, topic.version
+                    self.is_prepared = True
+                if code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS and self._unanswered:
                     code = ErrorCode.NONE
                 results[str(TopicPartition(topic.name, one.partition_index))] = code, one.error_message
         return results
+
+
+def may_have_begun(error: MinibrokerError) -> bool:
+    """Whether the reassignment that failed with this error may have begun, or begin yet."""
+    return not isinstance(error, BrokerError) or (error.retriable and error.code not in Alteration.final)
 
 
 def _broker_ids(partition: str, target: Sequence[int]) -> list[int]:

@@ -314,6 +314,11 @@ class ClusterState:
         """Replicas by partition number, ascending."""
         return {partition.partition: self.assignments[partition] for partition in self.partitions_of(topic)}
 
+    def topic_znode(self, topic: str) -> TopicZnode:
+        """What its znode should hold."""
+        reassigning = {p.partition: self.reassigning[p] for p in self.partitions_of(topic) if p in self.reassigning}
+        return TopicZnode(self.topic_ids[topic], self.assignment_of(topic)).reassigned(reassigning)
+
     def replicas_of(self, topic: str) -> Iterator[PartitionReplica]:
         for partition in self.partitions_of(topic):
             for broker_id in self.assignments[partition]:

@@ -301,17 +301,14 @@ class Controller:
         return tenure
 
     async def alter_partition_reassignments(
-        self, topics: Sequence[ReassignableTopic], is_wanted: Callable[[], bool] = lambda: True
+        self, topics: Sequence[ReassignableTopic]
     ) -> list[ReassignableTopicResponse]:
         """Returns when the reassignments are on record and have begun; they go on by themselves, under whichever
-        controller. One result per partition, in their order. Raises BrokerError as `create_topics`, and
-        REQUEST_TIMED_OUT where it is not wanted any more when its turn has come."""
+        controller. One result per partition, in their order. Raises BrokerError as `create_topics`."""
         tenure = self._active_tenure()
         return await _asked(
             tenure,
-            lambda fail, answer: AlterPartitionReassignments(
-                tenure.epoch, fail=fail, answer=answer, topics=topics, is_wanted=is_wanted
-            ),
+            lambda fail, answer: AlterPartitionReassignments(tenure.epoch, fail=fail, answer=answer, topics=topics),
         )
 
     async def list_partition_reassignments(

@@ -414,8 +414,6 @@ class AlterPartitionReassignments(AdminRequest):
 
     answer: Callable[[list[ReassignableTopicResponse]], None]
     topics: Sequence[ReassignableTopic]
-    is_wanted: Callable[[], bool]
-    """Whoever asks is still there."""
 
     @property
     def cause(self) -> str:

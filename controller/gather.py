@@ -7,14 +7,14 @@ is left alone, and the rest of the cluster goes on.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from minibroker.controller import events
 from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.cluster_state import TopicSettings
 from minibroker.protocol import znodes
-from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, TopicPartition
+from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, TopicPartition, topic_name_problem
 from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher
 from minibroker.protocol.znodes import MalformedZnode, Reassignment, TopicZnode
 
@@ -23,6 +23,8 @@ _List = Callable[[], Awaitable[list[str]]]
 
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
+LONGEST_EXAMPLE = 500
+"""In characters."""
 
 
 Watchers = Mapping[type[events.Event], Watcher]
@@ -42,9 +44,13 @@ class Overview(NamedTuple):
 
 class Topics(NamedTuple):
     read: Mapping[str, TopicZnode]
-    malformed: frozenset[str]
+    malformed: Mapping[str, str]
+    """What is wrong with those that make no sense, and what could be written there."""
     versions: Mapping[str, int]
-    """Of the znodes of `read`."""
+    """Of the znodes of both."""
+    changed_in: Mapping[str, int]
+    """The transaction that has changed each of the znodes last (its mzxid). Unlike a version, no other znode of that
+    name ever has the same."""
 
 
 class States(NamedTuple):
@@ -136,7 +142,7 @@ class Gather:
             brokers[broker_id] = znodes.decode_broker(broker_id, data, stat.czxid)
             self._problems.pop(path, None)
         except MalformedZnode as error:
-            self._note(path, f"broker {broker_id} is ignored: {error}")
+            self._note(path, str(error), f"broker {broker_id} is ignored: {error}")
 
     async def topic_names(self) -> Sequence[str]:
         [names] = await self._access.read([lambda: self._children(znodes.TOPICS, self._watchers[events.TopicChange])])
@@ -148,24 +154,43 @@ class Gather:
         )
         return names or []
 
-    async def topics(self, names: Sequence[str], *, watch: bool = True) -> Topics:
-        """Those that are there, each watched from now on, unless it is a second look at one that is."""
+    async def topics(self, names: Sequence[str], *, watch: bool = True, known: Container[str] = ()) -> Topics:
+        """Those that are there, each watched from now on, unless it is a second look at one that is. Nothing is noted
+        of the `known` ones: what makes no sense there is put back."""
         watcher = self._watchers[events.PartitionModifications] if watch else None
         nodes = await self._access.read([self._getter(znodes.topic_path(name), watcher) for name in names])
         read: dict[str, TopicZnode] = {}
         versions: dict[str, int] = {}
-        malformed: set[str] = set()
+        changed_in: dict[str, int] = {}
+        malformed: dict[str, str] = {}
         for name, node in zip(names, nodes, strict=True):
             if node is None:
                 continue
+            versions[name], changed_in[name] = node[1].version, node[1].mzxid
             try:
                 read[name] = znodes.decode_topic(name, node[0])
-                versions[name] = node[1].version
                 self._problems.pop(znodes.topic_path(name), None)
             except MalformedZnode as error:
-                malformed.add(name)
-                self._note(znodes.topic_path(name), f"topic {name} is ignored: {error}")
-        return Topics(read, frozenset(malformed), versions)
+                malformed[name] = str(error)
+        for name in [name for name in malformed if name not in known]:
+            problem, example = malformed[name], await self._example(name)
+            if example:
+                malformed[name] = f"{problem}, as in {example}, with all replicas of each partition (these are in sync)"
+            self._note(znodes.topic_path(name), problem, f"topic {name} is ignored: {malformed[name]}")
+        return Topics(read, malformed, versions, changed_in)
+
+    async def _example(self, topic: str) -> str:
+        """What could be written to the topic's znode, as far as the nodes below it tell; empty where they do not."""
+        paths = [znodes.topic_path(topic), znodes.partitions_path(topic)]
+        below, numbers = await self._access.read([self._lister(path) for path in paths])
+        ids = [name.removeprefix("id-") for name in below or [] if name.startswith("id-")]
+        partitions = [TopicPartition(topic, int(name)) for name in numbers or [] if name.isdecimal()]
+        if topic_name_problem(topic) is not None or not ids or not partitions:
+            return ""
+        states = (await self.states(sorted(partitions))).read
+        in_sync = {p.partition: states[p].isr if p in states else () for p in sorted(partitions)}
+        example = znodes.encode_topic(TopicZnode(ids[0], in_sync)).decode()
+        return example if len(example) <= LONGEST_EXAMPLE else f"{example[:LONGEST_EXAMPLE]}..."
 
     async def states(self, partitions: Sequence[TopicPartition]) -> States:
         """The state znodes that exist. Raises ControllerMoved where a newer controller has written one."""
@@ -192,19 +217,6 @@ class Gather:
     ) -> States:
         """As `states`, and what is called when one changes."""
         return await self._states(partitions, [watcher(partition) for partition in partitions])
-
-    async def assignments(self, topics: Sequence[str]) -> dict[str, tuple[TopicZnode, int]]:
-        """Those of the topic znodes that exist and make sense, with their versions."""
-        nodes = await self._access.read([self._getter(znodes.topic_path(topic)) for topic in topics])
-        found: dict[str, tuple[TopicZnode, int]] = {}
-        for topic, node in zip(topics, nodes, strict=True):
-            if node is None:
-                continue
-            try:
-                found[topic] = znodes.decode_topic(topic, node[0]), node[1].version
-            except MalformedZnode as error:
-                self._tell(f"the assignment of topic {topic} cannot be changed: {error}")
-        return found
 
     async def reassignments(self) -> ReassignmentsRead | None:
         """What `/admin/reassign_partitions` holds; None where there is none. It is watched in either case."""
@@ -293,7 +305,7 @@ class Gather:
                 self._problems.pop(path, None)
             except MalformedZnode as error:
                 configs[topic] = {}
-                self._note(path, f"the settings of topic {topic} are ignored: {error}")
+                self._note(path, str(error), f"the settings of topic {topic} are ignored: {error}")
         return configs
 
     async def topic_settings(self, topics: Sequence[str], default: TopicSettings) -> dict[str, TopicSettings]:
@@ -310,16 +322,17 @@ class Gather:
         if not text:
             return TopicSettings(unclean, default.min_insync_replicas, is_synced)
         if not (text.isdecimal() and int(text) > 0):
-            self._note(path, f"topic {topic} has {MIN_INSYNC_REPLICAS}={text!r}, not a number of replicas: correct it")
+            problem = f"topic {topic} has {MIN_INSYNC_REPLICAS}={text[:80]!r}, not a number of replicas: correct it"
+            self._note(path, problem, problem)
             return TopicSettings(unclean, default.min_insync_replicas, is_synced)
         self._problems.pop(path, None)
         return TopicSettings(unclean, int(text), is_synced)
 
-    def _note(self, path: str, problem: str) -> None:
+    def _note(self, path: str, problem: str, note: str) -> None:
         """It is read whenever anything beside it changes."""
         if self._problems.get(path) != problem:
             self._problems[path] = problem
-            self._tell(problem)
+            self._tell(note)
 
     async def existing(self, paths: Sequence[str]) -> frozenset[str]:
         """Those of the nodes that exist."""

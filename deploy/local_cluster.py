@@ -440,6 +440,7 @@ class LocalCluster:
 
     def _spawn_broker(self, cluster: ClusterFile, entry: BrokerEntry) -> tuple[ClusterFile, StartingBroker]:
         secret = {"broker.secret.file": str(self._secret_file)} if self._secret_file.exists() else {}
+        replication_factor = str(min(3, len(cluster.brokers)))
         with uninterrupted():
             started = broker_process.start(
                 entry.id,
@@ -448,8 +449,13 @@ class LocalCluster:
                 self._log_dirs_of(entry.id, cluster.log_dirs),
                 self.log_of(entry.id),
                 cluster.zookeeper.connect,
-                # A topic created without a word about replicas must be possible on a small cluster too.
-                {"default.replication.factor": str(min(3, len(cluster.brokers))), **secret, **cluster.settings},
+                # A topic created without a word about replicas must be possible on a small cluster too, as are groups.
+                {
+                    "default.replication.factor": replication_factor,
+                    "offsets.topic.replication.factor": replication_factor,
+                    **secret,
+                    **cluster.settings,
+                },
             )
             cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
             cluster = msgspec.structs.replace(cluster, running=True)

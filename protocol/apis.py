@@ -158,6 +158,8 @@ APIS: dict[int, Api[Any, Any]] = {
         HEARTBEAT,
         LEAVE_GROUP,
         SYNC_GROUP,
+        DESCRIBE_GROUPS,
+        LIST_GROUPS,
         API_VERSIONS,
         CREATE_TOPICS,
         DELETE_TOPICS,

@@ -79,6 +79,7 @@ class ErrorCode(IntEnum):
     INVALID_RECORD = 87
     UNSTABLE_OFFSET_COMMIT = 88
     PRODUCER_FENCED = 90
+    INVALID_UPDATE_VERSION = 95
     THROTTLING_QUOTA_EXCEEDED = 89
     UNKNOWN_TOPIC_ID = 100
     BROKER_ID_NOT_REGISTERED = 102
@@ -241,6 +242,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.INVALID_RECORD: ErrorInfo(False, False, "A record breaks a rule of its topic; the message says which."),
     _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is active."),
     _E.THROTTLING_QUOTA_EXCEEDED: ErrorInfo(True, False, "Slow down; the limit is in the broker's settings."),
+    _E.INVALID_UPDATE_VERSION: ErrorInfo(
+        True, False, "It has been changed since it was looked at; the client looks again."
+    ),
     _E.UNKNOWN_TOPIC_ID: ErrorInfo(True, True, "The topic was deleted, or created again under the same name."),
     _E.BROKER_ID_NOT_REGISTERED: ErrorInfo(
         True, False, "The broker has not heard of its registration yet: see whether it reaches ZooKeeper."

@@ -805,9 +805,22 @@ class ReassignablePartition(Message):
     """None: cancel the reassignment that is under way."""
 
 
+ANY_VERSION = -1
+"""In a change: it is not conditional."""
+NO_VERSION = -2
+"""What nothing has, so that the answer says which version there is."""
+
+
 class ReassignableTopic(Message):
+    """`topic_id`: the topic that is meant; nothing happens to another one of that name (UNKNOWN_TOPIC_ID). Empty: it is
+    not checked. `known_version`: the transaction that had changed the topic's znode last (its mzxid) when the caller
+    looked; if that is another by now, nothing happens (INVALID_UPDATE_VERSION). So a request that comes late undoes
+    nothing newer. (Kafka has neither field.)"""
+
     name: Name
     partitions: Annotated[list[ReassignablePartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    known_version: Int64 = ANY_VERSION
 
 
 class AlterPartitionReassignmentsRequest(Message):
@@ -822,8 +835,12 @@ class ReassignablePartitionResponse(Message):
 
 
 class ReassignableTopicResponse(Message):
+    """`topic_id` and `version`: as they are now, or were before what has happened."""
+
     name: Name
     partitions: Annotated[list[ReassignablePartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    version: Int64 = NO_VERSION
 
 
 class AlterPartitionReassignmentsResponse(Message):
@@ -921,6 +938,8 @@ class DescribeConfigsEntry(Message):
     synonyms: Annotated[list[DescribeConfigsSynonym], Meta(max_length=MAX_CONFIGS)]
     config_type: Int8
     documentation: String | None = None
+    problem: String | None = None
+    """What ZooKeeper has for this resource does not hold, as it makes no sense: why (not in Kafka)."""
 
 
 class DescribeConfigsResult(Message):
@@ -944,9 +963,14 @@ class AlterableConfig(Message):
 
 
 class AlterConfigsResource(Message):
+    """`topic_id`, `known_version`: as in ReassignableTopic, of the znode of the settings (0: where there is none);
+    another topic is an UNKNOWN_TOPIC_OR_PARTITION."""
+
     resource_type: Int8
     resource_name: Name
     configs: Annotated[list[AlterableConfig], Meta(max_length=MAX_CONFIGS)]
+    topic_id: TopicId = ""
+    known_version: Int64 = ANY_VERSION
 
 
 class IncrementalAlterConfigsRequest(Message):
@@ -955,10 +979,14 @@ class IncrementalAlterConfigsRequest(Message):
 
 
 class AlterConfigsResourceResponse(Message):
+    """`topic_id` and `version`: as they are, where others were meant."""
+
     error_code: Int16
     error_message: String | None
     resource_type: Int8
     resource_name: Name
+    topic_id: TopicId = ""
+    version: Int64 = NO_VERSION
 
 
 class IncrementalAlterConfigsResponse(Message):

@@ -129,11 +129,12 @@ def delete_topic_path(topic: str) -> str:
     return f"{DELETE_TOPICS}/{topic}"
 
 
-def _decode(path: str, data: bytes, schema: Any) -> Any:
+def _decode(path: str, data: bytes, schema: Any, remedy: str = "; correct or delete it") -> Any:
+    """`remedy`: none for a node that whoever reads it removes."""
     try:
         return msgspec.json.decode(data, type=schema)
     except msgspec.MsgspecError as error:
-        raise MalformedZnode(f"the znode {path} holds {data[:120]!r}: {error}; correct or delete it") from error
+        raise MalformedZnode(f"the znode {path} holds {data[:120]!r}: {error}{remedy}") from error
 
 
 # --- /brokers/ids/N ------------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ def decode_topic(name: str, data: bytes) -> TopicZnode:
     problem = topic_name_problem(name)
     if problem:
         raise MalformedZnode(f"the znode {path} is not a topic: {problem}")
-    node: _TopicJson = _decode(path, data, _TopicJson)
+    node: _TopicJson = _decode(path, data, _TopicJson, "; correct it")
     if node.topic_id and topic_name_problem(node.topic_id):  # it becomes the name of a znode
         raise MalformedZnode(
             f"the znode {path} has the topic_id {node.topic_id[:80]!r}: a-z A-Z 0-9 . _ - are legal; correct it"
@@ -363,7 +364,7 @@ def encode_state(state: LeaderAndIsr) -> bytes:
 def decode_state(partition: TopicPartition, data: bytes, version: int) -> LeaderAndIsr:
     """`version` is the data version of the znode: the partition epoch."""
     path = state_path(partition)
-    node: _StateJson = _decode(path, data, _StateJson)
+    node: _StateJson = _decode(path, data, _StateJson, "; correct it")
     isr_epochs, eligible, eligible_epochs = map(_given, (node.isr_epochs, node.eligible, node.eligible_epochs))
     for name, replicas, epochs in (("isr", node.isr, isr_epochs), ("eligible", eligible, eligible_epochs)):
         if epochs and len(epochs) != len(replicas):
@@ -451,7 +452,7 @@ def encode_isr_change(partitions: Sequence[TopicPartition]) -> bytes:
 
 
 def decode_isr_change(path: str, data: bytes) -> list[TopicPartition]:
-    node: _IsrChangeJson = _decode(path, data, _IsrChangeJson)
+    node: _IsrChangeJson = _decode(path, data, _IsrChangeJson, "")
     return [TopicPartition(p.topic, p.partition) for p in node.partitions]
 
 
@@ -472,7 +473,7 @@ def encode_log_dir_event(broker_id: int) -> bytes:
 
 def decode_log_dir_event(path: str, data: bytes) -> int:
     """The broker. What event it is does not matter: the broker is asked."""
-    node: _LogDirEventJson = _decode(path, data, _LogDirEventJson)
+    node: _LogDirEventJson = _decode(path, data, _LogDirEventJson, "")
     return node.broker
 
 
@@ -489,7 +490,7 @@ def encode_preferred_election(partitions: Sequence[TopicPartition]) -> bytes:
 
 def decode_preferred_election(data: bytes) -> list[TopicPartition]:
     """The partitions, as they stand there: some may not exist, or be there twice."""
-    node: _PreferredElectionJson = _decode(PREFERRED_REPLICA_ELECTION, data, _PreferredElectionJson)
+    node: _PreferredElectionJson = _decode(PREFERRED_REPLICA_ELECTION, data, _PreferredElectionJson, "")
     return [TopicPartition(p.topic, p.partition) for p in node.partitions]
 
 
@@ -519,7 +520,7 @@ def encode_config_change(path: str) -> bytes:
 
 def decode_config_change(path: str, data: bytes) -> str:
     """The path of the settings that have changed."""
-    node: _ConfigChangeJson = _decode(path, data, _ConfigChangeJson)
+    node: _ConfigChangeJson = _decode(path, data, _ConfigChangeJson, "")
     return f"{CONFIG}/{node.entity_path}"
 
 
@@ -589,5 +590,5 @@ def encode_reassignments(reassignments: Sequence[Reassignment]) -> bytes:
 
 def decode_reassignments(data: bytes) -> list[Reassignment]:
     """Raises MalformedZnode. What the entries say has not been looked at."""
-    node: _ReassignmentsJson = _decode(REASSIGN_PARTITIONS, data, _ReassignmentsJson)
+    node: _ReassignmentsJson = _decode(REASSIGN_PARTITIONS, data, _ReassignmentsJson, "")
     return [Reassignment(TopicPartition(r.topic, r.partition), tuple(r.replicas)) for r in node.partitions]

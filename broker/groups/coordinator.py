@@ -1,160 +1,87 @@
-"""The coordinator of the groups whose partition of `__consumer_offsets` this broker leads (Kafka's GroupCoordinator).
+"""The members of groups: who joins, who is put out, which generation has which assignment (Kafka's GroupCoordinator).
 
 Each request is decided at once, on the event loop: nothing awaits between a look at a group and what is done to it.
 What has to wait is a waiter of a member, an operation in a purgatory, or a write whose outcome comes back as a call;
-and whoever comes back looks again: at the term (see `store`), at the generation, at the state.
+and whoever comes back looks again: whether the term is over (see `terms`), at the generation, at the state.
 
-Memory follows the log. An assignment is given to nobody, and a commit acknowledged to nobody and shown to nobody,
-before its record is replicated (KAFKA-6683).
+Nobody is given an assignment before it is replicated in the log (KAFKA-6683): whichever broker coordinates the group
+next knows it, and will not let another member have the same.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from random import Random
 
 from minibroker.broker.config import BrokerConfig
 from minibroker.broker.groups.delayed import DelayedHeartbeat, DelayedJoin, DelayedSync
-from minibroker.broker.groups.group import NO_GENERATION, Group, JoinWaiter, Member, Protocols, SyncWaiter
-from minibroker.broker.groups.records import (
-    OffsetKey,
-    OffsetValue,
-    encode_group_key,
-    encode_group_value,
-    encode_offset_key,
-    encode_offset_value,
-)
+from minibroker.broker.groups.group import NO_GENERATION, Group, JoinWaiter, Member, Protocols, SyncWaiter, never
+from minibroker.broker.groups.records import encode_group_key, encode_group_value
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.store import OFFSETS_TOPIC, GroupStore, Record, Term
-from minibroker.broker.metadata_cache import MetadataCache
-from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
-from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.groups.terms import Outcome, Term, TermListener, Terms
+from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.world import World
+from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.groups")
 
 NEW_MEMBER_TIMEOUT_MS = 300_000
 """How long one that joins for the first time may wait for its first generation (Kafka's NewMemberJoinTimeoutMs): it
 sends no heartbeats meanwhile."""
-MAX_GROUP_ID_BYTES = 32_767
-"""As much as a record's key can say."""
+MAX_GROUPS = 100_000
+"""Of one coordinator; in Kafka without a bound."""
+MAX_MEMBER_BYTES = 1024 * 1024
+"""What a member may tell its leader, in all protocols together; in Kafka without a bound."""
+SLEPT_S = 1.0
+"""A session that ends so much later than it should have was slept through."""
 
 _S = GroupState
 _E = ErrorCode
 
 
-def partition_of(group_id: str, partitions: int) -> int:
-    """The partition of `__consumer_offsets` that a group belongs to, as everywhere in Kafka: by Java's
-    `String.hashCode`, over UTF-16 units."""
-    value = 0
-    data = group_id.encode("utf-16-be", "surrogatepass")
-    for position in range(0, len(data), 2):
-        value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
-    if value >= 1 << 31:
-        value = (1 << 32) - value  # the absolute value of what Java has for a negative number
-    return 0 if value == 1 << 31 else value % partitions
-
-
-class GroupCoordinator:
-    def __init__(
-        self,
-        world: World,
-        config: BrokerConfig,
-        metadata: MetadataCache,
-        replicas: ReplicaManager,
-        start_task: Callable[[Coroutine[Any, Any, None], str], object],
-    ) -> None:
-        self._random = world.random
-        self._clock = world.clock
+class GroupCoordinator(TermListener):
+    def __init__(self, clock: Clock, random: Random, config: BrokerConfig, terms: Terms) -> None:
+        self._clock = clock
+        self._random = random
         self._config = config
-        self._metadata = metadata
-        self._replicas = replicas
-        self._start_task = start_task
-        self._store = GroupStore(replicas, world.clock, config)
-        self._terms: dict[int, Term] = {}
+        self._terms = terms
         self._timer = Timer()
-        self._joins: Purgatory[DelayedOperation] = Purgatory("Rebalance", self._timer)
-        self._heartbeats: Purgatory[DelayedOperation] = Purgatory("Heartbeat", self._timer)
+        self._joins: Purgatory[DelayedJoin] = Purgatory("Rebalance", self._timer)
+        self._heartbeats: Purgatory[DelayedHeartbeat] = Purgatory("Heartbeat", self._timer)
+        self.rebalances = 0
+        """Generations that were begun."""
+        terms.add_listener(self)
 
     def close(self) -> None:
-        """Drop what waits; the server answers nobody any more."""
+        """Drop what waits: the server answers nobody any more."""
         self._joins.close()
         self._heartbeats.close()
         self._timer.close()
 
-    def purgatories(self) -> list[Purgatory[DelayedOperation]]:
+    def purgatories(self) -> list[Purgatory[DelayedJoin] | Purgatory[DelayedHeartbeat]]:
         """To be looked at."""
         return [self._joins, self._heartbeats]
 
-    # -- what this broker coordinates (LeadershipListener) --
+    # -- terms --
 
-    def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
-        if topic_partition.topic != OFFSETS_TOPIC:
-            return
-        partition = self._replicas.partition(topic_partition)
-        assert partition is not None
-        term = self._terms.get(topic_partition.partition)
-        if term is not None and term.leading_since_epoch == partition.leading_since_epoch:
-            term.epoch = epoch
-            return
-        self._end_term(topic_partition.partition)
-        term = Term(topic_partition.partition, epoch, partition.leading_since_epoch, partition.log.log_end_offset)
-        self._terms[topic_partition.partition] = term
-        self._start_task(self._load(term), f"load of the groups of {topic_partition}")
-
-    def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
-        if topic_partition.topic == OFFSETS_TOPIC:
-            self._end_term(topic_partition.partition)
-
-    async def _load(self, term: Term) -> None:
-        began_s = self._clock.monotonic()
-        groups = await self._store.load(term)
-        if term.is_over:
-            return
-        term.groups = groups
-        term.is_loaded = True
-        for group in groups.values():
-            for member in group.members.values():
-                self._session_begins(term, group, member)
-        logger.info(
-            "%s: coordinates %d groups in epoch %d, after %.3f s",
-            term.topic_partition,
-            len(groups),
-            term.epoch,
-            self._clock.monotonic() - began_s,
-        )
-
-    def _end_term(self, index: int) -> None:
-        """Who waits is told to look for another coordinator; what comes back later finds the term over."""
-        term = self._terms.pop(index, None)
-        if term is None:
-            return
-        term.is_over = True
+    def loaded(self, term: Term) -> None:
+        """The sessions of all members begin: nobody was there to hear of them before."""
         for group in term.groups.values():
-            self._answer_all(group, _E.NOT_COORDINATOR)
+            for member in list(group.members.values()):
+                self._session_begins(term, group, member)
+            if len(group.members) > self._config.group_max_size:
+                self._prepare_rebalance(term, group, "it has more members than group.max.size")
+
+    def over(self, term: Term) -> None:
+        """Who waits is told to look for another coordinator."""
+        for group in term.groups.values():
+            for member in group.members.values():
+                _answer_join(member, _refused_join(_E.NOT_COORDINATOR, member.member_id))
+                _answer_sync(member, g.SyncGroupResponse(0, _E.NOT_COORDINATOR))
             group.transition_to(_S.DEAD, self._clock.wall_ms())
-            self._joins.check_and_complete(group)
-            self._heartbeats.check_and_complete(group)
-            for member_id in (*group.members, *group.pending_members):
-                self._heartbeats.check_and_complete((group, member_id))
-        logger.info("%s: coordinates its %d groups no more", term.topic_partition, len(term.groups))
-
-    def _answer_all(self, group: Group, code: ErrorCode) -> None:
-        for member in group.members.values():
-            _answer_join(member, _refused_join(code, member.member_id))
-            _answer_sync(member, g.SyncGroupResponse(0, code))
-
-    def _term_of(self, group_id: str) -> Term | ErrorCode:
-        """The loaded term of the group, or why there is none."""
-        if len(group_id.encode()) > MAX_GROUP_ID_BYTES:
-            return _E.INVALID_GROUP_ID
-        partitions = self._metadata.partition_count(OFFSETS_TOPIC)
-        term = self._terms.get(partition_of(group_id, partitions)) if partitions else None
-        if term is None:
-            return _E.NOT_COORDINATOR
-        return term if term.is_loaded else _E.COORDINATOR_LOAD_IN_PROGRESS
+            for key in (group, *((group, member_id) for member_id in (*group.members, *group.pending_members))):
+                self._joins.check_soon(key)
+                self._heartbeats.check_soon(key)
 
     # -- JoinGroup --
 
@@ -164,105 +91,19 @@ class GroupCoordinator:
         client_id: str,
         client_host: str,
         respond: JoinWaiter,
+        is_gone: Callable[[], bool],
     ) -> None:
         """R2. `respond` at once with an error, or when the generation is made up. One that joins without an id is told
-        one, to join with (KIP-394), unless it is static."""
-
-        def refuse(code: ErrorCode, member_id: str = body.member_id) -> None:
-            respond(_refused_join(code, member_id))
-
-        term = self._term_of(body.group_id) if body.group_id else _E.INVALID_GROUP_ID
-        if isinstance(term, ErrorCode):
-            refuse(term)
+        one, to join with (KIP-394), unless it is static. `is_gone`: nobody would get the answer any more."""
+        code, term, group = self._find_to_join(body)
+        if code is not _E.NONE:
+            respond(_refused_join(code, body.member_id))
             return
-        least, most = self._config.group_min_session_timeout_ms, self._config.group_max_session_timeout_ms
-        if not least <= body.session_timeout_ms <= most:
-            refuse(_E.INVALID_SESSION_TIMEOUT)
-            return
-        group = term.groups.get(body.group_id)
-        if group is None:
-            if body.member_id:
-                refuse(_E.UNKNOWN_MEMBER_ID)
-                return
-            group = term.groups[body.group_id] = Group(body.group_id)
+        assert term is not None
+        assert group is not None
         protocols: Protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in body.protocols)
-        if not group.accepts(body.member_id, self._config.group_max_size):
-            if body.member_id:
-                self._remove(term, group, body.member_id, "the group is full")
-            refuse(_E.GROUP_MAX_SIZE_REACHED, "")
-        elif group.is_in(_S.DEAD):
-            refuse(_E.COORDINATOR_NOT_AVAILABLE)
-        elif not group.supports(body.protocol_type, [name for name, _ in protocols]):
-            refuse(_E.INCONSISTENT_GROUP_PROTOCOL)
-        elif not body.member_id:
-            self._join_new(term, group, body, protocols, client_id, client_host, respond)
-        else:
-            self._join_known(term, group, body, protocols, client_id, client_host, respond)
-        if group.is_in(_S.PREPARING_REBALANCE):
-            self._joins.check_and_complete(group)
-
-    def _join_new(
-        self,
-        term: Term,
-        group: Group,
-        body: g.JoinGroupRequest,
-        protocols: Protocols,
-        client_id: str,
-        client_host: str,
-        respond: JoinWaiter,
-    ) -> None:
-        name = client_id if body.group_instance_id is None else body.group_instance_id
-        member_id = f"{name}-{self._random.randbytes(16).hex()}"
-        if body.group_instance_id is None:
-            group.pending_members[member_id] = None
-            self._pending_member_begins(term, group, member_id, body.session_timeout_ms)
-            respond(_refused_join(_E.MEMBER_ID_REQUIRED, member_id))
-        elif body.group_instance_id in group.static_members:
-            self._static_member_returns(term, group, body, protocols, member_id, respond)
-        else:
-            self._add(term, group, body, protocols, member_id, client_id, client_host, respond)
-
-    def _join_known(
-        self,
-        term: Term,
-        group: Group,
-        body: g.JoinGroupRequest,
-        protocols: Protocols,
-        client_id: str,
-        client_host: str,
-        respond: JoinWaiter,
-    ) -> None:
-        if body.member_id in group.pending_members:
-            self._add(term, group, body, protocols, body.member_id, client_id, client_host, respond)
-            return
-        error = group.why_not_member(body.member_id, body.group_instance_id)
-        if error is not _E.NONE:
-            respond(_refused_join(error, body.member_id))
-            return
-        member = group.members[body.member_id]
-        is_leader = group.leader_id == member.member_id
-        same = member.protocols == protocols
-        # A member whose answer was lost asks again; it is told what it was told before.
-        if group.is_in(_S.COMPLETING_REBALANCE) and same:
-            respond(self._joined(group, member, members=is_leader))
-        elif group.is_in(_S.STABLE) and same and not is_leader:
-            respond(self._joined(group, member, members=False))
-        else:
-            self._update(term, group, member, body, protocols, respond)
-
-    def _add(
-        self,
-        term: Term,
-        group: Group,
-        body: g.JoinGroupRequest,
-        protocols: Protocols,
-        member_id: str,
-        client_id: str,
-        client_host: str,
-        respond: JoinWaiter,
-    ) -> None:
-        member = Member(
-            member_id,
+        joining = Member(
+            body.member_id,
             body.group_instance_id,
             client_id,
             client_host,
@@ -270,51 +111,143 @@ class GroupCoordinator:
             body.session_timeout_ms,
             protocols,
         )
-        member.is_new = True
-        member.join_waiter = respond
-        if group.is_in(_S.PREPARING_REBALANCE) and group.generation_id == 0:
-            group.new_member_added = True
-        group.add(member, body.protocol_type)
-        self._session_begins(term, group, member)
-        self._prepare_rebalance(term, group, f"member {member_id} joins{_because(body.reason)}")
+        joining.join_waiter, joining.is_gone = respond, is_gone
+        if not group.accepts(body.member_id, body.group_instance_id, self._config.group_max_size):
+            if body.member_id:
+                self._remove(term, group, body.member_id, "the group is full")
+            respond(_refused_join(_E.GROUP_MAX_SIZE_REACHED, ""))
+        elif not group.supports(body.protocol_type, [name for name, _ in protocols]):
+            respond(_refused_join(_E.INCONSISTENT_GROUP_PROTOCOL, body.member_id))
+        elif not body.member_id:
+            self._join_new(term, group, joining, body)
+        else:
+            self._join_known(term, group, joining, body)
+        if group.is_in(_S.PREPARING_REBALANCE):
+            self._joins.check_and_complete(group)
 
-    def _update(
-        self,
-        term: Term,
-        group: Group,
-        member: Member,
-        body: g.JoinGroupRequest,
-        protocols: Protocols,
-        respond: JoinWaiter,
-    ) -> None:
-        group.update(member, protocols, max(body.rebalance_timeout_ms, 0), body.session_timeout_ms)
-        member.join_waiter = respond
-        self._heard_of(member)
+    def _find_to_join(self, body: g.JoinGroupRequest) -> tuple[ErrorCode, Term | None, Group | None]:
+        """The group, which need not be known yet, or why it cannot be joined."""
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            return found, None, None
+        term, group = found
+        least, most = self._config.group_min_session_timeout_ms, self._config.group_max_session_timeout_ms
+        if not least <= body.session_timeout_ms <= most:
+            return _E.INVALID_SESSION_TIMEOUT, None, None
+        if sum(len(protocol.metadata) for protocol in body.protocols) > MAX_MEMBER_BYTES:
+            return _E.MESSAGE_TOO_LARGE, None, None
+        if group is None:
+            if body.member_id:
+                return _E.UNKNOWN_MEMBER_ID, None, None
+            if len(term.groups) >= MAX_GROUPS:
+                return _E.POLICY_VIOLATION, None, None
+            group = Group(body.group_id)
+        return _E.NONE, term, group
+
+    def _join_new(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+        assert joining.join_waiter is not None
+        name = joining.client_id if joining.group_instance_id is None else joining.group_instance_id
+        joining.member_id = f"{name}-{self._random.randbytes(16).hex()}"
+        if joining.group_instance_id is None:
+            term.groups[group.group_id] = group
+            group.pending_members[joining.member_id] = None
+            self._await_joining(term, group, joining)
+            joining.join_waiter(_refused_join(_E.MEMBER_ID_REQUIRED, joining.member_id))
+        elif joining.group_instance_id in group.static_members:
+            self._replace(term, group, joining, body)
+        else:
+            self._add(term, group, joining, body)
+
+    def _join_known(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+        respond = joining.join_waiter
+        assert respond is not None
+        if joining.member_id in group.pending_members:
+            self._add(term, group, joining, body)
+            return
+        error = group.why_not_member(joining.member_id, joining.group_instance_id)
+        if error is not _E.NONE:
+            respond(_refused_join(error, joining.member_id))
+            return
+        member = group.members[joining.member_id]
+        is_leader = group.leader_id == member.member_id
+        is_same = member.protocols == joining.protocols
+        # A member whose answer was lost asks again, and is told what it was told before. A leader that comes back in a
+        # stable group has seen a change that its assignor is to hear of, as new partitions.
+        if is_same and (group.is_in(_S.COMPLETING_REBALANCE) or (group.is_in(_S.STABLE) and not is_leader)):
+            self._heard_of(member)
+            respond(_joined(group, member, with_members=is_leader))
+            return
+        _answer_join(member, _refused_join(_E.REBALANCE_IN_PROGRESS, member.member_id))  # of an earlier request
+        group.update(member, joining)
+        self._session_begins(term, group, member)
         self._prepare_rebalance(term, group, f"member {member.member_id} joins again{_because(body.reason)}")
 
-    def _static_member_returns(
-        self,
-        term: Term,
-        group: Group,
-        body: g.JoinGroupRequest,
-        protocols: Protocols,
-        member_id: str,
-        respond: JoinWaiter,
-    ) -> None:
-        raise NotImplementedError
+    def _add(self, term: Term, group: Group, member: Member, body: g.JoinGroupRequest) -> None:
+        term.groups[group.group_id] = group
+        member.is_new = True
+        group.new_member_added = True
+        group.add(member, body.protocol_type)
+        self._session_begins(term, group, member)
+        self._prepare_rebalance(term, group, f"member {member.member_id} joins{_because(body.reason)}")
 
-    def _joined(self, group: Group, member: Member, *, members: bool, skip: bool = False) -> g.JoinGroupResponse:
-        return g.JoinGroupResponse(
-            0,
-            _E.NONE,
-            group.generation_id,
-            group.protocol_type,
-            group.protocol_name,
-            group.leader_id or "",
-            skip,
+    # -- static members that come back (KIP-345) --
+
+    def _replace(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+        """A static member has come back, without the id that it had: it goes on under a new one, in its old place. In a
+        stable group it is given what it had, without a rebalance, as soon as the log says who it is now. Whoever goes
+        on under the old id is fenced."""
+        name, respond = joining.group_instance_id, joining.join_waiter
+        assert name is not None
+        assert respond is not None
+        member = group.members[group.static_members[name]]
+        before = Member(
             member.member_id,
-            group.member_metadata() if members else [],
+            name,
+            member.client_id,
+            member.client_host,
+            member.rebalance_timeout_ms,
+            member.session_timeout_ms,
+            member.protocols,
         )
+        logger.info(
+            "group %r: static member %s comes back as %s instead of %s",
+            group.group_id,
+            name,
+            joining.member_id,
+            before.member_id,
+        )
+        _answer_join(member, _refused_join(_E.FENCED_INSTANCE_ID, before.member_id))
+        _answer_sync(member, g.SyncGroupResponse(0, _E.FENCED_INSTANCE_ID))
+        group.rename_static_member(name, joining.member_id)
+        group.update(member, joining)
+        self._session_begins(term, group, member)
+        if group.is_in(_S.COMPLETING_REBALANCE):
+            # The leader may be at work on an assignment for the old id.
+            self._prepare_rebalance(term, group, f"static member {name} comes back{_because(body.reason)}")
+        elif group.is_in(_S.STABLE):
+            if group.select_protocol() == group.protocol_name:
+                self._store_return(term, group, member, before)
+            else:
+                self._prepare_rebalance(term, group, f"static member {name} comes back with other protocols")
+
+    def _store_return(self, term: Term, group: Group, member: Member, before: Member) -> None:
+        member_id, respond, generation = member.member_id, member.join_waiter, group.generation_id
+
+        def stored(outcome: Outcome) -> None:
+            if not group.is_in(_S.STABLE) or group.generation_id != generation or member.join_waiter is not respond:
+                return  # its join is part of a rebalance by now, or it has come back once more
+            if outcome.code is _E.NONE:
+                _answer_join(member, _joined(group, member, with_members=group.leader_id == member_id, skip=True))
+                return
+            # The next coordinator may know the old id and not the new one: here, too, the old one goes on.
+            assert before.group_instance_id is not None
+            _answer_join(member, _refused_join(outcome.code, ""))
+            group.rename_static_member(before.group_instance_id, before.member_id)
+            group.update(member, before)
+            self._session_begins(term, group, member)
+
+        assignments = {other.member_id: other.assignment for other in group.members.values()}
+        self._store_group(term, group, assignments, stored)
 
     # -- rebalances --
 
@@ -325,53 +258,53 @@ class GroupCoordinator:
         if group.is_in(_S.COMPLETING_REBALANCE):
             self._refuse_assignments(group, _E.REBALANCE_IN_PROGRESS)
         logger.info("group %r rebalances from generation %d: %s", group.group_id, group.generation_id, reason)
-        timeout_ms = group.rebalance_timeout_ms
         is_first = group.is_in(_S.EMPTY)
         group.transition_to(_S.PREPARING_REBALANCE, self._clock.wall_ms())
         delay_ms = self._config.group_initial_rebalance_delay_ms
         if is_first and delay_ms:
-            self._wait_for_more(term, group, delay_ms, max(timeout_ms - delay_ms, 0))
+            self._wait_for_more(term, group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
         else:
-            self._wait_for_all(term, group, timeout_ms)
+            self._wait_for_all(term, group)
 
     def _wait_for_more(self, term: Term, group: Group, delay_ms: int, left_ms: int) -> None:
-        """The initial delay, as long again for each further member, up to the rebalance timeout."""
+        """The initial delay, and another one where further members have come, up to the rebalance timeout."""
         group.new_member_added = False
 
         def complete() -> None:
-            if group.new_member_added and left_ms:
+            if group.new_member_added and left_ms and not term.is_over:
                 next_ms = min(self._config.group_initial_rebalance_delay_ms, left_ms)
                 self._wait_for_more(term, group, next_ms, left_ms - next_ms)
             else:
                 self._complete_join(term, group)
 
-        operation = DelayedJoin(delay_ms, lambda: term.is_over, complete)
-        self._joins.try_complete_else_watch(operation, [group])
+        self._joins.try_complete_else_watch(DelayedJoin(delay_ms, lambda: term.is_over, complete), [group])
 
-    def _wait_for_all(self, term: Term, group: Group, timeout_ms: int) -> None:
+    def _wait_for_all(self, term: Term, group: Group) -> None:
         operation = DelayedJoin(
-            timeout_ms, lambda: term.is_over or group.has_all_joined(), lambda: self._complete_join(term, group)
+            group.rebalance_timeout_ms,
+            lambda: term.is_over or group.has_all_joined(),
+            lambda: self._complete_join(term, group),
         )
         self._joins.try_complete_else_watch(operation, [group])
 
     def _complete_join(self, term: Term, group: Group) -> None:
         """R3. Who has not joined is a member no more, unless it is static: that one keeps its place for the time of its
-        session."""
+        session. Nor is one that came for the first time and has hung up: it would be waited for, and knows no id."""
         if term.is_over or not group.is_in(_S.PREPARING_REBALANCE):
             return
         for member in list(group.members.values()):
-            if member.join_waiter is None and not member.is_static:
+            if not member.is_static and (member.join_waiter is None or (member.is_new and member.is_gone())):
                 logger.info("group %r: member %s has not joined in time", group.group_id, member.member_id)
-                group.remove(member.member_id)
-                self._heartbeats.check_and_complete((group, member.member_id))
+                self._drop(group, member.member_id)
         if group.members and not group.elect_joined_leader():
             # Static members alone, none of whom has joined: their sessions end before there is a generation.
-            self._wait_for_all(term, group, group.rebalance_timeout_ms)
+            self._wait_for_all(term, group)
             return
         group.begin_generation(self._clock.wall_ms())
+        self.rebalances += 1
         if group.is_in(_S.EMPTY):
             logger.info("group %r is empty in generation %d", group.group_id, group.generation_id)
-            self._store_group(term, group, {}, lambda code: None)
+            self._store_group(term, group, {}, lambda outcome: None)
             return
         logger.info(
             "group %r has generation %d with %d members: protocol %s, leader %s",
@@ -382,12 +315,17 @@ class GroupCoordinator:
             group.leader_id,
         )
         for member in list(group.members.values()):
-            _answer_join(member, self._joined(group, member, members=member.member_id == group.leader_id))
-            member.is_new = False
-            self._heard_of(member)
+            if member.join_waiter is not None:
+                if member.is_new:
+                    member.is_new = False
+                    self._session_begins(term, group, member)  # it was watched for the time that a new one has
+                else:
+                    self._heard_of(member)
+                _answer_join(member, _joined(group, member, with_members=member.member_id == group.leader_id))
         self._await_syncs(term, group)
 
     def _await_syncs(self, term: Term, group: Group) -> None:
+        """The members have the rebalance timeout to ask for their assignments, the leader to bring them."""
         generation = group.generation_id
 
         def is_over() -> bool:
@@ -398,10 +336,7 @@ class GroupCoordinator:
                 return
             late = list(group.pending_sync)
             for member_id in late:
-                member = group.remove(member_id)
-                if member is not None:
-                    _answer_sync(member, g.SyncGroupResponse(0, _E.UNKNOWN_MEMBER_ID))
-                self._heartbeats.check_and_complete((group, member_id))
+                self._drop(group, member_id)
             self._prepare_rebalance(term, group, f"{len(late)} members did not ask for their assignments in time")
 
         operation = DelayedSync(group.rebalance_timeout_ms, is_over, expired)
@@ -413,28 +348,36 @@ class GroupCoordinator:
             _answer_sync(member, g.SyncGroupResponse(0, code))
 
     def _remove(self, term: Term, group: Group, member_id: str, reason: str) -> None:
-        """A member, or an id that was given out, is none any more."""
-        member = group.remove(member_id)
-        if member is not None:
+        """A member, or an id that was given out, is none any more; the others rebalance."""
+        if self._drop(group, member_id):
             logger.info("group %r: member %s is gone: %s", group.group_id, member_id, reason)
-            _answer_join(member, _refused_join(_E.UNKNOWN_MEMBER_ID, member_id))
-            _answer_sync(member, g.SyncGroupResponse(0, _E.UNKNOWN_MEMBER_ID))
             self._prepare_rebalance(term, group, f"member {member_id} is gone: {reason}")
-        self._heartbeats.check_and_complete((group, member_id))
         if group.is_in(_S.PREPARING_REBALANCE):
             self._joins.check_and_complete(group)
+        if group.is_unused and term.groups.get(group.group_id) is group:
+            del term.groups[group.group_id]
+
+    def _drop(self, group: Group, member_id: str) -> bool:
+        """Whether it was a member. What it waits for ends with an error upon which it joins again."""
+        member = group.remove(member_id)
+        self._heartbeats.check_soon((group, member_id))
+        if member is None:
+            return False
+        _answer_join(member, _refused_join(_E.UNKNOWN_MEMBER_ID, member_id))
+        _answer_sync(member, g.SyncGroupResponse(0, _E.UNKNOWN_MEMBER_ID))
+        return True
 
     def _store_group(
-        self, term: Term, group: Group, assignments: Mapping[str, bytes], stored: Callable[[ErrorCode], None]
+        self, term: Term, group: Group, assignments: Mapping[str, bytes], stored: Callable[[Outcome], None]
     ) -> None:
-        """`stored` is not called when the term is over by then: whoever waited was answered when it ended."""
+        """`stored` is not called where the term is over by then: whoever waited was answered when it ended."""
 
-        def written(code: ErrorCode, _: int) -> None:
+        def written(outcome: Outcome) -> None:
             if not term.is_over:
-                stored(code)
+                stored(outcome)
 
         value = encode_group_value(group.as_value(assignments))
-        self._store.append(term, [(encode_group_key(group.group_id), value)], written)
+        self._terms.write(term, [(encode_group_key(group.group_id), value)], written)
 
     # -- SyncGroup --
 
@@ -444,21 +387,17 @@ class GroupCoordinator:
         def refuse(code: ErrorCode) -> None:
             respond(g.SyncGroupResponse(0, code))
 
-        term = self._term_of(body.group_id) if body.group_id else _E.INVALID_GROUP_ID
-        if isinstance(term, ErrorCode):
-            # The generation is not the one that was loaded: it would have to be joined again in any case.
-            refuse(_E.REBALANCE_IN_PROGRESS if term is _E.COORDINATOR_LOAD_IN_PROGRESS else term)
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            # The generation is not in the log, so it has to be joined again in any case.
+            refuse(_E.REBALANCE_IN_PROGRESS if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found)
             return
-        group = term.groups.get(body.group_id)
-        if group is None:
-            refuse(_E.UNKNOWN_MEMBER_ID)
-            return
-        error = self._why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
-        if error is not _E.NONE:
+        term, group = found
+        error = why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
+        if group is None or error is not _E.NONE:
             refuse(error)
-        elif body.protocol_type not in (None, group.protocol_type) or body.protocol_name not in (
-            None,
-            group.protocol_name,
+        elif body.protocol_type not in (None, group.protocol_type) or (
+            body.protocol_name not in (None, group.protocol_name)
         ):
             refuse(_E.INCONSISTENT_GROUP_PROTOCOL)
         elif group.is_in(_S.PREPARING_REBALANCE):
@@ -466,75 +405,70 @@ class GroupCoordinator:
         elif group.is_in(_S.STABLE):
             member = group.members[body.member_id]
             self._heard_of(member)
-            self._synced(group, member)
-            respond(self._assigned(group, member))
+            self._has_synced(group, member)
+            respond(_assigned(group, member))
         else:
             self._sync_completing(term, group, body, respond)
 
     def _sync_completing(self, term: Term, group: Group, body: g.SyncGroupRequest, respond: SyncWaiter) -> None:
         member = group.members[body.member_id]
+        _answer_sync(member, g.SyncGroupResponse(0, _E.REBALANCE_IN_PROGRESS))  # the same request, sent once more
         member.sync_waiter = respond
-        self._synced(group, member)
+        self._has_synced(group, member)
         if group.leader_id != member.member_id:
             return
         given = {one.member_id: bytes(one.assignment) for one in body.assignments}
         assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
         generation = group.generation_id
-        logger.info("group %r: assignments for generation %d from %s", group.group_id, generation, member.member_id)
 
-        def stored(code: ErrorCode) -> None:
+        def stored(outcome: Outcome) -> None:
             """R5."""
             if not group.is_in(_S.COMPLETING_REBALANCE) or group.generation_id != generation:
                 return
-            if code is not _E.NONE:
-                self._refuse_assignments(group, code)
-                self._prepare_rebalance(term, group, f"the assignments could not be stored: {code.name}")
+            if outcome.code is not _E.NONE:
+                self._refuse_assignments(group, outcome.code)
+                self._prepare_rebalance(term, group, f"the assignments could not be stored: {outcome.code.name}")
                 return
             group.transition_to(_S.STABLE, self._clock.wall_ms())
             for other in group.members.values():
                 other.assignment = assignments.get(other.member_id, b"")
                 if other.sync_waiter is not None:
-                    _answer_sync(other, self._assigned(group, other))
                     self._heard_of(other)
+                    _answer_sync(other, _assigned(group, other))
 
         self._store_group(term, group, assignments, stored)
 
-    def _synced(self, group: Group, member: Member) -> None:
+    def _has_synced(self, group: Group, member: Member) -> None:
         group.pending_sync.pop(member.member_id, None)
         if not group.pending_sync:
-            self._heartbeats.check_and_complete(group)
-
-    def _assigned(self, group: Group, member: Member) -> g.SyncGroupResponse:
-        return g.SyncGroupResponse(0, _E.NONE, group.protocol_type, group.protocol_name, member.assignment)
+            self._heartbeats.check_soon(group)
 
     # -- Heartbeat, LeaveGroup --
 
     def heartbeat(self, body: g.HeartbeatRequest) -> ErrorCode:
         """R6."""
-        term = self._term_of(body.group_id) if body.group_id else _E.INVALID_GROUP_ID
-        if isinstance(term, ErrorCode):
-            # While the groups are loaded nobody's session runs, so nobody need do anything.
-            return _E.NONE if term is _E.COORDINATOR_LOAD_IN_PROGRESS else term
-        group = term.groups.get(body.group_id)
-        if group is None:
-            return _E.UNKNOWN_MEMBER_ID
-        error = self._why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
-        if error is not _E.NONE:
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            # While the groups are loaded no session runs, so nobody need do anything.
+            return _E.NONE if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found
+        _, group = found
+        error = why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
+        if group is None or error is not _E.NONE:
             return error
         self._heard_of(group.members[body.member_id])
         return _E.REBALANCE_IN_PROGRESS if group.is_in(_S.PREPARING_REBALANCE) else _E.NONE
 
     def leave(self, body: g.LeaveGroupRequest) -> g.LeaveGroupResponse:
         """Several members may be removed at once, static ones by their names (KIP-345)."""
-        term = self._term_of(body.group_id) if body.group_id else _E.INVALID_GROUP_ID
-        if isinstance(term, ErrorCode):
-            return g.LeaveGroupResponse(0, term, [])
-        group = term.groups.get(body.group_id)
-        left = []
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            return g.LeaveGroupResponse(0, found, [])
+        term, group = found
+        answers = []
         for leaving in body.members:
             code = _E.UNKNOWN_MEMBER_ID if group is None else self._leave(term, group, leaving)
-            left.append(g.LeavingMemberResponse(leaving.member_id, leaving.group_instance_id, code))
-        return g.LeaveGroupResponse(0, _E.NONE, left)
+            answers.append(g.LeavingMemberResponse(leaving.member_id, leaving.group_instance_id, code))
+        return g.LeaveGroupResponse(0, _E.NONE, answers)
 
     def _leave(self, term: Term, group: Group, leaving: g.LeavingMember) -> ErrorCode:
         member_id, name = leaving.member_id, leaving.group_instance_id
@@ -547,47 +481,54 @@ class GroupCoordinator:
         self._remove(term, group, member_id, f"it leaves{_because(leaving.reason)}")
         return _E.NONE
 
-    def _why_not_in_generation(
-        self, group: Group, member_id: str, group_instance_id: str | None, generation_id: int
-    ) -> ErrorCode:
-        if group.is_in(_S.DEAD):
-            return _E.COORDINATOR_NOT_AVAILABLE
-        error = group.why_not_member(member_id, group_instance_id)
-        if error is _E.NONE and generation_id != group.generation_id:
-            return _E.ILLEGAL_GENERATION
-        return error
+    def heard_of(self, group: Group, member_id: str) -> None:
+        """A member has shown in another way that it lives."""
+        member = group.members.get(member_id)
+        if member is not None:
+            self._heard_of(member)
 
     # -- sessions --
 
     def _heard_of(self, member: Member) -> None:
-        member.session_end_s = self._clock.monotonic() + member.session_timeout_ms / 1_000
+        timeout_ms = NEW_MEMBER_TIMEOUT_MS if member.is_new else member.session_timeout_ms
+        member.session_end_s = self._clock.monotonic() + timeout_ms / 1_000
 
     def _session_begins(self, term: Term, group: Group, member: Member) -> None:
         self._heard_of(member)
-        if member.is_new:
-            member.session_end_s = self._clock.monotonic() + NEW_MEMBER_TIMEOUT_MS / 1_000
         self._watch_session(term, group, member)
 
     def _watch_session(self, term: Term, group: Group, member: Member) -> None:
+        """Until its end as it is known now. Anew where that comes sooner than it was, and under another id; the watch
+        before it is over then."""
+        member_id = member.member_id
+        member.session_watches += 1
+        number = member.session_watches
+        self._heartbeats.check_soon((group, member_id))
+
         def is_over() -> bool:
-            return term.is_over or group.members.get(member.member_id) is not member
+            return term.is_over or group.members.get(member_id) is not member or member.session_watches != number
 
         def expired() -> None:
+            now_s = self._clock.monotonic()
             if is_over():
                 return
-            if member.is_waiting and not member.is_new:
-                self._heard_of(member)  # it has done its part, and is not asked for heartbeats
-            if member.session_end_s > self._clock.monotonic():
+            waits = member.is_waiting and not member.is_new  # it has done its part, and sends no heartbeats
+            if waits or now_s - member.session_end_s > SLEPT_S:
+                # Or this process was stopped for a while, and what was sent to it meanwhile is yet to be read.
+                self._heard_of(member)
+            if member.session_end_s > now_s:
                 self._watch_session(term, group, member)
-                return
-            self._remove(term, group, member.member_id, f"not heard of for {member.session_timeout_ms} ms")
+            else:
+                self._remove(term, group, member_id, f"not heard of for {member.session_timeout_ms} ms")
 
         left_ms = max(int((member.session_end_s - self._clock.monotonic()) * 1_000) + 1, 1)
-        self._heartbeats.try_complete_else_watch(
-            DelayedHeartbeat(left_ms, is_over, expired), [(group, member.member_id)]
-        )
+        operation = DelayedHeartbeat(left_ms, is_over, expired)
+        self._heartbeats.try_complete_else_watch(operation, [(group, member_id)])
 
-    def _pending_member_begins(self, term: Term, group: Group, member_id: str, timeout_ms: int) -> None:
+    def _await_joining(self, term: Term, group: Group, joining: Member) -> None:
+        """With the id that it was given, in the time of a session."""
+        member_id = joining.member_id
+
         def is_over() -> bool:
             return term.is_over or member_id not in group.pending_members
 
@@ -595,134 +536,39 @@ class GroupCoordinator:
             if not is_over():
                 self._remove(term, group, member_id, "it did not join with the id that it was given")
 
-        self._heartbeats.try_complete_else_watch(DelayedHeartbeat(timeout_ms, is_over, expired), [(group, member_id)])
+        operation = DelayedHeartbeat(joining.session_timeout_ms, is_over, expired)
+        self._heartbeats.try_complete_else_watch(operation, [(group, member_id)])
 
-    # -- offsets --
 
-    def commit(self, body: g.OffsetCommitRequest, respond: Callable[[list[g.OffsetCommitTopicResponse]], None]) -> None:
-        """R7. `respond` once the offsets are in the log, with an error for each partition of which they are not."""
+def why_not_in_generation(
+    group: Group | None, member_id: str, group_instance_id: str | None, generation_id: int
+) -> ErrorCode:
+    """NONE for a member of the group's present generation."""
+    if group is None:
+        return _E.UNKNOWN_MEMBER_ID
+    error = group.why_not_member(member_id, group_instance_id)
+    if error is _E.NONE and generation_id != group.generation_id:
+        return _E.ILLEGAL_GENERATION
+    return error
 
-        def refuse(code: ErrorCode) -> None:
-            respond(
-                [
-                    g.OffsetCommitTopicResponse(
-                        topic.name,
-                        [g.OffsetCommitPartitionResponse(p.partition_index, code) for p in topic.partitions],
-                    )
-                    for topic in body.topics
-                ]
-            )
 
-        term = self._term_of(body.group_id)
-        if isinstance(term, ErrorCode):
-            refuse(term)
-            return
-        group = term.groups.get(body.group_id)
-        if group is None:
-            if body.generation_id >= 0:
-                refuse(_E.ILLEGAL_GENERATION)
-                return
-            group = term.groups[body.group_id] = Group(body.group_id)
-        error = self._why_no_commit(group, body)
-        if error is not _E.NONE:
-            refuse(error)
-            return
-        if body.member_id in group.members:
-            self._heard_of(group.members[body.member_id])
-        self._commit(term, group, body, respond)
+def _joined(group: Group, member: Member, *, with_members: bool, skip: bool = False) -> g.JoinGroupResponse:
+    """`skip`: a leader need not assign anything (KIP-814)."""
+    return g.JoinGroupResponse(
+        0,
+        _E.NONE,
+        group.generation_id,
+        group.protocol_type,
+        group.protocol_name,
+        group.leader_id or "",
+        skip and with_members,
+        member.member_id,
+        group.member_metadata() if with_members else [],
+    )
 
-    def _why_no_commit(self, group: Group, body: g.OffsetCommitRequest) -> ErrorCode:
-        if body.generation_id < 0 and group.is_in(_S.EMPTY):
-            return _E.NONE  # of somebody who is no member, as the group has none
-        error = self._why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
-        if error is _E.NONE and group.is_in(_S.COMPLETING_REBALANCE):
-            return _E.REBALANCE_IN_PROGRESS
-        return error
 
-    def _commit(
-        self,
-        term: Term,
-        group: Group,
-        body: g.OffsetCommitRequest,
-        respond: Callable[[list[g.OffsetCommitTopicResponse]], None],
-    ) -> None:
-        now_ms = self._clock.wall_ms()
-        answers: list[g.OffsetCommitTopicResponse] = []
-        accepted: list[tuple[TopicPartition, OffsetValue, g.OffsetCommitPartitionResponse]] = []
-        for topic in body.topics:
-            parts = []
-            for asked in topic.partitions:
-                topic_partition = TopicPartition(topic.name, asked.partition_index)
-                answer = g.OffsetCommitPartitionResponse(asked.partition_index, _E.NONE)
-                parts.append(answer)
-                metadata = asked.committed_metadata or ""
-                known_id = self._metadata.topic_id(topic.name)
-                if len(metadata.encode()) > self._config.offset_metadata_max_bytes:
-                    answer.error_code = _E.OFFSET_METADATA_TOO_LARGE
-                elif self._metadata.partition(topic_partition) is None or known_id is None:
-                    answer.error_code = _E.UNKNOWN_TOPIC_OR_PARTITION
-                elif topic.topic_id not in ("", known_id):
-                    answer.error_code = _E.INCONSISTENT_TOPIC_ID
-                else:
-                    value = OffsetValue(
-                        asked.committed_offset, asked.committed_leader_epoch, metadata, now_ms, known_id
-                    )
-                    accepted.append((topic_partition, value, answer))
-            answers.append(g.OffsetCommitTopicResponse(topic.name, parts))
-        if not accepted:
-            respond(answers)
-            return
-        group.offsets.begin(topic_partition for topic_partition, _, _ in accepted)
-
-        def written(code: ErrorCode, base_offset: int) -> None:
-            if code is _E.NONE:
-                for position, (topic_partition, value, _) in enumerate(accepted):
-                    group.offsets.complete(topic_partition, value, base_offset + position)
-            else:
-                group.offsets.fail(topic_partition for topic_partition, _, _ in accepted)
-                for _, _, answer in accepted:
-                    answer.error_code = code
-            respond(answers)
-
-        records: list[Record] = [
-            (
-                encode_offset_key(OffsetKey(group.group_id, topic_partition.topic, topic_partition.partition)),
-                encode_offset_value(value),
-            )
-            for topic_partition, value, _ in accepted
-        ]
-        self._store.append(term, records, written)
-
-    def fetch_offsets(self, asked: g.OffsetFetchGroup) -> g.OffsetFetchGroupResponse:
-        term = self._term_of(asked.group_id)
-        if isinstance(term, ErrorCode):
-            return g.OffsetFetchGroupResponse(asked.group_id, [], term)
-        group = term.groups.get(asked.group_id)
-        known: dict[str, dict[int, OffsetValue]] = {}
-        if group is not None and not group.is_in(_S.DEAD):
-            for topic_partition, value in group.offsets.items():
-                known.setdefault(topic_partition.topic, {})[topic_partition.partition] = value
-        wanted: Sequence[tuple[str, Sequence[int]]]
-        if asked.topics is None:
-            wanted = [(name, sorted(parts)) for name, parts in sorted(known.items())]
-        else:
-            wanted = [(topic.name, topic.partition_indexes) for topic in asked.topics]
-        topics = [self._fetched(name, indexes, known.get(name, {})) for name, indexes in wanted]
-        return g.OffsetFetchGroupResponse(asked.group_id, topics, _E.NONE)
-
-    def _fetched(
-        self, name: str, indexes: Sequence[int], known: Mapping[int, OffsetValue]
-    ) -> g.OffsetFetchTopicResponse:
-        parts = []
-        topic_id = ""
-        for index in indexes:
-            value = known.get(index)
-            if value is None:
-                parts.append(g.OffsetFetchPartition(index, -1, -1, "", _E.NONE))
-            else:
-                topic_id = value.topic_id
-                parts.append(g.OffsetFetchPartition(index, value.offset, value.leader_epoch, value.metadata, _E.NONE))
-        return g.OffsetFetchTopicResponse(name, parts, topic_id)
+def _assigned(group: Group, member: Member) -> g.SyncGroupResponse:
+    return g.SyncGroupResponse(0, _E.NONE, group.protocol_type, group.protocol_name, member.assignment)
 
 
 def _because(reason: str | None) -> str:
@@ -735,6 +581,7 @@ def _refused_join(code: ErrorCode, member_id: str) -> g.JoinGroupResponse:
 
 def _answer_join(member: Member, response: g.JoinGroupResponse) -> None:
     waiter, member.join_waiter = member.join_waiter, None
+    member.is_gone = never
     if waiter is not None:
         waiter(response)
 

@@ -4,12 +4,13 @@ Nothing here waits, writes or answers. The coordinator asks what is to be done, 
 went. A member that waits for an answer has a waiter, which is opaque here.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from minibroker.broker.groups.offsets import GroupOffsets
 from minibroker.broker.groups.records import GroupValue, MemberValue
 from minibroker.broker.groups.states import GroupState, check_transition
-from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_subscription
+from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.group_messages import JoinGroupMember, JoinGroupResponse, SyncGroupResponse
 
 Protocols = tuple[tuple[str, bytes], ...]
@@ -19,7 +20,10 @@ JoinWaiter = Callable[[JoinGroupResponse], None]
 SyncWaiter = Callable[[SyncGroupResponse], None]
 
 NO_GENERATION = -1
-CONSUMER_PROTOCOL_TYPE = "consumer"
+
+
+def never() -> bool:
+    return False
 
 
 class Member:
@@ -44,10 +48,14 @@ class Member:
         self.assignment = assignment
         self.join_waiter: JoinWaiter | None = None
         self.sync_waiter: SyncWaiter | None = None
+        self.is_gone: Callable[[], bool] = never
+        """Whether nobody would get the answer to its join any more."""
         self.is_new = False
         """It has never been in a generation: until then it need not send heartbeats, for it does not know its id."""
         self.session_end_s = 0.0
-        """When it is put out unless it is heard of before; for the coordinator's clock."""
+        """When it is put out unless it is heard of before; by the coordinator's clock."""
+        self.session_watches = 0
+        """How often it has begun to be watched for that."""
 
     @property
     def is_static(self) -> bool:
@@ -84,6 +92,8 @@ class Group:
         """Members of the generation that have not asked for their assignment yet."""
         self.new_member_added = False
         """Since the initial delay was last looked at."""
+        self.is_being_deleted = False
+        """Its end is on its way into the log: until it is known there, nothing may be said of it."""
         self.offsets = GroupOffsets()
         self._supporters: dict[str, int] = {}
         """How many members know each protocol."""
@@ -134,16 +144,18 @@ class Group:
             self.leader_id = next(iter(self.members), None)
         return member
 
-    def update(self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int) -> None:
+    def update(self, member: Member, joining: Member) -> None:
+        """The member joins anew, with what it says now, or is what it was before."""
         self._count(member.protocols, -1)
-        member.protocols = protocols
-        self._count(protocols, 1)
-        member.rebalance_timeout_ms = rebalance_timeout_ms
-        member.session_timeout_ms = session_timeout_ms
+        member.protocols = joining.protocols
+        self._count(member.protocols, 1)
+        member.rebalance_timeout_ms = joining.rebalance_timeout_ms
+        member.session_timeout_ms = joining.session_timeout_ms
+        member.client_id, member.client_host = joining.client_id, joining.client_host
+        member.join_waiter, member.is_gone = joining.join_waiter, joining.is_gone
 
-    def replace_static_member(self, group_instance_id: str, member_id: str) -> Member:
-        """The static member goes on under another id, in its place among the members; the old id is fenced. Whoever
-        waits under the old id is for the caller to answer."""
+    def rename_static_member(self, group_instance_id: str, member_id: str) -> None:
+        """The static member goes on under another id, in its place among the members; the old id is fenced."""
         old_id = self.static_members[group_instance_id]
         member = self.members[old_id]
         # In its old place: the order of members is part of what assignors see.
@@ -157,7 +169,6 @@ class Group:
         if old_id in self.pending_sync:
             del self.pending_sync[old_id]
             self.pending_sync[member_id] = None
-        return member
 
     def why_not_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
         """NONE where this is a member, and not one whose name another has taken over (KIP-345)."""
@@ -167,16 +178,29 @@ class Group:
                 return ErrorCode.FENCED_INSTANCE_ID
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def accepts(self, member_id: str, max_size: int) -> bool:
-        """Whether there is room for who joins (`group.max.size`, KIP-389)."""
-        if self.is_in(GroupState.EMPTY, GroupState.DEAD):
-            return True
+    def accepts(self, member_id: str, group_instance_id: str | None, max_size: int) -> bool:
+        """Whether there is room for who joins (`group.max.size`, KIP-389). Ids that were given out count as well:
+        anybody can ask for one."""
+        if not member_id and group_instance_id is not None:
+            member_id = self.static_members.get(group_instance_id, "")
+        if not member_id and len(self.pending_members) >= max_size:
+            return False
         member = self.members.get(member_id)
         if self.is_in(GroupState.PREPARING_REBALANCE):
             if member is not None and member.join_waiter is not None:
                 return True
             return sum(1 for other in self.members.values() if other.join_waiter is not None) < max_size
         return member is not None or len(self.members) < max_size
+
+    @property
+    def is_unused(self) -> bool:
+        """Nothing of it is in the log, or about to be, and nobody is about to join."""
+        return (
+            self.is_in(GroupState.EMPTY)
+            and not self.generation_id
+            and not self.pending_members
+            and self.offsets.is_unused
+        )
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -227,11 +251,13 @@ class Group:
     def begin_generation(self, now_ms: int) -> None:
         """The next generation, of the members that there are."""
         self.generation_id = self.generation_id + 1 if self.generation_id < 2**31 - 1 else 1
-        self.pending_sync.clear()
+        self.pending_sync = {}
         if self.members:
             self.protocol_name = self.select_protocol()
             self.transition_to(GroupState.COMPLETING_REBALANCE, now_ms)
-            self.pending_sync = dict.fromkeys(self.members)
+            self.pending_sync = {
+                member.member_id: None for member in self.members.values() if member.join_waiter is not None
+            }
         else:
             self.protocol_name = None
             self.leader_id = None
@@ -245,19 +271,16 @@ class Group:
             for member in self.members.values()
         ]
 
-    def subscribed_topics(self, parse: Callable[[bytes], Sequence[str]]) -> frozenset[str] | None:
+    def subscribed_topics(self) -> frozenset[str] | None:
         """What the members read; None where that is not known: they are no consumers, are about to say anew what they
-        read (KAFKA-13636), or say it in a way that `parse` does not understand (it raises ValueError)."""
-        if not self.is_in(GroupState.STABLE) or self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        read (KAFKA-13636), or say it in a way of their own."""
+        if not self.is_in(GroupState.STABLE) or self.protocol_type != PROTOCOL_TYPE or self.protocol_name is None:
             return None
-        assert self.protocol_name is not None
-        topics: set[str] = set()
         try:
-            for member in self.members.values():
-                topics.update(parse(member.metadata(self.protocol_name)))
-        except ValueError:
+            subscriptions = [decode_subscription(m.metadata(self.protocol_name)) for m in self.members.values()]
+        except InvalidMessage:
             return None
-        return frozenset(topics)
+        return frozenset(topic for subscription in subscriptions for topic in subscription.topics)
 
     # -- what is kept in the log --
 

@@ -6,12 +6,13 @@ record is replicated, and not before. Commits may be on their way one behind the
 they were written in: the one that was written last counts, as it will to whoever loads the log.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 
 import msgspec
 
 from minibroker.broker.groups.records import OffsetValue
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.topic_ids import controller_epoch, is_older
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -35,6 +36,10 @@ class GroupOffsets:
 
     def items(self) -> list[tuple[TopicPartition, OffsetValue]]:
         return [(topic_partition, committed.value) for topic_partition, committed in self._committed.items()]
+
+    def settled(self) -> list[tuple[TopicPartition, OffsetValue]]:
+        """Those of which no newer record is on its way."""
+        return [(one, committed.value) for one, committed in self._committed.items() if one not in self._pending]
 
     @property
     def is_unused(self) -> bool:
@@ -94,15 +99,25 @@ class GroupOffsets:
                 expired.append(topic_partition)
         return expired
 
-    def of_other_topics(self, topic_ids: Mapping[str, str | None]) -> list[TopicPartition]:
-        """Those of the named topics that were committed for another topic than the one of that id; None: there is
-        none."""
-        return [
-            topic_partition
-            for topic_partition, committed in self._committed.items()
-            if topic_partition.topic in topic_ids
-            and topic_partition not in self._pending
-            and (
-                topic_ids[topic_partition.topic] is None or committed.value.topic_id != topic_ids[topic_partition.topic]
-            )
-        ]
+
+def is_of_gone_topic(value: OffsetValue, topic_id: str | None, told_all_epoch: int) -> bool:
+    """Whether the topic that an offset was committed for is certainly gone. `topic_id`: of the topic that has the name
+    now, as far as is known; None: none is known. `told_all_epoch`: of the controller that has named all topics.
+
+    A topic that is not known here may have been created just now, and its offsets committed at another coordinator. It
+    is gone where it was created under a former controller, and the present one does not name it. An offset without a
+    topic's id belongs to the name, whatever becomes of it.
+    """
+    if topic_id is not None:
+        return is_older(value.topic_id, topic_id)
+    created_in = controller_epoch(value.topic_id)
+    return created_in is not None and created_in < told_all_epoch
+
+
+def newest_topic_id(topic_ids: Iterable[str]) -> str:
+    """Of the topics that one name has had. Empty: none is known."""
+    newest = ""
+    for topic_id in topic_ids:
+        if not newest or is_older(newest, topic_id):
+            newest = topic_id
+    return newest

@@ -64,7 +64,7 @@ class Administration(Protocol):
     ) -> Mapping[TopicPartition, ElectionOutcome]: ...
 
     async def alter_partition_reassignments(
-        self, topics: Sequence[ReassignableTopic], *, is_wanted: Callable[[], bool]
+        self, topics: Sequence[ReassignableTopic]
     ) -> list[ReassignableTopicResponse]: ...
 
     async def list_partition_reassignments(

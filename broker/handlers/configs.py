@@ -17,11 +17,14 @@ from minibroker.broker.config import (
     SENSITIVE,
     SYNONYMS,
     BrokerConfig,
+    InvalidConfig,
     TopicConfig,
     as_texts,
     config_type,
     default_texts,
     documentation,
+    topic_config,
+    with_dynamic,
 )
 from minibroker.broker.config_changes import MIN_INSYNC_REPLICAS, altered_broker, altered_topic
 from minibroker.broker.dynamic_config import DynamicConfigManager
@@ -31,6 +34,7 @@ from minibroker.broker.replication.isr_writer import catch_up
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
+    ANY_VERSION,
     AlterableConfig,
     AlterConfigsResource,
     AlterConfigsResourceResponse,
@@ -86,7 +90,8 @@ async def handle_describe_configs(services: Services, request: Request) -> None:
         for resource in body.resources:
             try:
                 found = await reader.find(resource.resource_type, resource.resource_name)
-                entries = _described(services.configs, found, resource, body)
+                held = services.replicas.settings_of(resource.resource_name) if found.topic is not None else None
+                entries = _described(services.configs, found, resource, body, held or {})
                 results.append(_description(ErrorCode.NONE, None, resource, entries))
             except BrokerError as error:
                 results.append(_description(error.code, error.detail[:LONGEST_MESSAGE], resource, []))
@@ -110,15 +115,18 @@ async def handle_incremental_alter_configs(services: Services, request: Request)
         names = [(resource.resource_type, resource.resource_name) for resource in body.resources]
         responses = []
         for resource in body.resources:
-            code, message = ErrorCode.NONE, None
+            response = AlterConfigsResourceResponse(
+                ErrorCode.NONE, None, resource.resource_type, resource.resource_name
+            )
             try:
                 if names.count((resource.resource_type, resource.resource_name)) > 1:
                     raise BrokerError(ErrorCode.INVALID_REQUEST, "it is in the request twice: give all changes at once")
-                await _alter(services, request, resource, body.validate_only)
+                await _alter(services, resource, body.validate_only)
             except BrokerError as error:
-                code, message = error.code, error.detail[:LONGEST_MESSAGE]
-            name = resource.resource_name
-            responses.append(AlterConfigsResourceResponse(code, message, resource.resource_type, name))
+                response.error_code, response.error_message = error.code, error.detail[:LONGEST_MESSAGE]
+                if isinstance(error, _Outdated):
+                    response.topic_id, response.version = error.topic_id, error.version
+            responses.append(response)
         request.respond(IncrementalAlterConfigsResponse(0, responses))
 
     answer_later(services, request, TIMEOUT_MS, answer)
@@ -137,6 +145,8 @@ class _Found(msgspec.Struct):
     values: Mapping[str, str]
     version: int | None
     """None: nothing is set there."""
+    changed_in: int = 0
+    """The transaction that has changed them last (the mzxid). 0: nothing is set there."""
     topic: TopicZnode | None = None
 
     @property
@@ -173,9 +183,9 @@ async def _find(session: ZooKeeperSession, configs: DynamicConfigManager, kind: 
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"{kind} is no resource with settings: 2 is a topic, 4 a broker")
     try:
         data, stat = await session.get(path)
-        return _Found(path, znodes.decode_config(path, data), stat.version, topic)
+        return _Found(path, znodes.decode_config(path, data), stat.version, stat.mzxid, topic)
     except NoNode:
-        return _Found(path, {}, None, topic)
+        return _Found(path, {}, None, topic=topic)
     except MalformedZnode as error:
         raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
@@ -203,9 +213,32 @@ class _Reader:
                 await asyncio.sleep(RETRY_S)
 
 
+def _refusal(configs: DynamicConfigManager, found: _Found, name: str) -> str | None:
+    """Why what ZooKeeper has does not hold; None: it does."""
+    try:
+        if found.topic is not None:
+            topic_config(found.values)
+        elif name:
+            with_dynamic(configs.static, configs.default, found.values)
+        else:
+            with_dynamic(configs.static, found.values, configs.own)
+    except InvalidConfig as error:
+        return f"{found.path} is refused, what held before holds on: {error}"[:LONGEST_MESSAGE]
+    return None
+
+
 def _described(
-    configs: DynamicConfigManager, found: _Found, asked: DescribeConfigsResource, request: DescribeConfigsRequest
+    configs: DynamicConfigManager,
+    found: _Found,
+    asked: DescribeConfigsResource,
+    request: DescribeConfigsRequest,
+    held: Mapping[str, str],
 ) -> list[DescribeConfigsEntry]:
+    """`held`: what holds of a topic's own settings here, where those in ZooKeeper do not."""
+    problem = _refusal(configs, found, asked.resource_name)
+    given = found.values
+    if problem is not None:
+        found = msgspec.structs.replace(found, values=configs.default if found.topic is None else held)
     of_brokers: list[Layer] = [
         (ConfigSource.DYNAMIC_BROKER_CONFIG, configs.own),
         (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, configs.default),
@@ -214,18 +247,20 @@ def _described(
     ]
     if asked.resource_type == ResourceType.TOPIC:
         entries = _entries_of_topic(found, of_brokers)
-        entries += _unknown(TopicConfig, found, ConfigSource.DYNAMIC_TOPIC_CONFIG)
+        entries += _unknown(TopicConfig, given, ConfigSource.DYNAMIC_TOPIC_CONFIG)
     elif asked.resource_name:
         entries = [_entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in _names(BrokerConfig)]
-        entries += _unknown(BrokerConfig, found, ConfigSource.DYNAMIC_BROKER_CONFIG)
+        entries += _unknown(BrokerConfig, given, ConfigSource.DYNAMIC_BROKER_CONFIG)
     else:
         layer = (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, found.values)
-        known = [name for name in _names(BrokerConfig) if name in found.values]
+        known = [name for name in _names(BrokerConfig) if name in given or name in found.values]
         entries = [_entry(BrokerConfig, name, _synonyms(name, [layer])) for name in known]
-        entries += _unknown(BrokerConfig, found, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+        entries += _unknown(BrokerConfig, given, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
     if asked.configuration_keys is not None:
         entries = [entry for entry in entries if entry.name in asked.configuration_keys]
     for entry in entries:
+        if entry.name in given:
+            entry.problem = problem
         if not request.include_synonyms:
             entry.synonyms = []
         if request.include_documentation:
@@ -280,37 +315,50 @@ def _entry(schema: type[msgspec.Struct], name: str, synonyms: list[DescribeConfi
     )
 
 
-def _unknown(schema: type[msgspec.Struct], found: _Found, source: ConfigSource) -> list[DescribeConfigsEntry]:
+def _unknown(
+    schema: type[msgspec.Struct], given: Mapping[str, str], source: ConfigSource
+) -> list[DescribeConfigsEntry]:
     """What was put into ZooKeeper by hand and is no setting: until it is deleted, nothing beside it takes effect.
     Its value is not shown, as in Kafka: it may be a secret."""
-    names = sorted(found.values.keys() - set(_names(schema)))
+    names = sorted(given.keys() - set(_names(schema)))
     return [DescribeConfigsEntry(name, None, False, source, True, [], ConfigType.UNKNOWN) for name in names]
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------
 
 
-async def _alter(services: Services, request: Request, asked: AlterConfigsResource, validate_only: bool) -> None:
+class _Outdated(BrokerError):
+    """The settings have been changed since whoever asks has looked, or are those of another topic. The request may have
+    been on its way for long, and newer ones been granted."""
+
+    def __init__(self, code: ErrorCode, message: str, topic_id: str, version: int) -> None:
+        super().__init__(code, message)
+        self.topic_id = topic_id
+        self.version = version
+
+
+def _check_version(found: _Found, asked: AlterConfigsResource) -> None:
+    topic_id = found.topic.topic_id if found.topic is not None else ""
+    if asked.topic_id not in ("", topic_id):
+        message = f"topic {asked.resource_name!r} was deleted and created again meanwhile: look at the new one first"
+        raise _Outdated(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message, topic_id, found.changed_in)
+    if asked.known_version not in (ANY_VERSION, found.changed_in):
+        message = f"the settings in {found.path} have been changed meanwhile"
+        raise _Outdated(ErrorCode.INVALID_UPDATE_VERSION, message, topic_id, found.changed_in)
+
+
+async def _alter(services: Services, asked: AlterConfigsResource, validate_only: bool) -> None:
     """Raises BrokerError, and then nothing was changed; unless a write whose answer was lost had changed it, as it was
     to be."""
     configs, sessions = services.configs, services.sessions
-    first_id = None
     while True:
         try:
             found = await _Reader(configs, sessions).find(asked.resource_type, asked.resource_name)
             session = await sessions()
-            topic_id = found.topic.topic_id if found.topic is not None else None
-            if first_id not in (None, topic_id):
-                raise BrokerError(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"topic {asked.resource_name!r} was deleted and created again meanwhile: look at the new one first",
-                )
-            first_id = topic_id
+            _check_version(found, asked)
+            if found.topic is not None:
+                asked = msgspec.structs.replace(asked, topic_id=found.topic.topic_id)
             values = _altered(configs, found, asked.resource_name, asked.configs)
-            if request.closed:
-                # It may have lain in the socket while this broker was stopped: whoever asked has asked another one, and
-                # may have changed the settings again since.
-                raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, "whoever asked is gone: nothing is changed")
             if not validate_only:
                 await session.multi(_write(found, asked.resource_name, values))
             return

@@ -83,8 +83,16 @@ async def handle_update_metadata(services: Services, request: Request) -> None:
         request.respond(UpdateMetadataResponse(error.code))
         return
     alive_before = services.metadata.alive_epochs()
+    ids_before = {topic.topic_name: services.metadata.topic_id(topic.topic_name) for topic in body.topic_states}
     for topic in services.metadata.update(body):
         services.topic_purgatory.check_soon(topic)
+    gone = frozenset(
+        known_id
+        for name, known_id in ids_before.items()
+        if known_id is not None and known_id != services.metadata.topic_id(name)
+    )
+    if gone or body.names_the_last:
+        services.groups.removal.topics_gone(gone)
     if body.names_the_last:
         await services.replicas.delete_strays()
     if services.metadata.alive_epochs() != alive_before:  # not for each of the requests that tell of many partitions

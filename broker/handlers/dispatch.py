@@ -9,11 +9,15 @@ from minibroker.broker.handlers.delete_records import handle_delete_records
 from minibroker.broker.handlers.fetch import handle_fetch
 from minibroker.broker.handlers.forwarding import handle_envelope, handle_or_forward
 from minibroker.broker.handlers.groups import (
+    handle_delete_groups,
+    handle_describe_groups,
     handle_find_coordinator,
     handle_heartbeat,
     handle_join_group,
     handle_leave_group,
+    handle_list_groups,
     handle_offset_commit,
+    handle_offset_delete,
     handle_offset_fetch,
     handle_sync_group,
 )
@@ -46,6 +50,8 @@ HANDLERS: dict[int, Handler] = {
     apis.HEARTBEAT.key: handle_heartbeat,
     apis.LEAVE_GROUP.key: handle_leave_group,
     apis.SYNC_GROUP.key: handle_sync_group,
+    apis.DESCRIBE_GROUPS.key: handle_describe_groups,
+    apis.LIST_GROUPS.key: handle_list_groups,
     apis.API_VERSIONS.key: handle_api_versions,
     apis.CREATE_TOPICS.key: handle_or_forward,
     apis.DELETE_TOPICS.key: handle_or_forward,
@@ -55,6 +61,8 @@ HANDLERS: dict[int, Handler] = {
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
     apis.DESCRIBE_CONFIGS.key: handle_describe_configs,
     apis.DESCRIBE_LOG_DIRS.key: handle_describe_log_dirs,
+    apis.DELETE_GROUPS.key: handle_delete_groups,
+    apis.OFFSET_DELETE.key: handle_offset_delete,
     apis.ELECT_LEADERS.key: handle_or_forward,
     apis.ALTER_PARTITION_REASSIGNMENTS.key: handle_or_forward,
     apis.LIST_PARTITION_REASSIGNMENTS.key: handle_or_forward,

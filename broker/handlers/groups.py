@@ -1,13 +1,15 @@
 """Groups: who coordinates one, its members, and its offsets. Labels R1..R7: ARCHITECTURE.md."""
 
-from minibroker.broker.groups.coordinator import partition_of
-from minibroker.broker.groups.store import OFFSETS_TOPIC
-from minibroker.broker.handlers.services import Services
+from minibroker.broker.groups.listing import describe, list_groups
+from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
+from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import group_messages as g
-from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, TopicPartition, topic_name_problem
 
+DELETION_TIMEOUT_MS = 30_000
+"""Of all groups in a request together."""
 GROUP_KEY = 0
 """The `key_type` of FindCoordinator that asks for groups; the other one is for transactions."""
 
@@ -30,6 +32,8 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
     if not key:
         return refuse(ErrorCode.INVALID_GROUP_ID, "the group has no name")
     partitions = services.metadata.partition_count(OFFSETS_TOPIC)
+    if services.metadata.told_all_epoch == NO_EPOCH:
+        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")
     if not partitions:
         services.offsets_topic.create_soon()
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC} is being created")
@@ -43,38 +47,76 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
 
 
 async def handle_join_group(services: Services, request: Request) -> None:
+    """Raises BrokerError(INVALID_REQUEST) for a static member whose name is no name."""
     body = request.body
     assert isinstance(body, g.JoinGroupRequest)
+    name = body.group_instance_id
+    problem = None if name is None else topic_name_problem(name)  # the same rule, as in Kafka
+    if problem is not None:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group.instance.id: {problem.replace('topic name', 'name')}")
     host = request.peer.rpartition(":")[0]
-    services.groups.join(body, request.client_id or "", host, request.respond)
+    services.groups.members.join(body, request.client_id or "", host, request.respond, lambda: request.closed)
 
 
 async def handle_sync_group(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.SyncGroupRequest)
-    services.groups.sync(body, request.respond)
+    services.groups.members.sync(body, request.respond)
 
 
 async def handle_heartbeat(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.HeartbeatRequest)
-    request.respond(g.HeartbeatResponse(0, services.groups.heartbeat(body)))
+    request.respond(g.HeartbeatResponse(0, services.groups.members.heartbeat(body)))
 
 
 async def handle_leave_group(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.LeaveGroupRequest)
-    request.respond(services.groups.leave(body))
+    request.respond(services.groups.members.leave(body))
 
 
 async def handle_offset_commit(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.OffsetCommitRequest)
-    services.groups.commit(body, lambda topics: request.respond(g.OffsetCommitResponse(0, topics)))
+    services.groups.commits.commit(body, lambda topics: request.respond(g.OffsetCommitResponse(0, topics)))
 
 
 async def handle_offset_fetch(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.OffsetFetchRequest)
-    groups = [services.groups.fetch_offsets(asked) for asked in body.groups]
-    request.respond(g.OffsetFetchResponse(0, groups))
+    services.groups.commits.fetch(body, request.respond)
+
+
+async def handle_offset_delete(services: Services, request: Request) -> None:
+    body = request.body
+    assert isinstance(body, g.OffsetDeleteRequest)
+    services.groups.commits.delete(body, request.respond)
+
+
+async def handle_describe_groups(services: Services, request: Request) -> None:
+    body = request.body
+    assert isinstance(body, g.DescribeGroupsRequest)
+    groups = [describe(services.groups.terms, group_id) for group_id in body.groups]
+    request.respond(g.DescribeGroupsResponse(0, groups))
+
+
+async def handle_list_groups(services: Services, request: Request) -> None:
+    body = request.body
+    assert isinstance(body, g.ListGroupsRequest)
+    request.respond(list_groups(services.groups.terms, body.states_filter))
+
+
+async def handle_delete_groups(services: Services, request: Request) -> None:
+    """Answers when the log says so."""
+    body = request.body
+    assert isinstance(body, g.DeleteGroupsRequest)
+
+    async def delete() -> None:
+        codes = {
+            group_id: await services.groups.removal.delete(group_id) for group_id in dict.fromkeys(body.groups_names)
+        }
+        results = [g.DeletableGroupResult(group_id, code) for group_id, code in codes.items()]
+        request.respond(g.DeleteGroupsResponse(0, results))
+
+    answer_later(services, request, DELETION_TIMEOUT_MS, delete)

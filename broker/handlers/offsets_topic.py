@@ -7,7 +7,7 @@ from typing import Any
 
 from minibroker.broker.config import BrokerConfig
 from minibroker.broker.forwarding import ForwardingManager
-from minibroker.broker.groups.store import OFFSETS_TOPIC
+from minibroker.broker.groups.terms import OFFSETS_TOPIC
 from minibroker.broker.handlers.administration import Administration
 from minibroker.protocol.apis import CREATE_TOPICS
 from minibroker.protocol.errors import BrokerError, ErrorCode

@@ -19,9 +19,7 @@ async def handle_alter_partition_reassignments(services: Services, request: Requ
     assert isinstance(body, AlterPartitionReassignmentsRequest)
 
     async def answer() -> None:
-        results = await services.administration.alter_partition_reassignments(
-            body.topics, is_wanted=lambda: not request.closed
-        )
+        results = await services.administration.alter_partition_reassignments(body.topics)
         request.respond(AlterPartitionReassignmentsResponse(0, ErrorCode.NONE, "", results))
 
     answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), answer)

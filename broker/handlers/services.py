@@ -9,7 +9,7 @@ import msgspec
 
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.forwarding import ForwardingManager
-from minibroker.broker.groups.coordinator import GroupCoordinator
+from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.administration import Administration
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.offsets_topic import OffsetsTopic
@@ -39,7 +39,7 @@ class Services(msgspec.Struct):
     producer_ids: ProducerIds
     administration: Administration
     forwarding: ForwardingManager
-    groups: GroupCoordinator
+    groups: Groups
     offsets_topic: OffsetsTopic
     topic_purgatory: Purgatory[DelayedOperation]
     control_epoch: ControlEpoch

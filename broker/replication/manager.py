@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig
+from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, as_texts, default_texts
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.broker.replication.delayed import (
@@ -34,6 +34,7 @@ from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.replication.topic_configs import TopicConfigs
+from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.supervisor import Supervisor
@@ -72,15 +73,17 @@ EPOCH_DURING_DELETE = -2
 
 ZOOKEEPER_RETRY_S = 0.1
 
-LOGS_MADE_AT_ONCE = 8
-"""Making one waits for the disk several times; a file system writes the journal for those that wait together in one go,
-so that eight take hardly longer than one."""
+ASSIGNED_AT_ONCE = 25
+"""Replicas that get their part in one turn of the loop."""
 
 PARTITIONS_PER_SLICE = 100
 BREATH_S = 0.001
 
 DELETIONS_REMEMBERED = 10_000
 """Of replicas, for as long as the broker runs: an order that is late by this many others is no longer expected."""
+
+LAST_EPOCH = 2**31 - 1
+"""No leader epoch is higher."""
 
 SessionSource = Callable[[], Awaitable[ZooKeeperSession]]
 """Waits until there is a session, and returns it."""
@@ -145,6 +148,8 @@ class ReplicaManager:
         self._broker_epoch = broker_epoch
         self._is_in_touch = is_in_touch
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._refused_topics: dict[str, str] = {}
+        """Whose settings make no sense, and why: said once."""
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
         self._listeners: list[LeadershipListener] = []
@@ -524,6 +529,13 @@ class ReplicaManager:
     def has_settings_of(self, topic: str) -> bool:
         return topic in self._topic_configs
 
+    def settings_of(self, topic: str) -> dict[str, str] | None:
+        """What holds here of the topic's own; None where nothing of the topic is here."""
+        if topic not in self._topic_configs:
+            return None
+        defaults = default_texts(TopicConfig)
+        return {name: v for name, v in as_texts(self._topic_configs.of(topic)).items() if defaults.get(name) != v}
+
     def topics_with_settings(self) -> list[str]:
         return self._topic_configs.topics()
 
@@ -583,7 +595,9 @@ class ReplicaManager:
             try:
                 await self._read_topic_config(topic.topic_name, topic.topic_id, topic.partition_states)
             except BrokerError as error:
-                logger.error("LeaderAndIsr for topic %s refused: %s", topic.topic_name, error)
+                if self._refused_topics.get(topic.topic_name) != error.detail:  # it comes with every order
+                    self._refused_topics[topic.topic_name] = error.detail
+                    logger.error("LeaderAndIsr for topic %s refused: %s", topic.topic_name, error)
                 errors += [
                     PartitionError(topic.topic_name, s.partition_index, error.code) for s in topic.partition_states
                 ]
@@ -613,27 +627,46 @@ class ReplicaManager:
         return errors
 
     async def _assign_all(self, topic: LeaderAndIsrTopic) -> list[_Assigned | PartitionError]:
-        """In the order of the request. Where there are logs to be made, several at once."""
+        """In the order of the request. Logs that are to be made are made together."""
+        await self._create_logs(topic)
         outcomes: list[_Assigned | PartitionError] = []
-        for start in range(0, len(topic.partition_states), LOGS_MADE_AT_ONCE):
-            several = topic.partition_states[start : start + LOGS_MADE_AT_ONCE]
-            if all(TopicPartition(topic.topic_name, state.partition_index) in self._partitions for state in several):
-                outcomes += [await self._assign(topic, state) for state in several]
-                continue
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._assign(topic, state)) for state in several]
-            outcomes += [task.result() for task in tasks]
+        for number, state in enumerate(topic.partition_states):
+            if number % ASSIGNED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            outcomes.append(await self._assign(topic, state))
         return outcomes
+
+    async def _create_logs(self, topic: LeaderAndIsrTopic) -> None:
+        """Of the partitions that are not here, as far as that works: `_assign` says where it does not."""
+        missing: list[TopicPartition] = []
+        new: set[TopicPartition] = set()
+        for state in topic.partition_states:
+            topic_partition = TopicPartition(topic.topic_name, state.partition_index)
+            if topic_partition in self._partitions:
+                continue
+            with suppress(BrokerError):
+                self._check_order(topic_partition, topic.topic_id, state.leader_epoch)
+                missing.append(topic_partition)
+                if state.is_new:
+                    new.add(topic_partition)
+        if missing:
+            await self._logs.create(
+                missing, topic.topic_id, self._log_config(self._topic_configs.of(topic.topic_name)), new
+            )
+
+    def _check_order(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
+        """Raises BrokerError where the order is about a replica that was deleted here since."""
+        if self._was_deleted(topic_partition, topic_id, leader_epoch):
+            raise BrokerError(
+                ErrorCode.STALE_CONTROLLER_EPOCH,
+                f"{topic_partition} of the topic with id {topic_id} was deleted here",
+            )
+        self.healer.check(topic_partition, topic_id, leader_epoch)
 
     async def _assign(self, topic: LeaderAndIsrTopic, state: LeaderAndIsrPartition) -> _Assigned | PartitionError:
         topic_partition = TopicPartition(topic.topic_name, state.partition_index)
         try:
-            if self._was_deleted(topic_partition, topic.topic_id, state.leader_epoch):
-                raise BrokerError(
-                    ErrorCode.STALE_CONTROLLER_EPOCH,
-                    f"{topic_partition} of the topic with id {topic.topic_id} was deleted here",
-                )
-            self.healer.check(topic_partition, topic.topic_id, state.leader_epoch)
+            self._check_order(topic_partition, topic.topic_id, state.leader_epoch)
             partition = await self._ensure_partition(topic_partition, topic.topic_id, is_new=state.is_new)
             if partition.is_stale(state):
                 raise BrokerError(
@@ -658,6 +691,7 @@ class ReplicaManager:
         while True:
             try:
                 await self.topic_config_changed(topic, await self._up_to_date_session())
+                self._refused_topics.pop(topic, None)
                 break
             except (InvalidConfig, MalformedZnode) as error:
                 path = znodes.topic_config_path(topic)
@@ -862,6 +896,7 @@ class ReplicaManager:
 
     def _forget_topic_without_partitions(self, topic: str) -> None:
         if not any(partition.topic == topic for partition in self._partitions):
+            self._refused_topics.pop(topic, None)
             self.traffic.pop(topic, None)
             self._topic_configs.forget(topic)
 
@@ -869,19 +904,30 @@ class ReplicaManager:
         """This broker has just been told of every topic that there is. Delete the replicas that were moved to other
         brokers while it was away, or whose order to go was lost with the controller that gave it (KAFKA-1120).
 
-        Only what is certain: it is this very topic that has its replicas elsewhere, in a leader epoch in which, or
-        after which, nothing was written here. Whoever tells it has the highest controller epoch that this broker knows
-        of; and a newer controller that gives a replica to this broker does so in a later leader epoch.
+        Only what is certain. Either it is this very topic that has its replicas elsewhere, in a leader epoch in which,
+        or after which, nothing was written here. Whoever tells it has the highest controller epoch that this broker
+        knows of; and a newer controller that gives a replica to this broker does so in a later leader epoch.
+
+        Or there is a newer topic of that name, which has no such replica here: no topic is made while an older one has
+        its name, so the older one is gone, and all its replicas with it that the controller still counted. That a topic
+        is not there proves nothing: its znode may be malformed, or have been removed by hand, and then its replicas are
+        all that there is.
         """
         for log in list(self._logs.logs()):
             topic_partition = log.partition
+            topic_id = self._metadata.topic_id(topic_partition.topic)
             known = self._metadata.partition(topic_partition)
-            if (
-                known is None
-                or self._config.broker_id in known.replicas
-                or not log.topic_id
-                or self._metadata.topic_id(topic_partition.topic) != log.topic_id
-            ):
+            is_elsewhere = known is not None and self._config.broker_id not in known.replicas
+            if topic_id is None or self._logs.get(topic_partition) is not log:
+                continue
+            if is_older(log.topic_id, topic_id):
+                if is_elsewhere or self._metadata.has_fewer_partitions(topic_partition):
+                    logger.warning(
+                        "%s: its topic, %s, is gone: %s came after it", topic_partition, log.topic_id, topic_id
+                    )
+                    await self._delete_stray(log, LAST_EPOCH)
+                continue
+            if known is None or not is_elsewhere or not log.topic_id or topic_id != log.topic_id:
                 continue
             last_epoch = log.latest_epoch
             if last_epoch > known.leader_epoch:
@@ -895,11 +941,14 @@ class ReplicaManager:
                 )
                 continue
             logger.warning("%s: it is on the brokers %s, and not on this one", topic_partition, known.replicas)
-            self._fetchers.stop_following(topic_partition)
-            with suppress(BrokerError):  # its directory has failed; logged
-                await self._delete(topic_partition, log.topic_id, known.leader_epoch)
-            self._check_waits(topic_partition)
-            self._forget_topic_without_partitions(topic_partition.topic)
+            await self._delete_stray(log, known.leader_epoch)
+
+    async def _delete_stray(self, log: Log, leader_epoch: int) -> None:
+        self._fetchers.stop_following(log.partition)
+        with suppress(BrokerError):  # its directory has failed; logged
+            await self._delete(log.partition, log.topic_id, leader_epoch)
+        self._check_waits(log.partition)
+        self._forget_topic_without_partitions(log.partition.topic)
 
     def reconsider_isrs(self) -> None:
         """The controller has said which brokers live: see `IsrWriter.reconsider`."""

@@ -284,7 +284,9 @@ class Partition:
 
         It stands still while the committed ISR is too small, and while others are on record as eligible: they have what
         was committed before, and would lack what is committed now."""
-        if not self.is_leader or self.eligible or len(self.isr) < self._replicas_to_commit:
+        if self.role is not Role.LEADER or self.high_watermark >= self.log.log_end_offset:
+            return False  # nearly always, where there are very many partitions
+        if self.eligible or len(self.isr) < self._replicas_to_commit:
             return False
         of_replicas = isr_rules.high_watermark(
             self.log.log_end_offset,
@@ -298,6 +300,11 @@ class Partition:
             return False
         self.high_watermark = reached
         return True
+
+    @property
+    def leads_alone(self) -> bool:
+        """No other replica can have become the leader without this one's part in it: none is in sync, or eligible."""
+        return self.is_leader and self.maximal_isr == {self.leader_id} and not self.eligible
 
     def disregard_the_gone(self) -> bool:
         """A follower outside of the ISR whose broker has died, or is about to stop, is not waited for any more, however
@@ -498,10 +505,10 @@ class Partition:
             if fetch.suspect:
                 self.log.check(records)
         except BrokerError as error:
-            return self.refusal(self._considered(error, replica_id).code)
+            return self.refusal(self.considered(error, replica_id).code)
         return self._response(records)
 
-    def _considered(self, error: BrokerError, reader: int) -> BrokerError:
+    def considered(self, error: BrokerError, reader: int = CONSUMER) -> BrokerError:
         """What to tell a reader that met it. A leader whose log is damaged gives up its leadership where the others
         can commit without it, or will with the follower that reads: one that cannot get past the damage may be the one
         that is missing. Else it stays, since all but what is damaged can be read and written, as nowhere else."""
@@ -559,7 +566,7 @@ class Partition:
                 found = yield from self.log.offset_for_timestamp(timestamp_ms, end)
         except BrokerError as error:
             self._require_leader(current_leader_epoch)
-            raise self._considered(error, replica_id) from error
+            raise self.considered(error, replica_id) from error
         if self.leader_epoch != epoch:
             return (yield from self.offset_for(timestamp_ms, current_leader_epoch, replica_id))
         self._require_leader(current_leader_epoch)

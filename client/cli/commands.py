@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minibroker.client.cli import brokers, configs, reassign, topics
+from minibroker.client.cli import brokers, configs, groups, reassign, topics
 from minibroker.client.cli.bench import consume as bench_consume
 from minibroker.client.cli.bench import durability as bench_durability
 from minibroker.client.cli.bench import latency as bench_latency
@@ -38,6 +38,7 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
     """Add the commands to the application, and the benchmarks to its group `bench`."""
     app.callback()(options)
     app.add_typer(topics.app, name="topics")
+    app.add_typer(groups.app, name="groups")
     app.add_typer(brokers.app, name="brokers")
     app.add_typer(reassign.app, name="reassign")
     app.add_typer(configs.app, name="configs")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -52,10 +53,12 @@ def describe(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the settings of a topic or a broker that are not the default, and where each comes from."""
+    """Show the settings of a topic or a broker that are not the default, and where each comes from.
+
+    What was edited in ZooKeeper so that it makes no sense is said on stderr: it does not hold."""
     resource = _resource(topic, broker, broker_default)
     entries = run(_describe(bootstrap_servers(bootstrap, data), resource))
-    shown = [e for e in entries.values() if every or e.source is not ConfigSource.DEFAULT_CONFIG]
+    shown = [e for e in entries.values() if every or e.problem or e.source is not ConfigSource.DEFAULT_CONFIG]
     if format is Format.JSON:
         print_json(
             [
@@ -81,6 +84,8 @@ def describe(
                 for entry in shown
             ],
         )
+    for problem in dict.fromkeys(entry.problem for entry in shown if entry.problem):
+        sys.stderr.write(pastable(f"warning: {problem}; correct it by `minibroker configs alter`") + "\n")
 
 
 @app.command()
@@ -120,6 +125,10 @@ def alter(
     changes += [ConfigChange.delete(name) for name in delete or []]
     if not changes:
         raise UsageError("nothing is to be changed: give --set NAME=VALUE, --delete NAME, --append or --subtract")
+    names = [change.name for change in changes]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is to be changed {names.count(name)} times: give each setting once")
     run(_alter(bootstrap_servers(bootstrap, data), resource, changes, validate_only))
     done = "could change" if validate_only else "changed"
     if format is Format.JSON:

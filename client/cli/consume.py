@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from minibroker.client.cli.consume_group import consume_group
 from minibroker.client.cli.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
@@ -17,6 +18,7 @@ from minibroker.client.cli.output import (
     DataOption,
     Format,
     FormatOption,
+    UsageError,
     bootstrap_servers,
     note,
     run,
@@ -44,9 +46,20 @@ def consume(
             "-o",
             metavar="beginning|end|OFFSET|-N|@TIME",
             help="Where to begin in each partition. -N: at the last N records. TIME: milliseconds since 1970, or "
-            "ISO 8601 (UTC if it names no zone). earliest and latest mean beginning and end.",
+            "ISO 8601 (UTC if it names no zone). earliest and latest mean beginning and end. With --group: where "
+            "nothing is committed.",
         ),
     ] = "beginning",
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="Go on where this group has committed, share the partitions with its other members, and commit what "
+            "was printed.",
+        ),
+    ] = None,
     partition: Annotated[
         list[int] | None,
         typer.Option("--partition", "-p", min=0, help="Only this partition. May be repeated. Default: all."),
@@ -60,7 +73,7 @@ def consume(
         typer.Option(
             "--output",
             "-f",
-            metavar="json|value|FORMAT",
+            metavar="json|msgpack|value|FORMAT",
             help=r"What is printed; FORMAT is like '%t %p %o %k %s %T %h\n'. "
             "Default: value, or json with --format json.",
         ),
@@ -72,11 +85,54 @@ def consume(
     """Print the records of topics. Runs for ever, unless --count or --exit-at-end is given."""
     names = list(dict.fromkeys(map(checked_topic, topics)))
     position = parse_start_position(start)
+    if group is not None:
+        _check_for_group(group, start, position, partition)
     default_output = "json" if format is Format.JSON else "value"
     print_as = formatter(default_output if output is None else output)
+    if output == "msgpack" and sys.stdout.isatty():
+        raise UsageError("--output msgpack is not for terminals: send it to a file or a program (`> orders.msgpack`)")
     servers = bootstrap_servers(bootstrap, data)
+    if group is not None:
+        reset: Literal["earliest", "latest"] = "earliest" if position is Edge.BEGINNING else "latest"
+        consumed = run(_consume_group(servers, names, group, reset, count, exit_at_end, print_as))
+        note(f"{consumed} records")
+        return
     consumed = run(_consume(servers, names, position, partition, count, exit_at_end, print_as))
     note(f"{consumed} records")
+
+
+def _check_for_group(group: str, start: str, position: StartPosition, partition: list[int] | None) -> None:
+    if not group:
+        raise UsageError("--group: give a name that is not empty")
+    if partition:
+        raise UsageError(f"--partition {partition[0]}: with --group the members share all partitions between them")
+    if not isinstance(position, Edge):
+        raise UsageError(
+            f"--from {start}: with --group it goes on where the group has committed, and where nothing is, at the "
+            "beginning or the end; `minibroker groups reset-offsets` sets what is committed"
+        )
+
+
+async def _consume_group(
+    bootstrap: str,
+    topics: Sequence[str],
+    group: str,
+    reset: Literal["earliest", "latest"],
+    count: int | None,
+    exit_at_end: bool,
+    print_as: Formatter,
+) -> int:
+    await _partitions(bootstrap, topics, None)  # the consumer would wait for a topic that does not exist
+    return await consume_group(
+        bootstrap,
+        topics,
+        group,
+        reset,
+        count,
+        exit_at_end,
+        lambda batch, limit: _print(batch, print_as, limit),
+        lambda consumed: note(f"{consumed} records"),
+    )
 
 
 async def _consume(

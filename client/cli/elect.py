@@ -94,6 +94,4 @@ async def _elect(
         try:
             return await admin.elect_leaders(election_type, partitions), None
         except PartitionErrors as failed:
-            if not failed.results:
-                raise
             return {p: bool(elected) for p, elected in failed.results.items()}, failed

@@ -1,4 +1,4 @@
-"""Lines from a file or standard input, as they come, without blocking the event loop.
+"""Lines, or bytes, from a file or standard input, as they come, without blocking the event loop.
 
 Pipes and terminals are waited for with the loop's own reader and then read once, which cannot block. They are not
 made non-blocking: that would be a property of the terminal, and standard output may be the same one. Regular files
@@ -14,27 +14,18 @@ from collections.abc import AsyncIterator
 
 from minibroker.protocol.errors import MinibrokerError
 
-_CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
     """Lists of whole lines without their newline, until the end; the last line may lack one.
 
-    Raises MinibrokerError for a line longer than MAX_LINE_BYTES, and for what cannot be read, such as a directory.
+    Raises MinibrokerError for a line longer than MAX_LINE_BYTES, and as `read_chunks`.
     """
     rest = b""
     number = 0
-    must_wait = not _is_always_readable(descriptor)
-    while True:
-        if must_wait:
-            await _readable(descriptor)
-        try:
-            data = os.read(descriptor, _CHUNK_BYTES)
-        except OSError as error:
-            raise MinibrokerError(f"the input cannot be read: {error.strerror}") from error
-        if not data:
-            break
+    async for data in read_chunks(descriptor):
         lines = (rest + data).split(b"\n")
         rest = lines.pop()
         number += len(lines)
@@ -44,6 +35,22 @@ async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
             raise MinibrokerError(f"line {number + 1} is longer than {MAX_LINE_BYTES} bytes: no broker takes that")
     if rest:
         yield [rest]
+
+
+async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """What there is, at most CHUNK_BYTES at a time, until the end. Raises MinibrokerError for what cannot be read, such
+    as a directory."""
+    must_wait = not _is_always_readable(descriptor)
+    while True:
+        if must_wait:
+            await _readable(descriptor)
+        try:
+            data = os.read(descriptor, CHUNK_BYTES)
+        except OSError as error:
+            raise MinibrokerError(f"the input cannot be read: {error.strerror}") from error
+        if not data:
+            return
+        yield data
 
 
 def _is_always_readable(descriptor: int) -> bool:

@@ -20,7 +20,14 @@ import uvloop
 from minibroker.client.cli import hints
 from minibroker.client.cli.hints import comes_from, pastable
 from minibroker.client.cli.plain_help import HELP_OPTIONS, make_plain, plain_error
-from minibroker.client.errors import BrokersFailed, DeliveryFailed, InvalidSetting, PartitionErrors, TopicErrors
+from minibroker.client.errors import (
+    BrokersFailed,
+    DeliveryFailed,
+    GroupErrors,
+    InvalidSetting,
+    PartitionErrors,
+    TopicErrors,
+)
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.rpc import RequestTimedOut
 
@@ -261,9 +268,16 @@ def _exit_code(error: Exception) -> int:
             return TIMED_OUT
         case DeliveryFailed(failures=failures):
             parts = {_exit_code(failure.error) for failure in failures}
-        case PartitionErrors(results=results) | BrokersFailed(results=results) if results:
+        case PartitionErrors(results=results) | BrokersFailed(results=results) | GroupErrors(results=results) if (
+            results
+        ):
             return FAILURE
-        case TopicErrors(errors=errors) | PartitionErrors(errors=errors) | BrokersFailed(errors=errors):
+        case (
+            TopicErrors(errors=errors)
+            | PartitionErrors(errors=errors)
+            | BrokersFailed(errors=errors)
+            | GroupErrors(errors=errors)
+        ):
             parts = {_exit_code(one) for one in errors.values()}
         case _:
             return FAILURE

@@ -1,4 +1,4 @@
-"""`minibroker produce`: sends the lines of a file or of standard input as records."""
+"""`minibroker produce`: sends the lines of a file or of standard input as records, or the records of a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -31,12 +31,15 @@ from minibroker.client.cli.output import (
     print_json,
     run,
 )
+from minibroker.client.cli.record_files import Input, read_records
 from minibroker.client.cli.record_format import unescape
 from minibroker.client.cli.tally import Tally
 from minibroker.client.cli.times import parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
+from minibroker.client.delivery import BatchDelivery
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.records import Header
 
 
 class Acks(StrEnum):
@@ -75,7 +78,7 @@ class Template(NamedTuple):
     tombstone: bool = False
     partition: int | None = None
     timestamp_ms: int | None = None
-    headers: Sequence[tuple[str, bytes]] | None = None
+    headers: list[Header] | None = None
 
     def key_and_value(self, line: bytes) -> tuple[bytes | None, bytes | None]:
         """A line without the separator has no key of its own. An empty value, or an empty line, is a value of no bytes,
@@ -102,7 +105,11 @@ class Produced(NamedTuple):
 
 def produce(
     topic: TopicArgument,
-    file: Annotated[Path | None, typer.Option(metavar="PATH", help="Read lines from this file, not stdin.")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="PATH", help="Read this file, not stdin.")] = None,
+    input: Annotated[
+        Input,
+        typer.Option("--input", "-i", help="lines; or records, as `consume --output json` or msgpack prints them."),
+    ] = Input.LINES,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of each record.")] = None,
     key_separator: Annotated[
         str | None,
@@ -116,7 +123,10 @@ def produce(
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of each record. May be repeated."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Send to this one. Default: by key, or spread.")
+        int | None,
+        typer.Option(
+            "--partition", "-p", min=0, help="Send to this one. Default: as a record says, by key, or spread."
+        ),
     ] = None,
     timestamp: Annotated[
         str | None,
@@ -143,8 +153,15 @@ def produce(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Send each line as a record. Returns once all are acknowledged."""
+    """Send each line as a record. Returns once all are acknowledged.
+
+    With --input json or msgpack each record has its own key, headers, time and partition. What it leaves out
+    is as for a line. Its topic and offset do not matter."""
     checked_topic(topic)
+    if input is not Input.LINES:
+        _refuse_what_is_for_lines(
+            {"--key": key, "--key-separator": key_separator, "--header": header, "--timestamp": timestamp}, tombstone
+        )
     template = Template(
         key=None if key is None else os.fsencode(key),
         key_separator=None if key_separator is None else _separator(key_separator),
@@ -154,14 +171,14 @@ def produce(
         headers=[_header(text) for text in header] if header else None,
     )
     servers = bootstrap_servers(bootstrap, data)
-    tally = Tally()
+    tally = Tally("record" if input is Input.MSGPACK else "line")
     with nullcontext(0) if file is None else file.open("rb") as source:
         descriptor = source if isinstance(source, int) else source.fileno()
         if os.isatty(descriptor):
             note("each line is a record; Ctrl-D ends the input")
         try:
             produced = run(
-                produce_lines(servers, topic, descriptor, template, acks, compression, tally, max_request_size)
+                produce_lines(servers, topic, descriptor, template, acks, compression, tally, max_request_size, input)
             )
         except KeyboardInterrupt:
             sys.stderr.write(pastable(f"interrupted: {tally}\n"))
@@ -173,6 +190,14 @@ def produce(
             f"produced {produced.records} records to {topic} in {produced.seconds:.2f} s "
             f"({produced.records_per_second:.0f} records/s)\n"
         )
+
+
+def _refuse_what_is_for_lines(given: dict[str, object], tombstone: bool) -> None:
+    named = [option for option, value in given.items() if value is not None]
+    if tombstone:
+        named.append("--tombstone")
+    if named:
+        raise UsageError(f"{named[0]} is for lines: records of --input json or msgpack have their own")
 
 
 def _separator(text: str) -> bytes:
@@ -210,15 +235,20 @@ async def produce_lines(
     compression: Codec,
     tally: Tally,
     max_request_size: int = MAX_REQUEST_SIZE,
+    input: Input = Input.LINES,
 ) -> Produced:
     """Stops reading at the first failure. After that, or if the input cannot be read, raises an error that says what
     became of the lines before."""
     # The producer would wait for a topic that does not exist, since another may be about to create it.
-    await described(bootstrap, topic)
+    partitions = len((await described(bootstrap, topic)).partitions)
     began = time.monotonic()
     try:
         async with open_producer(bootstrap, acks, compression, max_request_size) as producer:
-            sending = asyncio.create_task(_send_lines(producer, topic, descriptor, template, tally))
+            if input is Input.LINES:
+                source = _lines(descriptor, template)
+            else:
+                source = _records(descriptor, input, topic, partitions, template.partition)
+            sending = asyncio.create_task(_send(producer, topic, descriptor, source, tally))
             settling = asyncio.create_task(tally.keep_settling(producer))
             try:
                 await asyncio.wait((sending, settling), return_when=asyncio.FIRST_COMPLETED)
@@ -235,38 +265,120 @@ async def produce_lines(
         raise tally.failure(f"{unreadable} ({tally})") from unreadable
     size = None if sending.cancelled() else sending.result()
     if size is None:
-        raise tally.failure(f"{tally}. Nothing after line {tally.lines} was sent")
+        raise tally.failure(f"{tally}. Nothing after {tally.noun} {tally.lines} was sent")
     if tally.has_failed:
         raise tally.failure(f"{tally}")
     return Produced(topic, tally.lines, size, time.monotonic() - began)
 
 
-async def _send_lines(producer: Producer, topic: str, descriptor: int, template: Template, tally: Tally) -> int | None:
-    """The bytes of all lines, once all are sent; None after a failure. Raises what `read_lines` raises."""
-    key_and_value, send, add, drain = template.key_and_value, producer.send, tally.add, producer.drain
-    partition, timestamp_ms, headers = template.partition, template.timestamp_ms, template.headers
-    lines_before = size = 0
+_Fields = tuple[bytes | None, bytes | None, int | None, int | None, list[Header] | None]
+"""Key, value, partition, timestamp and headers of a record."""
+
+
+class _Part(NamedTuple):
+    """Of the input."""
+
+    records: list[_Fields]
+    bytes: int
+    """Those of keys and values."""
+    ends_at: int
+    """In the input, or not much before: for the progress bar."""
+
+
+async def _lines(descriptor: int, template: Template) -> AsyncIterator[_Part]:
+    """Raises what `read_lines` raises."""
+    key_and_value, rest = template.key_and_value, (template.partition, template.timestamp_ms, template.headers)
+    ends_at = 0
+    async for lines in read_lines(descriptor):
+        size = sum(map(len, lines))
+        ends_at += size + len(lines)
+        yield _Part([(*key_and_value(line), *rest) for line in lines], size, ends_at)
+
+
+async def _records(
+    descriptor: int, input: Input, topic: str, partitions: int, partition: int | None
+) -> AsyncIterator[_Part]:
+    """All for `partition`, if it is given. Raises what `read_records` raises, and MinibrokerError for a partition that
+    the topic does not have."""
+    number = 0
+    async for records in read_records(descriptor, input):
+        part: list[_Fields] = []
+        size = 0
+        problem: MinibrokerError | None = None
+        for key, value, its_own, timestamp_ms, headers, begins_at in records:
+            number += 1
+            if partition is None and its_own is not None and its_own >= partitions:
+                problem = MinibrokerError(
+                    f"record {number}, which begins at byte {begins_at}, is for partition {its_own}, and {topic} has "
+                    f"partitions 0 to {partitions - 1}: give it more (`minibroker topics alter {topic} --partitions "
+                    f"{its_own + 1}`), or send all to one with --partition"
+                )
+                break
+            part.append((key, value, its_own if partition is None else partition, timestamp_ms, headers))
+            size += len(key or b"") + len(value or b"")
+        yield _Part(part, size, records[-1].begins_at)
+        if problem is not None:
+            raise problem
+
+
+async def _send(
+    producer: Producer, topic: str, descriptor: int, source: AsyncIterator[_Part], tally: Tally
+) -> int | None:
+    """The bytes of all records, once all are sent; None after a failure. Raises what `source` raises."""
+    size = 0
     with _progress(os.fstat(descriptor).st_size) as progress:
         task = progress.add_task(topic, total=os.fstat(descriptor).st_size or None) if progress else None
-        async for lines in read_lines(descriptor):
-            for line in lines:
-                key, value = key_and_value(line)
-                try:
-                    add(send(topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers))
-                except MinibrokerError as error:
-                    tally.refuse(error)
-                    return None
-                try:
-                    await drain()
-                except MinibrokerError:
-                    tally.has_failed = True
-                    return None
-                size += len(line)
-            lines_before += len(lines)
+        async for part in source:
+            at_once = _sent_at_once(producer, topic, part.records)
+            if at_once is None:
+                await _send_each(producer, topic, part.records, tally)
+            else:
+                tally.add(at_once)
+                await _drain(producer, tally)
+            if tally.has_failed:
+                return None
+            size += part.bytes
             if progress and task is not None:
-                progress.update(task, completed=size + lines_before)
+                progress.update(task, completed=part.ends_at)
             await tally.has_room()
     return size
+
+
+async def _send_each(producer: Producer, topic: str, records: list[_Fields], tally: Tally) -> None:
+    """Until the first failure, which `tally` knows then."""
+    send, add = producer.send, tally.add
+    for key, value, partition, timestamp_ms, headers in records:
+        try:
+            add(send(topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers))
+        except MinibrokerError as error:
+            tally.refuse(error)
+            return
+        await _drain(producer, tally)
+        if tally.has_failed:
+            return
+
+
+async def _drain(producer: Producer, tally: Tally) -> None:
+    try:
+        await producer.drain()
+    except MinibrokerError:
+        tally.has_failed = True
+
+
+def _sent_at_once(producer: Producer, topic: str, records: list[_Fields]) -> BatchDelivery | None:
+    """All of them by `send_batch`, where they are alike. None: send each, which also says which one is refused."""
+    if not records:
+        return None
+    values = [record[1] for record in records]
+    partitions, timestamps = {record[2] for record in records}, [record[3] for record in records]
+    stated = [timestamp for timestamp in timestamps if timestamp is not None]
+    if len(partitions) > 1 or len(stated) not in (0, len(records)) or any(record[4] for record in records):
+        return None
+    keys = [record[0] for record in records]
+    try:
+        return producer.send_batch(topic, values, keys, stated or None, partitions.pop())
+    except MinibrokerError:
+        return None
 
 
 async def _end(tasks: Iterable[asyncio.Task[object]]) -> None:

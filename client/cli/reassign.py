@@ -26,8 +26,8 @@ from minibroker.client.cli.output import (
 )
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.errors import PartitionErrors
-from minibroker.client.reassignment import PartitionReassignment
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.client.reassignment import PartitionReassignment, may_have_begun
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 Assignments = Mapping[TopicPartition, tuple[int, ...]]
@@ -105,10 +105,11 @@ def execute(
     """Begin the reassignments. They go on by themselves: `minibroker reassign verify` shows how far they are.
 
     Prints what the partitions had before; with --format json, as a file that leads back to it. Where some are refused,
-    the others begin nevertheless: those are printed, and the exit code is 1."""
+    the others begin nevertheless: those are printed, with those that may have begun, and the exit code is 1."""
     wanted = _read(file)
     before, failed = run(_execute(bootstrap_servers(bootstrap, data), wanted))
-    began = {p: before[p] for p in sorted(before) if failed is None or p not in failed.errors}
+    errors = {} if failed is None else failed.errors
+    began = {p: before[p] for p in sorted(before) if p not in errors or may_have_begun(errors[p])}
     if format is Format.JSON and (began or failed is None):
         print_json(_as_file(began))
     elif began:
@@ -167,16 +168,23 @@ def cancel(
 ) -> None:
     """Take back the reassignments of the partitions in the file: each goes back to the replicas that it had.
 
-    Where some cannot be, the others are taken back nevertheless: those are printed, and the exit code is 1."""
+    Where some cannot be, the others are taken back nevertheless: those are printed, and the exit code is 1. That a
+    partition is not being reassigned is no error."""
     partitions = sorted(_read(file))
     failed = run(_alter(bootstrap_servers(bootstrap, data), dict.fromkeys(partitions)))
-    cancelled = [p for p in partitions if failed is None or p not in failed.errors]
-    if format is Format.JSON and cancelled:
-        print_json([{"topic": p.topic, "partition": p.partition} for p in cancelled])
-    elif cancelled:
-        sys.stdout.write(f"cancelled {', '.join(map(str, cancelled))}\n")
-    if failed is not None:
-        raise failed
+    errors = {} if failed is None else failed.errors
+    idle = [p for p, e in errors.items() if isinstance(e, BrokerError) and e.code is _NOTHING_UNDER_WAY]
+    cancelled = [p for p in partitions if p not in errors]
+    if format is Format.JSON:
+        if cancelled or len(idle) == len(errors):
+            print_json([{"topic": p.topic, "partition": p.partition} for p in cancelled])
+    else:
+        if cancelled:
+            sys.stdout.write(f"cancelled {', '.join(map(str, cancelled))}\n")
+        if idle:
+            sys.stdout.write(f"nothing to cancel: {', '.join(map(str, idle))} not being reassigned\n")
+    if len(idle) < len(errors):
+        raise PartitionErrors({p: error for p, error in errors.items() if p not in idle})
 
 
 # --- What is asked of the cluster --------------------------------------------------------------------------------
@@ -223,6 +231,7 @@ async def _current(admin: Admin, wanted: Assignments) -> dict[TopicPartition, tu
 
 
 COMPLETE = "complete"
+_NOTHING_UNDER_WAY = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
 
 def _state(wanted: tuple[int, ...], current: tuple[int, ...], under_way: PartitionReassignment | None) -> str:

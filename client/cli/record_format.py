@@ -1,4 +1,6 @@
-"""How `consume` prints a record: `json`, `value`, or a format string with kcat's tokens."""
+"""How `consume` prints a record: `json`, `msgpack`, `value`, or a format string with kcat's tokens.
+
+`record_files` reads the first two."""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ Formatter = Callable[[Record], bytes]
 
 
 def formatter(output: str) -> Formatter:
-    """Raises UsageError if `output` is neither `json` nor `value` nor a format with at least one token."""
+    """Raises UsageError if `output` is no name of an output, nor a format with at least one token."""
     if output == "json":
         return _as_json
+    if output == "msgpack":
+        return _as_msgpack
     if output == "value":
         return lambda record: (record.value or b"") + b"\n"
     if "%" not in output:
-        raise UsageError(f"--output '{output}' is neither json nor value nor a format with tokens ({_TOKENS})")
+        raise UsageError(
+            f"--output '{output}' is neither json nor msgpack nor value nor a format with tokens ({_TOKENS})"
+        )
     pieces = _compiled(output)
     return lambda record: b"".join(piece if isinstance(piece, bytes) else piece(record) for piece in pieces)
 
@@ -87,6 +93,24 @@ def _as_json(record: Record) -> bytes:
     if record.headers:
         fields["headers"] = [{"name": name, **text_or_base64("value", value)} for name, value in record.headers]
     return msgspec.json.encode(fields) + b"\n"
+
+
+_encode_msgpack = msgspec.msgpack.Encoder().encode
+
+
+def _as_msgpack(record: Record) -> bytes:
+    """The fields of `_as_json` as one map, with keys and values as the bytes that they are."""
+    fields: dict[str, object] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "key": record.key,
+        "value": record.value,
+    }
+    if record.headers:
+        fields["headers"] = [{"name": name, "value": value} for name, value in record.headers]
+    return _encode_msgpack(fields)
 
 
 def text_or_base64(name: str, data: bytes | None) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`--from` of `consume`: beginning, end, an offset, the last so many records, or a time."""
+"""`--from` of `consume`, `--to` of `groups reset-offsets`: beginning, end, an offset, the last so many, or a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EDGES = {
 }
 
 
-def parse_start_position(text: str) -> StartPosition:
+def parse_start_position(text: str, option: str = "--from") -> StartPosition:
     """Raises UsageError, which says what is expected."""
     if text in _EDGES:
         return _EDGES[text]
@@ -54,6 +54,6 @@ def parse_start_position(text: str) -> StartPosition:
         if int(digits) > 0:
             return Last(int(digits))
     raise UsageError(
-        f"--from {text!r}: beginning, end, an offset such as 42, -10 for the last 10 records of each partition, or @ "
+        f"{option} {text!r}: beginning, end, an offset such as 42, -10 for the last 10 records of each partition, or @ "
         "and a time such as @2026-11-22T10:30:00Z or @1700000000000 (milliseconds since 1970) is expected"
     )

@@ -1,4 +1,4 @@
-"""What became of the lines that `produce` sent: how many are acknowledged, which are not, and why.
+"""What became of the lines, or records, that `produce` sent: how many are acknowledged, which are not, and why.
 
 Looking at every record would cost as much as sending it. So the producer is flushed now and then, while more is sent:
 if that finds no failure, all that was sent before is acknowledged. Only after a failure is each Delivery awaited.
@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterable
 
 from minibroker.client.cli.output import TIMED_OUT, explain
-from minibroker.client.delivery import Delivery
-from minibroker.client.errors import DeliveryTimedOut
+from minibroker.client.delivery import BatchDelivery, Delivery
+from minibroker.client.errors import BatchDeliveryFailed, DeliveryTimedOut
 from minibroker.client.producer import Producer
 from minibroker.client.tasks import Pulse
 from minibroker.protocol.errors import MinibrokerError
@@ -24,20 +24,28 @@ _MOST_NAMED = 5
 
 
 class Tally:
-    """Lines are numbered from 1 on, in the order of `add`. The counts are final after `settle_rest`."""
+    """Lines (or what `noun` calls them) are numbered from 1 on, in the order of `add`. The counts are final after
+    `settle_rest`."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "line") -> None:
+        self.noun = noun
         self.acknowledged = 0
         self.has_failed = False
-        self._deliveries: list[Delivery] = []
+        self._deliveries: list[Delivery | BatchDelivery] = []
         """Those of the lines after the ones known to be acknowledged."""
+        self._unsettled = 0
+        """How many lines these are."""
         self._failed: dict[MinibrokerError, list[int]] = {}
         self._settled = Pulse()
-        self.add = self._deliveries.append
 
     @property
     def lines(self) -> int:
-        return self.acknowledged + len(self._deliveries) + sum(map(len, self._failed.values()))
+        return self.acknowledged + self._unsettled + sum(map(len, self._failed.values()))
+
+    def add(self, delivery: Delivery | BatchDelivery) -> None:
+        """The next line, or lines."""
+        self._deliveries.append(delivery)
+        self._unsettled += 1 if isinstance(delivery, Delivery) else len(delivery)
 
     def refuse(self, error: MinibrokerError) -> None:
         """`send` refused the next line, which is the last."""
@@ -46,7 +54,7 @@ class Tally:
 
     async def has_room(self) -> None:
         """Wait while too many lines are neither acknowledged nor failed."""
-        while len(self._deliveries) > _MOST_UNSETTLED:
+        while self._unsettled > _MOST_UNSETTLED:
             await self._settled.wait()
 
     async def keep_settling(self, producer: Producer) -> None:
@@ -57,7 +65,7 @@ class Tally:
 
     async def settle(self, producer: Producer) -> None:
         """Wait until every line so far is acknowledged or failed, and note whether there was a failure."""
-        count = len(self._deliveries)
+        count, lines = len(self._deliveries), self._unsettled
         try:
             if count:
                 await producer.flush()
@@ -65,30 +73,38 @@ class Tally:
             self.has_failed = True
         # A flush that succeeds means nothing if a `drain` has raised the failures already.
         if not self.has_failed:
-            self.acknowledged += count
+            self.acknowledged += lines
+            self._unsettled -= lines
             del self._deliveries[:count]
             self._settled.notify()
 
     async def settle_rest(self) -> None:
         """To be called once the producer is closed: then every Delivery has ended, and this does not wait."""
-        first, deliveries = self.acknowledged + 1, self._deliveries[:]
+        line, deliveries = self.acknowledged + 1, self._deliveries[:]
         self._deliveries.clear()
-        for line, delivery in enumerate(deliveries, first):
+        self._unsettled = 0
+        for delivery in deliveries:
+            count = 1 if isinstance(delivery, Delivery) else len(delivery)
             try:
                 await delivery
-                self.acknowledged += 1
+                self.acknowledged += count
+            except BatchDeliveryFailed as error:
+                self.acknowledged += count - len(error.indexes)
+                for index, failure in zip(error.indexes, error.failures, strict=True):
+                    self._failed.setdefault(failure.error, []).append(line + index)
             except MinibrokerError as error:
                 self._failed.setdefault(error, []).append(line)
+            line += count
 
     def __str__(self) -> str:
         """Such as `9 of 12 lines acknowledged, 3 not: line 2: REASON; lines 11 to 12: REASON`."""
-        counts = f"{self.acknowledged} of {self.lines} lines acknowledged"
+        counts = f"{self.acknowledged} of {self.lines} {self.noun}s acknowledged"
         if not self._failed:
             return counts
         by_reason: dict[str, list[int]] = {}
         for error, lines in self._failed.items():
             by_reason.setdefault(str(error).rstrip("."), []).extend(lines)
-        reasons = [f"{name_lines(lines)}: {reason}" for reason, lines in by_reason.items()]
+        reasons = [f"{name_lines(lines, self.noun)}: {reason}" for reason, lines in by_reason.items()]
         if len(reasons) > _MOST_NAMED:
             reasons[_MOST_NAMED:] = [f"and {len(reasons) - _MOST_NAMED} other reasons"]
         return f"{counts}, {self.lines - self.acknowledged} not: {'; '.join(reasons)}"
@@ -99,7 +115,7 @@ class Tally:
         return DeliveryTimedOut(text) if codes == {TIMED_OUT} else MinibrokerError(text)
 
 
-def name_lines(numbers: Iterable[int]) -> str:
+def name_lines(numbers: Iterable[int], noun: str = "line") -> str:
     """Such as `line 2`, or `lines 1 to 3, 5, 9, 12, 14 and 7 more`: the first few, and how many more there are."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
@@ -110,4 +126,4 @@ def name_lines(numbers: Iterable[int]) -> str:
     named = ", ".join(f"{first} to {last}" if last > first else f"{first}" for first, last in ranges[:_MOST_NAMED])
     rest = sum(last - first + 1 for first, last in ranges[_MOST_NAMED:])
     many = len(ranges) > 1 or ranges[0][0] != ranges[0][1]
-    return f"line{'s' * many} {named}{f' and {rest} more' if rest else ''}"
+    return f"{noun}{'s' * many} {named}{f' and {rest} more' if rest else ''}"

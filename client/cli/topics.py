@@ -163,7 +163,7 @@ def describe(
 def alter(
     name: TopicArgument,
     partitions: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--partitions",
             "-p",
@@ -171,13 +171,18 @@ def alter(
             max=10_000,
             help="How many there are to be: more than now. Records of one key may end up in another one than before.",
         ),
-    ],
+    ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Give a topic more partitions, and wait until they have leaders and the brokers know them."""
     checked_topic(name)
+    if partitions is None:
+        raise UsageError(
+            f"nothing is to be altered: give --partitions N; its settings are changed by `minibroker configs alter "
+            f"--topic {name} --set NAME=VALUE`, its replicas by `minibroker reassign`"
+        )
     topic = run(_alter(bootstrap_servers(bootstrap, data), name, partitions))
     if format is Format.JSON:
         print_json(_summary(topic))

@@ -33,6 +33,7 @@ from minibroker.client.errors import Closed, InvalidSetting
 from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.rebalance_listener import RebalanceListener as AsyncRebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.serializers import DeserializerChoice
 from minibroker.client.settings import check_ms
 from minibroker.client.sync.background import Background, Call
 from minibroker.client.sync.facade import Coroutines, Ending, Facade, T
@@ -199,6 +200,8 @@ class Consumer(Facade[AsyncConsumer]):
         heartbeat_interval_ms: float = 3_000,
         max_poll_interval_ms: float = 300_000,
         max_poll_records: int = 500,
+        key_deserializer: DeserializerChoice = "bytes",
+        value_deserializer: DeserializerChoice = "bytes",
         client_id: str = "minibroker-consumer",
         fetch_min_bytes: int = 1,
         fetch_max_wait_ms: float = 500,
@@ -227,6 +230,8 @@ class Consumer(Facade[AsyncConsumer]):
             heartbeat_interval_ms=heartbeat_interval_ms,
             max_poll_interval_ms=max_poll_interval_ms,
             max_poll_records=max_poll_records,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
             client_id=client_id,
             fetch_min_bytes=fetch_min_bytes,
             fetch_max_wait_ms=fetch_max_wait_ms,

@@ -21,6 +21,7 @@ controller that died, would go on showing the topic to its clients, and no later
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from minibroker.controller.cluster_state import (
     ClusterState,
@@ -31,6 +32,7 @@ from minibroker.controller.cluster_state import (
     TopicRemoved,
     in_order,
 )
+from minibroker.controller.decisions.topics import MAX_MESSAGE_LENGTH
 from minibroker.controller.events import ResumeDeletions
 from minibroker.controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
 from minibroker.controller.states.partition import PartitionState
@@ -54,12 +56,22 @@ def disabled(topics: Iterable[str]) -> list[DeletableTopicResult]:
     ]
 
 
-def results(state: ClusterState, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
-    """The answers to an administrator who asks for the deletion. `topics`: as for `request`."""
-    return [_result(state, topic, topic_id) for topic, topic_id in topics.items()]
+def results(
+    state: ClusterState, topics: Mapping[str, str], malformed: Mapping[str, str] = MappingProxyType({})
+) -> list[DeletableTopicResult]:
+    """The answers to an administrator who asks for the deletion. `topics`: as for `request`; `malformed`: what is wrong
+    with the znodes of those that are there and cannot be read. Where their replicas are is not known then."""
+    return [_result(state, topic, topic_id, malformed.get(topic)) for topic, topic_id in topics.items()]
 
 
-def _result(state: ClusterState, topic: str, topic_id: str) -> DeletableTopicResult:
+def _result(state: ClusterState, topic: str, topic_id: str, problem: str | None) -> DeletableTopicResult:
+    if problem is not None:
+        return DeletableTopicResult(
+            topic,
+            "",
+            ErrorCode.INVALID_REQUEST,
+            f"topic {topic[:80]!r} cannot be deleted before its znode makes sense: {problem}"[:MAX_MESSAGE_LENGTH],
+        )
     if topic not in state.topic_ids:
         return DeletableTopicResult(
             topic,

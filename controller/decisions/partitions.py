@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -69,9 +70,10 @@ def validate(
     read: Mapping[str, TopicZnode],
     versions: Mapping[str, int],
     random: Random,
+    malformed: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Growth | CreatePartitionsTopicResult]:
     """For each request, in order, the topic as it is to be, or its result. It goes by the topics' znodes (`read`, and
-    their `versions`) rather than by the picture, which may be behind.
+    their `versions`) rather than by the picture, which may be behind; `malformed`: what is wrong with the others.
 
     Where an earlier attempt of the same call has succeeded, that is a success (see `CreatePartitionsTopic`).
     """
@@ -79,6 +81,12 @@ def validate(
     for request in requests:
         znode = read.get(request.name)
         try:
+            if request.name in malformed:
+                raise _Refused(
+                    ErrorCode.INVALID_REQUEST,
+                    f"topic {request.name!r} gets no partitions before its znode makes sense: "
+                    f"{malformed[request.name]}",
+                )
             if request.name not in state.topic_ids:
                 raise _Refused(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -240,10 +248,20 @@ class Modification(NamedTuple):
     """What is put back."""
 
 
-def modified(state: ClusterState, read: Mapping[str, TopicZnode], versions: Mapping[str, int]) -> Modification:
+def modified(
+    state: ClusterState,
+    read: Mapping[str, TopicZnode],
+    versions: Mapping[str, int],
+    malformed: Mapping[str, str] = MappingProxyType({}),
+) -> Modification:
     """Kafka ignores partitions that are missing, and replicas of known partitions that are others, until the next
-    controller reads them. The former are put back here, and the latter pointed out."""
+    controller reads them. The former are put back here, as is all of a znode that makes no sense any more (the next
+    controller could not read it, and know nothing of the topic); the latter are pointed out."""
     builder = PlanBuilder()
+    for topic in sorted(malformed):
+        if topic in state.topic_ids:
+            builder.note(f"the znode of topic {topic} is put back as it was: {malformed[topic]}")
+            builder.write(SetTopic(topic, state.topic_znode(topic), versions[topic]))
     grown: dict[str, TopicZnode] = {}
     for topic in sorted(read):
         znode, known = read[topic], state.assignment_of(topic)

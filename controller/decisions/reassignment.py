@@ -49,13 +49,15 @@ from minibroker.controller.cluster_state import (
     in_order,
 )
 from minibroker.controller.decisions import elections
-from minibroker.controller.decisions.topics import MAX_TOPIC_BYTES
+from minibroker.controller.decisions.topics import MAX_MESSAGE_LENGTH, MAX_TOPIC_BYTES
 from minibroker.controller.events import ResumeDeletions
 from minibroker.controller.plan import Plan, PlanBuilder, SetReassignments, SetTopic, WriteState
 from minibroker.controller.states.partition import PartitionState
 from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
+    ANY_VERSION,
+    NO_VERSION,
     ListPartitionReassignmentsTopic,
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
@@ -166,8 +168,48 @@ def _judge_all(state: ClusterState, asked: Sequence[tuple[TopicPartition, tuple[
     return judged
 
 
+def unreadable(partitions: Iterable[TopicPartition], malformed: Mapping[str, str]) -> dict[TopicPartition, Refusal]:
+    """Those of topics whose znodes make no sense. `malformed`: what is wrong with these."""
+    return {
+        partition: Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"{partition} cannot be reassigned before the topic's znode makes sense: {malformed[partition.topic]}"[
+                :MAX_MESSAGE_LENGTH
+            ],
+        )
+        for partition in partitions
+        if partition.topic in malformed
+    }
+
+
+def outdated(
+    topics: Iterable[ReassignableTopic], read: Mapping[str, TopicZnode], changed_in: Mapping[str, int]
+) -> dict[TopicPartition, Refusal]:
+    """Partitions of topics that are others, or have been changed since whoever asks has looked: the request may have
+    been on its way for long, and newer ones been granted."""
+    refused: dict[TopicPartition, Refusal] = {}
+    for topic in topics:
+        if topic.name not in read:
+            continue
+        if topic.topic_id not in ("", read[topic.name].topic_id):
+            refusal = Refusal(
+                ErrorCode.UNKNOWN_TOPIC_ID,
+                f"topic {topic.name!r} has the id {read[topic.name].topic_id}, not {topic.topic_id}: it is another "
+                "topic, and stays as it is",
+            )
+        elif topic.known_version not in (ANY_VERSION, changed_in[topic.name]):
+            refusal = Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"topic {topic.name!r} has been changed meanwhile")
+        else:
+            continue
+        refused |= {TopicPartition(topic.name, p.partition_index): refusal for p in topic.partitions}
+    return refused
+
+
 def results(
-    topics: Iterable[ReassignableTopic], refused: Mapping[TopicPartition, Refusal]
+    topics: Iterable[ReassignableTopic],
+    refused: Mapping[TopicPartition, Refusal],
+    read: Mapping[str, TopicZnode],
+    changed_in: Mapping[str, int],
 ) -> list[ReassignableTopicResponse]:
     """One for each partition of the request, in its order."""
 
@@ -177,7 +219,10 @@ def results(
 
     return [
         ReassignableTopicResponse(
-            topic.name, [result(TopicPartition(topic.name, p.partition_index)) for p in topic.partitions]
+            topic.name,
+            [result(TopicPartition(topic.name, p.partition_index)) for p in topic.partitions],
+            read[topic.name].topic_id if topic.name in read else "",
+            changed_in.get(topic.name, NO_VERSION),
         )
         for topic in topics
     ]

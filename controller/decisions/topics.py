@@ -68,7 +68,7 @@ class _Refused(Exception):
 def validate(
     requests: Sequence[CreatableTopic],
     state: ClusterState,
-    existing: Container[str],
+    existing: Mapping[str, str],
     defaults: TopicDefaults,
     check_config: ConfigCheck,
     random: Random,
@@ -81,7 +81,8 @@ def validate(
     result says what is there. One that was created in this way and deleted since is not created again: the request may
     have been on its way for a long time, and its caller have had the answer to another attempt.
 
-    `existing` are topics that are in ZooKeeper, whether or not they are in the picture. `numbers` are for the ids of
+    `existing` are topics that are in ZooKeeper, whether or not they are in the picture, and what is wrong with their
+    znodes, if anything. `numbers` are for the ids of
     new topics (see `topic_ids`); `spent` are the nonces of those that this process has created before.
     """
     times: dict[str, int] = {}
@@ -166,7 +167,7 @@ def _collision_key(topic: str) -> str:
     return topic.replace(".", "_")
 
 
-def _check_name(topic: str, state: ClusterState, existing: Container[str], taken: Mapping[str, str]) -> None:
+def _check_name(topic: str, state: ClusterState, existing: Mapping[str, str], taken: Mapping[str, str]) -> None:
     problem = topic_name_problem(topic)
     if problem is not None:
         raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
@@ -175,6 +176,10 @@ def _check_name(topic: str, state: ClusterState, existing: Container[str], taken
             ErrorCode.TOPIC_ALREADY_EXISTS,
             f"topic {topic!r} is still being deleted: try again in a moment"
             + (f" (it waits: {state.ineligible_topics[topic]})" if topic in state.ineligible_topics else ""),
+        )
+    if existing.get(topic):
+        raise _Refused(
+            ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {topic!r} is there, and cannot be read: {existing[topic]}"
         )
     if topic in state.topic_ids or topic in existing:
         raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, already_exists(topic).error_message)

@@ -32,9 +32,9 @@ class PartitionEvents:
     async def _modified(self, event: events.PartitionModifications) -> None:
         """Watches are set by the reading, so that a write that fails since somebody was faster raises this again."""
         names = event.topics if event.topics is not None else tuple(self._state.topic_ids)
-        found = await self._gather.topics(names)
+        found = await self._gather.topics(names, known=self._state.topic_ids)
         await self._topics.take_in(found.read)  # one that could not be read until now
-        modification = partitions.modified(self._state, found.read, found.versions)
+        modification = partitions.modified(self._state, found.read, found.versions, found.malformed)
         await self._steps.execute(modification.repair)
         await self._take_in(modification.grown)
 
@@ -50,15 +50,22 @@ class PartitionEvents:
         # What is read may be old, and this controller deposed: its refusals would be believed.
         await self._steps.execute(deletion.confirm_office())
         known = self._state.topic_ids
-        await self._topics.read_new(
+        malformed = await self._topics.read_new(
             [topic.name for topic in pending if topic.name not in known and topic_name_problem(topic.name) is None]
         )
         grown: dict[str, TopicZnode] = {}
         while pending:
             names = [topic.name for topic in pending if topic.name in known]
             await self._topics.identify({name: known[name] for name in names})
-            found = await self._gather.topics(names, watch=False)
-            answers = partitions.validate(pending, self._state, found.read, found.versions, self._steps.world.random)
+            found = await self._gather.topics(names, watch=False, known=known)
+            answers = partitions.validate(
+                pending,
+                self._state,
+                found.read,
+                found.versions,
+                self._steps.world.random,
+                {**malformed, **found.malformed},
+            )
             new = [answer for answer in answers if isinstance(answer, partitions.Growth)]
             results |= {a.name: a for a in answers if isinstance(a, CreatePartitionsTopicResult)}
             results |= {growth.topic: growth.result() for growth in new}

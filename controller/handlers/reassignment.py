@@ -12,8 +12,8 @@ from minibroker.controller.decisions.reassignment import Refusal, Wanted
 from minibroker.controller.event_loop import Handlers
 from minibroker.controller.plan import Plan, PlanBuilder
 from minibroker.controller.steps import Steps
-from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.model import ReplicaAssignment, TopicPartition
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import ReplicaAssignment, TopicPartition, topic_name_problem
 from minibroker.protocol.world import Watcher
 from minibroker.protocol.znodes import Reassignment
 
@@ -71,11 +71,12 @@ class ReassignmentEvents:
     async def _alter(self, request: events.AlterPartitionReassignments) -> None:
         # A deposed controller must not deny what its successor knows, nor have its answer believed.
         await self._steps.execute(deletion.confirm_office())
-        if not request.is_wanted():
-            # It was on its way for long: newer ones may have been granted, which it would undo.
-            request.fail(BrokerError(ErrorCode.REQUEST_TIMED_OUT, "whoever asked is gone: nothing is reassigned"))
-            return
+        names = [topic.name for topic in request.topics if topic_name_problem(topic.name) is None]
+        found = await self._gather.topics(list(dict.fromkeys(names)), watch=False, known=self._state.topic_ids)
         wanted, refused = reassignment.judge_request(self._state, request.topics)
+        refused |= reassignment.unreadable([*wanted, *refused], found.malformed)
+        refused |= reassignment.outdated(request.topics, found.read, found.changed_in)
+        wanted = {p: assignment for p, assignment in wanted.items() if p not in refused}
         # First, or the next controller would take what stands there for an order that is newer than this one.
         await self._leave_out_of_file(wanted)
         refused |= await self._record(wanted)
@@ -84,7 +85,7 @@ class ReassignmentEvents:
             await self._begin(accepted)
         finally:
             # Whatever happened: it is in ZooKeeper, and if this controller does not see to it, the next one does.
-            request.answer(reassignment.results(request.topics, refused))
+            request.answer(reassignment.results(request.topics, refused, found.read, found.changed_in))
         await self._look_at(accepted)
 
     async def _leave_out_of_file(self, partitions: Iterable[TopicPartition]) -> None:
@@ -106,8 +107,14 @@ class ReassignmentEvents:
         refused: dict[TopicPartition, Refusal] = {}
         pending = dict(wanted)
         while pending:
-            read = await self._gather.assignments(list(reassignment.by_topic(pending)))
+            found = await self._gather.topics(
+                list(reassignment.by_topic(pending)), watch=False, known=self._state.topic_ids
+            )
+            refused |= reassignment.unreadable(pending, found.malformed)
+            read = {topic: (znode, found.versions[topic]) for topic, znode in found.read.items()}
             for partition in pending:
+                if partition in refused:
+                    continue
                 if partition.topic not in read or read[partition.topic][0].topic_id != self._topic_id(partition):
                     refused[partition] = Refusal(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"the topic of {partition} is gone"

@@ -44,8 +44,9 @@ class TopicEvents:
             await self._steps.execute(topics.vanished(self._state, vanished))
         await self.read_new(names)
 
-    async def read_new(self, names: Iterable[str]) -> frozenset[str]:
-        """Take in those of the topics that are in ZooKeeper and not yet in the picture; returns the malformed ones."""
+    async def read_new(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Take in those of the topics that are in ZooKeeper and not yet in the picture; returns what is wrong with the
+        malformed ones."""
         found = await self._gather.topics([name for name in names if name not in self._state.topic_ids])
         await self.take_in(found.read)
         return found.malformed
@@ -108,10 +109,12 @@ class TopicEvents:
         names = list(dict.fromkeys(t.name for t in request.topics if topic_name_problem(t.name) is None))
         paths = await self._gather.existing([topic_path(n) for n in names] + [topic_config_path(n) for n in names])
         settings = self._steps.settings
+        existing = [name for name in names if topic_path(name) in paths]
+        malformed = await self.read_new(name for name in existing if name not in self._state.topic_ids)
         answers = topics.validate(
             request.topics,
             self._state,
-            [name for name in names if topic_path(name) in paths],
+            {name: malformed.get(name, "") for name in existing},
             topics.TopicDefaults(settings.num_partitions, settings.default_replication_factor, settings.durability),
             self._steps.hooks.validate_config,
             self._steps.world.random,
@@ -123,16 +126,15 @@ class TopicEvents:
             request.answer([_result(answer, validated_only=True) for answer in answers])
             return
         leftover = [name for name in names if topic_config_path(name) in paths]
-        outcome = await self._steps.execute(topics.create(new, leftover))
-        existing = outcome.existing_topics
-        created = {topic.topic: topic.znode for topic in new if topic.topic not in existing}
+        found = (await self._steps.execute(topics.create(new, leftover))).existing_topics
+        created = {topic.topic: topic.znode for topic in new if topic.topic not in found}
         self._spend_nonces(znode.topic_id for znode in created.values())
         try:
             await self._add_topics(created)
         finally:
             # Whatever happened: the topics are in ZooKeeper, and if this controller does not serve them, the next one
             # does.
-            request.answer([_result(answer, existing=existing) for answer in answers])
+            request.answer([_result(answer, existing=found) for answer in answers])
         if created:  # what was read sets a watch, and these were not
             self._steps.post(events.PartitionModifications(self._steps.epoch, tuple(created)))
 
@@ -150,10 +152,11 @@ class TopicEvents:
         unknown = [
             name for name in request.topics if name not in self._state.topic_ids and topic_name_problem(name) is None
         ]
+        malformed: Mapping[str, str] = {}
         if unknown:  # what is read may be old, and this controller deposed: its denial would be believed
             await self._steps.execute(deletion.confirm_office())
-            await self.read_new(unknown)
-        results: list[DeletableTopicResult] = deletion.results(self._state, request.topics)
+            malformed = await self.read_new(unknown)
+        results: list[DeletableTopicResult] = deletion.results(self._state, request.topics, malformed)
         await self._steps.execute(deletion.request(self._state, request.topics))
         request.answer(results)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +44,10 @@ def test_leaders_are_elected_where_they_should_be_and_where_there_is_none(minibr
     partition = preferred(minibroker).index(2)
     minibroker.ok("kill", "2")
     assert wait_until(lambda: 2 not in leads(minibroker), PATIENCE_S)
-    refused = minibroker.refused(1, "elect", "--preferred", "--topic", "orders", "-p", str(partition))
+    only = ["elect", "--preferred", "--topic", "orders", "-p", str(partition)]
+    [row] = json.loads(minibroker(*only, "--format", "json").out)
+    assert (row["partition"], row["result"]) == (partition, "failed")
+    refused = minibroker(*only).err
     assert "PREFERRED_LEADER_NOT_AVAILABLE" in refused
     assert "broker 2, is not alive" in refused
     minibroker.ok("start", "2")
@@ -68,4 +72,4 @@ def test_leaders_are_elected_where_they_should_be_and_where_there_is_none(minibr
     ):
         minibroker.refused(2, *mistake)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in minibroker.refused(1, "elect", "--preferred", "--topic", "none")
-    assert "UNKNOWN_TOPIC_OR_PARTITION" in minibroker.refused(1, "elect", "--preferred", "-t", "orders", "-p", "7")
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in minibroker("elect", "--preferred", "-t", "orders", "-p", "7").err

@@ -353,6 +353,29 @@ def test_a_reader_that_has_had_enough_ends_consume_silently(minibroker: Shell) -
         consumer.wait()
 
 
+@pytest.mark.parametrize("kind", ["msgpack", "json"])
+def test_a_topic_goes_through_a_pipe_into_another_one(minibroker: Shell, kind: str) -> None:
+    for topic in (f"from-{kind}", f"into-{kind}"):
+        minibroker.ok("topics", "create", topic, "--partitions", "3")
+    lines = b"".join(b"k%d:\xff%d\n" % (number % 7, number) for number in range(5_000)) + b"gone:\n"
+    minibroker.ok("produce", f"from-{kind}", "--key-separator", ":", "-Z", "-H", "n=1", "-H", "n=2", stdin=lines)
+    consumer = start(["consume", f"from-{kind}", "--exit-at-end", "--output", kind], minibroker.directory)
+    into = ["produce", f"into-{kind}", "--input", kind, "--format", "json"]
+    producer = start(into, minibroker.directory, stdin=consumer.stdout)
+    out, err = producer.communicate(timeout=PATIENCE_S)
+    assert consumer.communicate(timeout=PATIENCE_S) == (b"", b"")
+    assert (consumer.returncode, producer.returncode, err) == (0, 0, b"")
+    assert json.loads(out)["records"] == 5_001
+
+    def records(topic: str) -> list[str]:
+        everything = (topic, "--exit-at-end", "--output", r"%p@%o %T %k=%s %h\n")
+        process = start(["consume", *everything], minibroker.directory)
+        return sorted(process.communicate(timeout=PATIENCE_S)[0].decode("latin-1").splitlines())
+
+    assert len(records(f"from-{kind}")) == 5_001
+    assert records(f"into-{kind}") == records(f"from-{kind}")
+
+
 def test_an_output_that_is_full_is_an_error_of_one_line(minibroker: Shell, numbers: str) -> None:
     with open("/dev/full", "wb") as full:
         consumer = start(["consume", numbers, "--exit-at-end"], minibroker.directory, stdout=full)

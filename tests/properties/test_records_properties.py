@@ -110,6 +110,31 @@ def test_a_batch_decodes_to_what_was_encoded(arguments: dict[str, Any]) -> None:
         assert getattr(decoded.header, field) == arguments[field]
 
 
+@given(
+    st.lists(st.integers(-3, 300) | st.integers(-(1 << 61), 1 << 61), min_size=1).flatmap(
+        lambda some: st.sampled_from([some, sorted(some), [*sorted(some), *some]])
+    ),
+    st.integers(-(1 << 60), 1 << 60),
+)
+def test_timestamps_are_the_same_batch_as_their_deltas(deltas: list[int], base: int) -> None:
+    timestamps = [base + delta for delta in deltas]
+    values: list[bytes | None] = [b"%d" % index for index in range(len(deltas))]
+    batch = encode_batch(values, timestamps=timestamps)
+    assert batch == encode_batch(
+        values, base_timestamp=timestamps[0], timestamp_deltas=[delta - deltas[0] for delta in deltas]
+    )
+    assert decode_batch(batch).timestamps == timestamps
+
+
+@given(st.lists(NULLABLE_BYTES, min_size=1), st.lists(NULLABLE_BYTES, min_size=1))
+def test_columns_that_were_checked_before_make_the_same_batch(
+    values: list[bytes | None], keys: list[bytes | None]
+) -> None:
+    count = min(len(values), len(keys))
+    arguments: dict[str, Any] = {"base_timestamp": 5, "keys": keys[:count]}
+    assert encode_batch(values[:count], **arguments) == encode_batch(values[:count], **arguments, is_checked=True)
+
+
 @given(batches())
 def test_both_magics_hold_the_same_records(arguments: dict[str, Any]) -> None:
     columns = decode_batch(encode_batch(**{**arguments, "magic": MAGIC_COLUMNS}))

@@ -708,6 +708,7 @@ FAULTS: dict[str, Fault] = {
     "deposed unawares": faults_of_worlds.deposed_unawares,
     "fresh client at a deposed leader": fresh_client_at_deposed_leader,
     "alter configs": operations_configs.alter_configs,
+    "late change": operations_configs.late_change,
     "kill coordinator": faults_of_groups.kill_coordinator,
     "pause member": faults_of_groups.pause_member,
     "ambush of a commit": faults_of_groups.ambush_of_a_commit,

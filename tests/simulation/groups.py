@@ -1,10 +1,10 @@
 """Consumer groups in a storm: members that come and go, and what is committed by whom.
 
 Most storms draw a group or two, on topics that may lose nothing, on the one that grows, and on those that are deleted
-and created again. Members join late, leave in good order after a while, are killed and paused (by faults, as all clients
-are), sit on their records for longer than `max_poll_interval_ms`, and read one by one, by polls or by batches; some are
-static. They commit what they have done, with or without waiting for the answer, or let the consumer do it. Meanwhile
-somebody who is no member asks what is committed.
+and created again. Members join late, leave in good order after a while, are killed and paused (by faults, as all
+clients are), sit on their records for longer than `max_poll_interval_ms`, and read one by one, by polls or by batches;
+some are static. They commit what they have done, with or without waiting for the answer, or let the consumer do it.
+Meanwhile somebody who is no member asks what is committed.
 
 What they see is judged in the end (`group_history`). Once all is healed the members share all partitions in one
 generation, and all that is there gets committed, in time.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
+from minibroker.client.group_states import MemberState
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.protocol import znodes
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation import operations_topics
 from tests.simulation.group_history import Commit, GroupHistory, check_group, check_reborn
@@ -43,6 +45,7 @@ READER = "group-reader"
 LIVENESS_S = 60.0
 
 _RETRY_S = 0.3
+_STATIC_PROBABILITY = 0.3
 _EAGER = ("range", "roundrobin", "sticky")
 _COOPERATIVE = "cooperative-sticky"
 
@@ -62,6 +65,8 @@ def broker_settings(dice: Random, brokers: int) -> dict[str, str]:
 class _Group:
     name: str
     topics: list[str]
+    is_by_pattern: bool
+    """Then the topics need not be there."""
     strategy: str
     commits: str
     """"awaited", "not awaited" or "automatic"."""
@@ -112,6 +117,10 @@ class _Life:
     def history(self) -> GroupHistory:
         return self.member.group.history
 
+    @property
+    def generation(self) -> int:
+        return self.consumer.status().generation_id
+
 
 class _Listener(RebalanceListener):
     def __init__(self, groups: Groups, life: _Life) -> None:
@@ -140,7 +149,7 @@ class _Listener(RebalanceListener):
 class Groups:
     """`Guests` of the workload."""
 
-    def __init__(self, storm: Storm, dice: Random) -> None:
+    def __init__(self, storm: Storm, dice: Random, at_least: int = 0) -> None:
         self._storm = storm
         self._cluster = storm.cluster
         self._dice = dice
@@ -155,14 +164,15 @@ class Groups:
         lasting = [topic for topic in lasting if topic != SHRINKING]
         self._members = {
             member.name: member
-            for number in range(dice.choice([0, 1, 1, 2]))
+            for number in range(max(at_least, dice.choice([0, 1, 1, 2])))
             for member in self._draw(f"group-{number}", lasting)
         }
 
     def _draw(self, name: str, lasting: list[str]) -> Iterator[_Member]:
         dice = self._dice
         topics = dice.sample(lasting, dice.randint(1, len(lasting)))
-        if dice.random() < 0.4:
+        is_by_pattern = dice.random() < 0.5
+        if is_by_pattern and dice.random() < 0.7:
             topics.append(operations_topics.TOPIC)
         if self._storm.rebirth.topics and dice.random() < 0.4:
             topics.append(dice.choice(self._storm.rebirth.topics))
@@ -170,6 +180,7 @@ class Groups:
         group = _Group(
             name,
             topics,
+            is_by_pattern,
             strategy=_COOPERATIVE if dice.random() < 0.5 else dice.choice(_EAGER),
             commits=dice.choice(["awaited", "awaited", "not awaited", "automatic"]),
             session_timeout_ms=session_timeout_ms,
@@ -182,7 +193,7 @@ class Groups:
             },
             history=GroupHistory(name),
         )
-        are_static = dice.random() < 0.3
+        are_static = dice.random() < _STATIC_PROBABILITY
         for number in range(dice.randint(1, 4)):
             yield _Member(
                 f"{name}-member-{number}",
@@ -264,7 +275,8 @@ class Groups:
             life = _Life(member, member.identity)
             life.consumer = Consumer(
                 self._cluster.bootstrap,
-                topics=group.topics,
+                topics=None if group.is_by_pattern else group.topics,
+                pattern="|".join(map(re.escape, group.topics)) if group.is_by_pattern else None,
                 group=group.name,
                 group_instance_id=member.instance_id,
                 listener=_Listener(self, life),
@@ -284,12 +296,17 @@ class Groups:
             except CorruptBatch as error:
                 if not self._storm.workload.pages_have_rotten:
                     self._storm.accuse(Anomaly("a client crashed", f"{life.identity}: {error}"))
-            except MinibrokerError:
-                pass  # it has said why
+            except MinibrokerError as error:
+                self._gave_up(life, error)
             finally:
                 group.history.ended(life.identity)
                 member.view = (-1, frozenset())
             await asyncio.sleep(_RETRY_S)
+
+    def _gave_up(self, life: _Life, error: MinibrokerError) -> None:
+        self._storm.note(f"{life.identity} begins anew: {error!r}")
+        if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+            self._storm.accuse(Anomaly("a broker met a bug", f"{life.identity}: {error}"))
 
     async def _consume(self, life: _Life, random: Random, until_s: float) -> None:
         member, consumer = life.member, life.consumer
@@ -326,9 +343,11 @@ class Groups:
         life.uncommitted += 1
 
     def look_at(self, life: _Life) -> None:
-        """In which generation a member is, and what it has there."""
-        generation, held = life.consumer.status().generation_id, frozenset(life.consumer.assignment())
-        if generation >= 0 and life.member.view != (generation, held):
+        """In which generation a member is, and what it has there. One that has no assignments yet is not counted: it
+        may be gone with the coordinator, which has not written it down."""
+        status, held = life.consumer.status(), frozenset(life.consumer.assignment())
+        generation = status.generation_id
+        if status.member_state == MemberState.STABLE.value and life.member.view != (generation, held):
             life.member.view = (generation, held)
             life.history.holds(life.member.instance_id or life.identity, generation, held)
 
@@ -339,7 +358,7 @@ class Groups:
         life.uncommitted = 0
         if life.group.commits == "automatic" or not life.positions:
             return
-        commits = life.history.commit_begins(life.identity, life.positions)
+        commits = life.history.commit_begins(life.identity, life.positions, life.generation)
         offsets = dict(life.positions) if random.random() < 0.5 else None
         if life.group.commits == "not awaited":
             self._answered_later(life, life.consumer.commit_nowait(offsets), commits)
@@ -349,13 +368,13 @@ class Groups:
     async def commit_last(self, life: _Life) -> None:
         """Before partitions are given back."""
         if life.group.commits != "automatic" and life.positions:
-            commits = life.history.commit_begins(life.identity, life.positions)
+            commits = life.history.commit_begins(life.identity, life.positions, life.generation)
             await self._answered(life, life.consumer.commit(), commits)
 
     def _answered_later(self, life: _Life, answer: asyncio.Future[None], commits: list[Commit]) -> None:
         def answered(answer: asyncio.Future[None]) -> None:
             if not answer.cancelled() and answer.exception() is None:
-                life.history.commit_acknowledged(commits, life.consumer.status().generation_id)
+                life.history.commit_acknowledged(commits, life.generation)
 
         answer.add_done_callback(answered)
 
@@ -366,7 +385,7 @@ class Groups:
             commits = [commit for commit in commits if commit.partition not in error.errors]
         except MinibrokerError:
             return  # it may have been carried out
-        life.history.commit_acknowledged(commits, life.consumer.status().generation_id)
+        life.history.commit_acknowledged(commits, life.generation)
 
     async def _committed(
         self, world: VirtualWorld, group: _Group, partitions: list[TopicPartition]
@@ -379,7 +398,7 @@ class Groups:
                 ) as consumer:
                     began = group.history.read_begins()
                     found = await consumer.committed(*partitions)
-                    offsets = {p: None if found[p] is None else found[p].offset for p in partitions}
+                    offsets = {p: None if (known := found[p]) is None else known.offset for p in partitions}
                     group.history.read(world.process.name, offsets, began)
                     return offsets
             except ClientCrashed as error:

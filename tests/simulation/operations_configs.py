@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING
 from minibroker.client.admin import Admin
 from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.protocol import znodes
+from minibroker.protocol.apis import INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import min_insync_replicas
+from tests.simulation.cluster import host_name
+from tests.simulation.faults_of_starts import request_key
+from tests.simulation.history import Anomaly
+from tests.simulation.network import Arrival
 from tests.simulation.workload import DURABLE, SHRINKING
 
 if TYPE_CHECKING:
@@ -35,6 +40,8 @@ _BROKER: dict[str, list[str]] = {
     "leader.replication.throttled.rate": ["200000", "5000000"],
     "follower.replication.throttled.rate": ["200000", "5000000"],
 }
+_NOBODYS = "delete.retention.ms"
+"""It matters to compacted topics alone, and nobody else changes it."""
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 
@@ -68,6 +75,68 @@ async def alter_configs(storm: Storm) -> None:
         await asyncio.wait([world.process.start(alter())], timeout=30)
     finally:
         world.process.kill()
+
+
+async def late_change(storm: Storm) -> None:
+    """The connections of somebody who changes a setting turn slow; he asks again by others, and then for another value.
+    That is what must hold, also when the first request has come."""
+    if storm.is_changing_late:
+        return
+    storm.is_changing_late = True
+    dice, network = storm.dice, storm.simulation.network
+    topic = dice.choice(sorted({partition.topic for partition in storm.partitions}))
+    resource = ConfigResource.of_topic(topic)
+    late_s = dice.choice([2.0, 5.0, 8.0])
+    turns_slow_after = dice.choice([0, 1, 1])
+    world = storm.cluster.client("tardy")
+
+    def slow_down(arrival: Arrival | None = None) -> None:
+        if arrival is None or (
+            arrival.source == "tardy" and request_key(arrival.data) == INCREMENTAL_ALTER_CONFIGS.key
+        ):
+            for broker_id in storm.cluster.broker_ids:
+                network.delay_standing("tardy", host_name(broker_id), late_s)
+            with suppress(ValueError):
+                network.taps.remove(slow_down)
+
+    async def change() -> str | None:
+        """The value that was granted last."""
+        older, newer = dice.sample(["100000000", "200000000", "300000000", "400000000"], 2)
+        storm.count("late change", f"{_NOBODYS} of {topic} to {older}, {late_s} s late, and then to {newer}")
+        async with Admin(storm.cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
+            with suppress(MinibrokerError):
+                await admin.describe_log_dirs()  # it has connections to all brokers
+            if turns_slow_after:
+                network.taps.append(slow_down)
+            else:
+                slow_down()
+            with suppress(MinibrokerError):
+                await admin.incremental_alter_configs({resource: [ConfigChange.set(_NOBODYS, older)]})
+            try:
+                await admin.incremental_alter_configs({resource: [ConfigChange.set(_NOBODYS, newer)]})
+            except MinibrokerError:
+                return None
+            storm.event("late change: a newer one was granted")
+            await asyncio.sleep(late_s + 1)
+            return newer
+
+    changing = world.process.start(change())
+    try:
+        await asyncio.wait([changing], timeout=60)
+        granted = changing.result() if changing.done() and not changing.cancelled() else None
+        if granted is None:
+            return
+        path = znodes.topic_config_path(topic)
+        holds = znodes.decode_config(path, storm.simulation.zookeeper.data(path)).get(_NOBODYS)
+        if holds != granted:
+            storm.accuse(
+                Anomaly("a late change", f"{_NOBODYS} of {topic} is {holds}, and {granted} was granted after that")
+            )
+    finally:
+        if slow_down in network.taps:
+            network.taps.remove(slow_down)
+        world.process.kill()
+        storm.is_changing_late = False
 
 
 def _topics(storm: Storm) -> list[str]:

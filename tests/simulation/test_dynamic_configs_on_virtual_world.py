@@ -243,6 +243,76 @@ def test_settings_that_were_edited_to_nonsense_are_one_line_in_the_log_and_chang
         play(scenario)
 
 
+def test_what_was_edited_to_nonsense_is_described_as_it_holds_and_why_it_is_refused() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        zookeeper = cluster.simulation.zookeeper
+        of_broker = ConfigResource.of_broker(1)
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+        for resource in (of_broker, ALL):
+            await admin.incremental_alter_configs({resource: [set_to("log.roll.ms", 5_000)]})
+        await until_all_have(cluster, 5_000)
+        for resource, path, name in (
+            (ORDERS, znodes.topic_config_path("orders"), "segment.bytes"),
+            (of_broker, znodes.broker_config_path(1), "log.roll.ms"),
+            (ALL, znodes.broker_config_path(None), "log.roll.ms"),
+        ):
+            before = (await admin.describe_configs([resource]))[resource]
+            assert (before[name].value, before[name].problem) == ("5000", None)
+            zookeeper.make(path, znodes.encode_config({name: "lots", "typo": "x"}))
+            entries = (await admin.describe_configs([resource]))[resource]
+            assert entries[name].value == "5000"
+            for problem in (entries[name].problem, entries["typo"].problem):
+                assert problem is not None
+                assert f"{path} is refused, what held before holds on" in problem
+            assert all(entry.problem is None for entry in entries.values() if entry.name not in (name, "typo"))
+            zookeeper.make(path, znodes.encode_config({name: "5000"}))
+            assert (await admin.describe_configs([resource]))[resource][name] == before[name]
+
+    play(scenario)
+
+
+def test_notifications_that_say_nothing_are_told_once_and_not_again_by_a_broker_that_starts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lines(text: str) -> int:
+        return sum(text in record.getMessage() for record in caplog.records)
+
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        notifications = (b"nonsense", b'{"version":2,"entity_path":"users/alice"}')
+        for number, data in enumerate(notifications):
+            cluster.simulation.zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x{number}", data)
+        await asyncio.sleep(2)
+        for _ in range(2):
+            assert lines("a notification of changed settings tells nothing") == 3
+            assert lines("there are no settings in /config/users/alice") == 3
+            await cluster.stop_broker(2)
+            await cluster.start_broker(2)
+            await asyncio.sleep(5)
+
+    with caplog.at_level(logging.WARNING, "minibroker.config"):
+        play(scenario)
+
+
+def test_a_topic_whose_settings_make_no_sense_is_refused_with_one_line_however_many_orders_come(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        await cluster.stop_broker(2)
+        cluster.simulation.zookeeper.make(znodes.topic_config_path("orders"), b"nonsense")
+        await cluster.start_broker(2)
+        await asyncio.sleep(2)
+        for _ in range(3):
+            await admin.alter_partition_reassignments({P0: [0, 1, 2]})
+            await admin.alter_partition_reassignments({P0: [1, 0, 2]})
+            await asyncio.sleep(2)
+        refused = [
+            record for record in caplog.records if "LeaderAndIsr for topic orders refused" in record.getMessage()
+        ]
+        assert len(refused) == 1
+
+    play(scenario)
+
+
 def test_what_was_edited_by_hand_and_is_no_setting_is_described_without_its_value_and_can_be_deleted() -> None:
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
         zookeeper = cluster.simulation.zookeeper

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from random import Random
 from typing import Any, TypeVar
 
 import pytest
 
-from minibroker.client.admin import Admin
+from minibroker.client.admin import Admin, NewTopic
 from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
+from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.faults_of_starts import request_key
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
+from tests.simulation.network import Arrival
+from tests.simulation.operations_configs import late_change
+from tests.simulation.storm import Report, Storm
 from tests.simulation.world import Simulation
 
 T = TypeVar("T")
@@ -245,26 +252,79 @@ async def _after_the_network_held_it_back(ask: _Ask, then: _Ask, path: str) -> t
     return before, cluster.simulation.zookeeper.data(path)
 
 
-_WAYS = [_after_a_broker_was_stopped, _after_the_network_held_it_back]
+async def _after_slow_connections(ask: _Ask, then: _Ask, path: str, *, after_the_look_up: bool) -> tuple[bytes, bytes]:
+    """As above, but each segment of the connection is slow, so that the broker has not heard that the client is gone
+    when its request comes. `after_the_look_up`: it turns slow when the first request for the change has come."""
+    cluster, controller, one, _ = await _started()
+    network = cluster.simulation.network
+    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
+    world = cluster.client("asker")
+
+    async def call() -> None:
+        async with Admin(cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
+            await admin.describe_log_dirs()  # it has connections to all brokers
+
+            def slow_down(arrival: Arrival | None = None) -> None:
+                if arrival is None or (arrival.source == "asker" and request_key(arrival.data) in _CHANGES):
+                    for broker_id in cluster.broker_ids:
+                        network.delay_standing("asker", host_name(broker_id), 8.0)
+                    network.taps.clear()
+
+            if after_the_look_up:
+                network.taps.append(slow_down)
+            else:
+                slow_down()
+            await ask(admin, one)
+            await then(admin, controller)
+
+    await world.process.run(call())
+    await asyncio.sleep(1)
+    before = cluster.simulation.zookeeper.data(path)
+    await asyncio.sleep(20)
+    return before, cluster.simulation.zookeeper.data(path)
 
 
-@pytest.mark.parametrize("way", _WAYS)
-def test_a_change_of_settings_that_comes_late_does_not_undo_a_newer_one(way: _Way) -> None:
+_CHANGES = {ALTER_PARTITION_REASSIGNMENTS.key, INCREMENTAL_ALTER_CONFIGS.key}
+_WAYS: list[_Way] = [
+    _after_a_broker_was_stopped,
+    _after_the_network_held_it_back,
+    partial(_after_slow_connections, after_the_look_up=False),
+    partial(_after_slow_connections, after_the_look_up=True),
+]
+
+
+def _change_settings(way: _Way) -> tuple[bytes, bytes]:
     def at_least(number: int) -> _Ask:
         change = {ConfigResource.of_topic("orders"): [ConfigChange.set("min.insync.replicas", number)]}
         return lambda admin, _: admin.incremental_alter_configs(change)
 
-    before, after = run(way(at_least(1), at_least(2), znodes.topic_config_path("orders")), seed=1)
+    return run(way(at_least(1), at_least(2), znodes.topic_config_path("orders")), seed=1)
+
+
+def _reassign(way: _Way) -> tuple[bytes, bytes]:
+    def to(admin: Admin, broker_id: int) -> Awaitable[object]:
+        return admin.alter_partition_reassignments({P: [broker_id]})
+
+    return run(way(to, to, znodes.topic_path("orders")), seed=1)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_a_change_of_settings_that_comes_late_does_not_undo_a_newer_one(way: _Way) -> None:
+    before, after = _change_settings(way)
     assert before == after
 
 
 @pytest.mark.parametrize("way", _WAYS)
 def test_a_reassignment_that_comes_late_does_not_undo_a_newer_one(way: _Way) -> None:
-    def to(admin: Admin, broker_id: int) -> Awaitable[object]:
-        return admin.alter_partition_reassignments({P: [broker_id]})
-
-    before, after = run(way(to, to, znodes.topic_path("orders")), seed=1)
+    before, after = _reassign(way)
     assert before == after
+
+
+@pytest.mark.parametrize("change", [_change_settings, _reassign])
+def test_the_mutant_of_late_changes_makes_that_fail(change: Callable[[_Way], tuple[bytes, bytes]]) -> None:
+    with planted("late-change-carried-out"):
+        before, after = change(_WAYS[-1])
+    assert before != after
 
 
 def test_an_unclean_election_that_comes_late_costs_no_records() -> None:
@@ -300,3 +360,26 @@ def test_an_unclean_election_that_comes_late_costs_no_records() -> None:
         await cluster.until(lambda: cluster.state(P).leader == one)
 
     run(scenario(), seed=1)
+
+
+def _accused_by_late_changes() -> set[str]:
+    """What the storms' fault finds in a cluster in which nothing else goes wrong."""
+    report = Report(seed=1)
+
+    async def main() -> None:
+        storm = Storm(report, Random(1))
+        await storm.cluster.start()
+        topics = [NewTopic(topic, 1, 1) for topic in sorted({partition.topic for partition in storm.partitions})]
+        await _as_admin(storm.cluster, lambda admin: admin.create_topics(topics))
+        for _ in range(6):
+            await late_change(storm)
+
+    run(main(), seed=1)
+    assert report.events["late change: a newer one was granted"] == 6
+    return {anomaly.kind for anomaly in report.anomalies}
+
+
+def test_the_late_changes_of_a_storm_find_that_mutant_and_nothing_without_it() -> None:
+    assert _accused_by_late_changes() == set()
+    with planted("late-change-carried-out"):
+        assert _accused_by_late_changes() == {"a late change"}

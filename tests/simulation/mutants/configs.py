@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from minibroker.broker.dynamic_config import DynamicConfigManager
+from minibroker.broker.handlers import configs
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.topic_configs import TopicConfigs
+from minibroker.controller.decisions import reassignment
+from minibroker.protocol.messages import NO_VERSION
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -18,6 +21,21 @@ def change_missed_after_reconnect(patches: Patches) -> None:
             self._may_have_missed = False
             self._seen |= dict.fromkeys(await session.children("/config/changes"), 0.0)
         await original(self, session)
+
+
+@mutant(
+    "a connection's late bytes",
+    "a change of settings or replicas is carried out though it has been granted by another way, and a newer one since",
+)
+def late_change_carried_out(patches: Patches) -> None:
+    @patches.instead_of(configs, "_check_version")
+    def check_version(original: Any, found: Any, asked: Any) -> None:
+        if asked.known_version == NO_VERSION:
+            original(found, asked)
+
+    @patches.instead_of(reassignment, "outdated")
+    def outdated(original: Any, topics: Any, *rest: Any) -> Any:
+        return original([topic for topic in topics if topic.known_version == NO_VERSION], *rest)
 
 
 @mutant("KAFKA-3719", "a broker believes that a topic has the settings that the last one of its name had")

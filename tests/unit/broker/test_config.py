@@ -174,3 +174,11 @@ def test_a_setting_that_is_mistyped_is_answered_with_the_one_that_is_meant() -> 
         topic_config({"min.insync.replica": "2"})
     with pytest.raises(InvalidConfig, match="'nope' is not known; the known ones are min.insync.replicas, "):
         topic_config({"nope": "2"})
+
+
+@pytest.mark.parametrize("name", ["retention.ms", "cleanup.policy"])
+def test_a_value_of_any_length_leaves_room_for_the_rule(name: str) -> None:
+    problem = topic_config_problem({name: "9" * 30_000}, broker_config(REQUIRED))
+    assert problem is not None
+    assert len(problem) < 400
+    assert "(30000 characters): give " in problem

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
@@ -55,7 +56,7 @@ class Peer:
             configs=None,  # type: ignore[arg-type]  # nor to ZooKeeper
             sessions=None,  # type: ignore[arg-type]
             forwarding=None,  # type: ignore[arg-type]  # nor do brokers that are not the controller
-            groups=None,  # type: ignore[arg-type]  # nor is there any group
+            groups=Groups(broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start),
             offsets_topic=None,  # type: ignore[arg-type]
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
             control_epoch=ControlEpoch(),

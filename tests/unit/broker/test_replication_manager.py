@@ -465,6 +465,30 @@ def test_what_a_refused_fetch_says_of_a_follower_is_not_noted(tmp_path: Path) ->
     with_one_broker(tmp_path, scenario)
 
 
+def test_a_followers_fetch_waits_on_for_the_partitions_that_keep_their_leader_epoch(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(), state(index=1))
+        following, consuming = (
+            broker.fetch(fetch_of(0, epoch=0), fetch_of(0, epoch=0, index=1), replica=replica, max_wait_ms=10_000)
+            for replica in (2, -1)
+        )
+        await broker.told(state(epoch=1))
+        await asyncio.sleep(0.01)
+        assert not following.done(), "the controller tells the follower"
+        assert [found.error_code for found in consuming.result()] == [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NONE]
+        again = broker.fetch(fetch_of(0, epoch=1), replica=2, max_wait_ms=10_000)
+        broker.produce(RECORDS, acks=1)
+        await asyncio.sleep(0.01)
+        assert len(again.result()[0].records) == len(RECORDS)
+        assert not following.done()
+        broker.produce(RECORDS, acks=1, partition=TopicPartition(TOPIC, 1))
+        await asyncio.sleep(0.01)
+        [fenced, found] = following.result()
+        assert (fenced.error_code, len(found.records)) == (ErrorCode.FENCED_LEADER_EPOCH, len(RECORDS))
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_a_waiting_fetch_is_admitted_anew_in_another_epoch_of_the_same_leader(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state())
@@ -1056,5 +1080,41 @@ def test_a_replica_that_has_moved_to_other_brokers_is_deleted_where_that_is_cert
         await broker.replicas.delete_strays()
         assert (broker.logs.get(ORDERS) is None) is is_deleted
         assert (broker.replicas.partition(ORDERS) is None) is is_deleted
+
+    with_one_broker(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("epoch_of_known", "partition", "partitions", "replicas", "is_deleted"),
+    [
+        (6, 0, 1, [2, 3], True),
+        (6, 1, 2, [2, 3], False),  # nobody has said yet who has the other partition
+        (6, 0, 2, [2, 3, 1], False),  # an order is about to come, which sets the old replica aside
+        (4, 0, 1, [2, 3], False),  # that is the older topic
+    ],
+)
+def test_a_replica_of_an_older_topic_than_the_one_that_has_its_name_is_deleted(
+    tmp_path: Path, epoch_of_known: int, partition: int, partitions: int, replicas: list[int], is_deleted: bool
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(epoch=5), topic_id=topic_ids.make(5, 1, bytes(6)))
+        known = UpdateMetadataPartition(partition, 1, 2, 0, [2, 3], 0, replicas, [])
+        topic_id = topic_ids.make(epoch_of_known, 1, bytes(6))
+        topics = [UpdateMetadataTopic(TOPIC, topic_id, [known], num_partitions=partitions)]
+        broker.metadata.update(UpdateMetadataRequest(1, 1, broker.broker_epoch, topics, [], names_the_last=True))
+        await broker.replicas.delete_strays()
+        assert (broker.logs.get(ORDERS) is None) is is_deleted
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_replica_of_a_topic_that_has_fewer_partitions_now_is_deleted(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(index=3, epoch=5), topic_id=topic_ids.make(5, 1, bytes(6)))
+        known = UpdateMetadataPartition(0, 1, 2, 0, [2, 3], 0, [1, 2, 3], [])
+        topics = [UpdateMetadataTopic(TOPIC, topic_ids.make(6, 1, bytes(6)), [known], num_partitions=1)]
+        broker.metadata.update(UpdateMetadataRequest(1, 1, broker.broker_epoch, topics, [], names_the_last=True))
+        await broker.replicas.delete_strays()
+        assert broker.logs.get(TopicPartition(TOPIC, 3)) is None
 
     with_one_broker(tmp_path, scenario)

@@ -73,7 +73,7 @@ def test_a_partition_that_is_named_twice_is_refused() -> None:
     judged = reassignment.judge_request(picture([1, 2], {"orders-0": (1, 2)}), topics)
     assert judged.wanted == {}
     assert judged.refused[P0].code is ErrorCode.INVALID_REQUEST
-    [answer] = reassignment.results(topics, judged.refused)
+    [answer] = reassignment.results(topics, judged.refused, {}, {})
     assert [one.error_code for one in answer.partitions] == [ErrorCode.INVALID_REQUEST] * 2
 
 

@@ -37,7 +37,9 @@ def check_config(values: Mapping[str, str]) -> str | None:
 
 
 def validate(state: ClusterState, *requests: CreatableTopic, existing: Sequence[str] = ()) -> list[object]:
-    return list(topics.validate(requests, state, existing, DEFAULTS, check_config, Random(1), count(1)))
+    return list(
+        topics.validate(requests, state, dict.fromkeys(existing, ""), DEFAULTS, check_config, Random(1), count(1))
+    )
 
 
 def refused(state: ClusterState, request: CreatableTopic) -> tuple[ErrorCode, str]:
@@ -73,7 +75,7 @@ def test_the_brokers_durability_is_written_down_with_a_topic_that_does_not_say_w
         defaults = TopicDefaults(4, 3, default)
         state = picture(THREE_BROKERS, {})
         requests = [CreatableTopic("orders"), said]
-        answers = topics.validate(requests, state, (), defaults, lambda _: None, Random(1), count(1))
+        answers = topics.validate(requests, state, {}, defaults, lambda _: None, Random(1), count(1))
         assert [a.config for a in answers if isinstance(a, NewTopic)] == [expected, {"durability": "replicated"}]
 
 

@@ -700,3 +700,19 @@ def test_the_module_is_pure(module: Path) -> None:
     }
 
     assert not imported & {"asyncio", "time", "os", "random", "threading"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"timestamps": [1]}, ValueError),
+        ({"timestamps": [1, 2], "base_timestamp": 1}, ValueError),
+        ({"timestamps": [1.0, 2.0]}, TypeError),
+        ({"timestamps": [1, None]}, TypeError),
+        ({"timestamps": [0, 1 << 63]}, ValueError),
+        ({}, TypeError),
+    ],
+)
+def test_timestamps_that_no_reader_would_take_are_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        encode_batch([b"a", b"b"], **arguments)

@@ -1,0 +1,280 @@
+"""The offsets of groups: committed, fetched, deleted one by one (the other half of Kafka's GroupCoordinator).
+
+A committed offset belongs to a topic, not to a name: it is kept with the topic's id. A topic that is deleted and
+created again under its name has new records at the old offsets, and whoever went on there would miss some. So nothing
+is committed for another topic than the one that was read, and of a topic that is gone nothing is told.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from minibroker.broker.config import BrokerConfig
+from minibroker.broker.groups.coordinator import MAX_GROUPS, GroupCoordinator, why_not_in_generation
+from minibroker.broker.groups.group import Group
+from minibroker.broker.groups.offsets import is_of_gone_topic, newest_topic_id
+from minibroker.broker.groups.records import OffsetKey, OffsetValue, encode_offset_key, encode_offset_value
+from minibroker.broker.groups.states import GroupState
+from minibroker.broker.groups.terms import Outcome, Record, Term, Terms
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.protocol import group_messages as g
+from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Clock
+
+logger = logging.getLogger("minibroker.groups")
+
+_S = GroupState
+_E = ErrorCode
+
+CommitTopics = list[g.OffsetCommitTopicResponse]
+
+
+class _Accepted(NamedTuple):
+    topic_partition: TopicPartition
+    value: OffsetValue
+    answer: g.OffsetCommitPartitionResponse
+
+
+class OffsetCommits:
+    def __init__(
+        self, clock: Clock, config: BrokerConfig, metadata: MetadataCache, terms: Terms, members: GroupCoordinator
+    ) -> None:
+        self._clock = clock
+        self._config = config
+        self._metadata = metadata
+        self._terms = terms
+        self._members = members
+        self.committed = 0
+        """Offsets, so far."""
+        self.deleted = 0
+        """Offsets, because somebody asked for it."""
+
+    # -- OffsetCommit --
+
+    def commit(self, body: g.OffsetCommitRequest, respond: Callable[[CommitTopics], None]) -> None:
+        """R7. `respond` once the offsets are in the log, with an error for each partition of which they are not."""
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            respond(_all(body, found))
+            return
+        term, group = found
+        if group is None:
+            error = _E.ILLEGAL_GENERATION if body.generation_id >= 0 else _E.NONE
+            if len(term.groups) >= MAX_GROUPS:
+                error = _E.POLICY_VIOLATION
+            group = Group(body.group_id)
+        else:
+            error = _why_no_commit(group, body)
+        if error is not _E.NONE:
+            respond(_all(body, error))
+            return
+        self._members.heard_of(group, body.member_id)
+        self._commit(term, group, body, respond)
+
+    def _commit(
+        self, term: Term, group: Group, body: g.OffsetCommitRequest, respond: Callable[[CommitTopics], None]
+    ) -> None:
+        now_ms = self._clock.wall_ms()
+        answers: CommitTopics = []
+        accepted: list[_Accepted] = []
+        for topic in body.topics:
+            parts = []
+            for asked in topic.partitions:
+                value = OffsetValue(
+                    asked.committed_offset,
+                    asked.committed_leader_epoch,
+                    asked.committed_metadata or "",
+                    now_ms,
+                    topic.topic_id or self._metadata.topic_id(topic.name) or "",
+                )
+                topic_partition = TopicPartition(topic.name, asked.partition_index)
+                answer = g.OffsetCommitPartitionResponse(
+                    asked.partition_index, self._why_not_this(topic_partition, value)
+                )
+                if answer.error_code == _E.NONE:
+                    accepted.append(_Accepted(topic_partition, value, answer))
+                parts.append(answer)
+            answers.append(g.OffsetCommitTopicResponse(topic.name, parts))
+        if not accepted:
+            respond(answers)
+            return
+        term.groups[group.group_id] = group
+        group.offsets.begin(one.topic_partition for one in accepted)
+
+        def written(outcome: Outcome) -> None:
+            if outcome.code is _E.NONE:
+                for position, (topic_partition, value, _) in enumerate(accepted):
+                    group.offsets.complete(topic_partition, value, outcome.base_offset + position)
+                self.committed += len(accepted)
+            else:
+                group.offsets.fail(one.topic_partition for one in accepted)
+                too_large = outcome.code is _E.MESSAGE_TOO_LARGE
+                for one in accepted:
+                    one.answer.error_code = _E.INVALID_COMMIT_OFFSET_SIZE if too_large else outcome.code
+                if group.is_unused and term.groups.get(group.group_id) is group:
+                    del term.groups[group.group_id]
+            respond(answers)
+
+        records: list[Record] = [(_key(group, one.topic_partition), encode_offset_value(one.value)) for one in accepted]
+        self._terms.write(term, records, written)
+
+    def _why_not_this(self, topic_partition: TopicPartition, value: OffsetValue) -> ErrorCode:
+        if len(value.metadata.encode()) > self._config.offset_metadata_max_bytes:
+            return _E.OFFSET_METADATA_TOO_LARGE
+        if value.offset < 0:
+            return _E.INVALID_REQUEST
+        if self._metadata.partition(topic_partition) is None:
+            return _E.UNKNOWN_TOPIC_OR_PARTITION
+        if value.topic_id != self._metadata.topic_id(topic_partition.topic):
+            return _E.INCONSISTENT_TOPIC_ID
+        return _E.NONE
+
+    # -- OffsetFetch --
+
+    def fetch(self, body: g.OffsetFetchRequest, respond: Callable[[g.OffsetFetchResponse], None]) -> None:
+        """`respond` once it is certain for each group that no other broker coordinated it when this was asked: a
+        coordinator that was deposed without hearing of it would send a consumer back to offsets of old."""
+        answers: list[g.OffsetFetchGroupResponse | None] = [None] * len(body.groups)
+        left = len(answers)
+        if not answers:
+            respond(g.OffsetFetchResponse(0, []))
+
+        def answer(position: int, group: g.OffsetFetchGroupResponse) -> None:
+            nonlocal left
+            answers[position] = group
+            left -= 1
+            if not left:
+                respond(g.OffsetFetchResponse(0, [one for one in answers if one is not None]))
+
+        by_term: dict[Term, list[int]] = {}
+        for position, asked in enumerate(body.groups):
+            term = self._terms.of(asked.group_id)
+            if isinstance(term, ErrorCode):
+                answer(position, g.OffsetFetchGroupResponse(asked.group_id, [], term))
+            else:
+                by_term.setdefault(term, []).append(position)
+        for term, positions in by_term.items():
+
+            def confirmed(code: ErrorCode, positions: Sequence[int] = positions) -> None:
+                for position in positions:
+                    asked = body.groups[position]
+                    refused = g.OffsetFetchGroupResponse(asked.group_id, [], code)
+                    answer(position, self._fetch(asked) if code is _E.NONE else refused)
+
+            self._terms.confirm(term, confirmed)
+
+    def _fetch(self, asked: g.OffsetFetchGroup) -> g.OffsetFetchGroupResponse:
+        found = self._terms.find(asked.group_id)
+        if isinstance(found, ErrorCode):
+            return g.OffsetFetchGroupResponse(asked.group_id, [], found)
+        _, group = found
+        known: dict[str, dict[int, OffsetValue]] = {}
+        if group is not None:
+            for topic_partition, value in group.offsets.items():
+                if not self._is_gone(topic_partition.topic, value):
+                    known.setdefault(topic_partition.topic, {})[topic_partition.partition] = value
+        wanted: Sequence[tuple[str, Sequence[int]]]
+        if asked.topics is None:
+            wanted = [(name, sorted(parts)) for name, parts in sorted(known.items())]
+        else:
+            wanted = [(topic.name, topic.partition_indexes) for topic in asked.topics]
+        topics = [_fetched(name, indexes, known.get(name, {})) for name, indexes in wanted]
+        return g.OffsetFetchGroupResponse(asked.group_id, topics, _E.NONE)
+
+    def _is_gone(self, topic: str, value: OffsetValue) -> bool:
+        return is_of_gone_topic(value, self._metadata.topic_id(topic), self._metadata.told_all_epoch)
+
+    # -- OffsetDelete (KIP-496) --
+
+    def delete(self, body: g.OffsetDeleteRequest, respond: Callable[[g.OffsetDeleteResponse], None]) -> None:
+        """Of topics that no member reads. `respond` once the log says so."""
+        found = self._terms.find(body.group_id)
+        if isinstance(found, ErrorCode):
+            respond(g.OffsetDeleteResponse(found, 0, []))
+            return
+        term, group = found
+        if group is None:
+            respond(g.OffsetDeleteResponse(_E.GROUP_ID_NOT_FOUND, 0, []))
+            return
+        if not group.is_in(_S.EMPTY) and group.protocol_type != PROTOCOL_TYPE:
+            respond(g.OffsetDeleteResponse(_E.NON_EMPTY_GROUP, 0, []))
+            return
+        subscribed = frozenset() if group.is_in(_S.EMPTY) else group.subscribed_topics()
+        answers: CommitTopics = []
+        doomed: list[tuple[TopicPartition, g.OffsetCommitPartitionResponse]] = []
+        for topic in body.topics:
+            is_read = subscribed is None or topic.name in subscribed
+            code = _E.GROUP_SUBSCRIBED_TO_TOPIC if is_read else _E.NONE
+            parts = [g.OffsetCommitPartitionResponse(index, code) for index in topic.partitions]
+            answers.append(g.OffsetCommitTopicResponse(topic.name, parts))
+            for part in () if is_read else parts:
+                topic_partition = TopicPartition(topic.name, part.partition_index)
+                if group.offsets.get(topic_partition) is not None:
+                    doomed.append((topic_partition, part))
+
+        def removed(outcome: Outcome) -> None:
+            if outcome.code is _E.NONE:
+                self.deleted += len(doomed)
+            else:
+                for _, part in doomed:
+                    part.error_code = outcome.code
+            respond(g.OffsetDeleteResponse(_E.NONE, 0, answers))
+
+        if doomed:
+            remove_offsets(self._terms, term, group, [topic_partition for topic_partition, _ in doomed], removed)
+        else:
+            respond(g.OffsetDeleteResponse(_E.NONE, 0, answers))
+
+
+def remove_offsets(
+    terms: Terms, term: Term, group: Group, doomed: Sequence[TopicPartition], removed: Callable[[Outcome], None]
+) -> None:
+    """They are forgotten when the log says that they are deleted, unless something was committed after that."""
+    group.offsets.begin(doomed)
+
+    def written(outcome: Outcome) -> None:
+        if outcome.code is _E.NONE:
+            for position, topic_partition in enumerate(doomed):
+                group.offsets.complete(topic_partition, None, outcome.base_offset + position)
+        else:
+            group.offsets.fail(doomed)
+        removed(outcome)
+
+    terms.write(term, [(_key(group, topic_partition), None) for topic_partition in doomed], written)
+
+
+def _key(group: Group, topic_partition: TopicPartition) -> bytes:
+    return encode_offset_key(OffsetKey(group.group_id, topic_partition.topic, topic_partition.partition))
+
+
+def _why_no_commit(group: Group, body: g.OffsetCommitRequest) -> ErrorCode:
+    if body.generation_id < 0 and group.is_in(_S.EMPTY):
+        return _E.NONE  # of somebody who is no member, as the group has none
+    error = why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
+    if error is _E.NONE and group.is_in(_S.COMPLETING_REBALANCE):
+        return _E.REBALANCE_IN_PROGRESS  # it has given up what it had before, and does not know what it has now
+    return error
+
+
+def _all(body: g.OffsetCommitRequest, code: ErrorCode) -> CommitTopics:
+    return [
+        g.OffsetCommitTopicResponse(
+            topic.name, [g.OffsetCommitPartitionResponse(part.partition_index, code) for part in topic.partitions]
+        )
+        for topic in body.topics
+    ]
+
+
+def _fetched(name: str, indexes: Sequence[int], known: Mapping[int, OffsetValue]) -> g.OffsetFetchTopicResponse:
+    """All of one topic: the newest that anything was committed for."""
+    topic_id = newest_topic_id(value.topic_id for value in known.values())
+    parts = []
+    for index in indexes:
+        value = known.get(index)
+        if value is None or value.topic_id != topic_id:
+            parts.append(g.OffsetFetchPartition(index, -1, -1, "", _E.NONE))
+        else:
+            parts.append(g.OffsetFetchPartition(index, value.offset, value.leader_epoch, value.metadata, _E.NONE))
+    return g.OffsetFetchTopicResponse(name, parts, topic_id)

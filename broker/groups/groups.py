@@ -1,0 +1,37 @@
+"""Everything that has to do with groups, put together: what handlers and metrics are given."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from minibroker.broker.config import BrokerConfig
+from minibroker.broker.groups.commits import OffsetCommits
+from minibroker.broker.groups.coordinator import GroupCoordinator
+from minibroker.broker.groups.removal import GroupRemoval
+from minibroker.broker.groups.terms import Terms
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.protocol.world import World
+
+
+class Groups:
+    def __init__(
+        self,
+        world: World,
+        config: BrokerConfig,
+        metadata: MetadataCache,
+        replicas: ReplicaManager,
+        start_task: Callable[[Coroutine[Any, Any, None], str], object],
+    ) -> None:
+        """Before the first control request: from then on it hears of what this broker leads."""
+        self.terms = Terms(world.clock, config, metadata, replicas, start_task)
+        self.members = GroupCoordinator(world.clock, world.random, config, self.terms)
+        self.commits = OffsetCommits(world.clock, config, metadata, self.terms, self.members)
+        self.removal = GroupRemoval(world.clock, config, metadata, self.terms, start_task)
+        replicas.add_listener(self.terms)
+        self._start_task = start_task
+
+    def start(self) -> None:
+        self._start_task(self.removal.run(), "retention of committed offsets")
+
+    def close(self) -> None:
+        self.members.close()

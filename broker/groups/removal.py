@@ -1,0 +1,189 @@
+"""What need not be kept: groups that are deleted, offsets that nobody uses or whose topic is gone.
+
+Everything is deleted by a tombstone first, and forgotten when that is replicated. A group whose deletion has been
+written, but may not be replicated, is neither shown nor joined until it is known how that ended: the tombstones are
+written again until they are, or another broker coordinates the group, which reads in the log how it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from minibroker.broker.config import BrokerConfig
+from minibroker.broker.groups.commits import remove_offsets
+from minibroker.broker.groups.group import Group
+from minibroker.broker.groups.offsets import is_of_gone_topic
+from minibroker.broker.groups.records import encode_group_key
+from minibroker.broker.groups.states import GroupState
+from minibroker.broker.groups.terms import RETRY_S, Outcome, Slices, Term, TermListener, Terms
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Clock
+
+logger = logging.getLogger("minibroker.groups")
+
+_S = GroupState
+_E = ErrorCode
+
+JUMP_MS = 60_000
+"""By so much more than the monotonic clock the wall clock may advance between two looks before that is a jump."""
+
+
+class GroupRemoval(TermListener):
+    def __init__(
+        self,
+        clock: Clock,
+        config: BrokerConfig,
+        metadata: MetadataCache,
+        terms: Terms,
+        start_task: Callable[[Coroutine[Any, Any, None], str], object],
+    ) -> None:
+        self._clock = clock
+        self._config = config
+        self._metadata = metadata
+        self._terms = terms
+        self._start_task = start_task
+        self._jumped_ms = 0
+        """By which the wall clock has jumped ahead since the start."""
+        self._looked_at: tuple[int, float] | None = None
+        self.expired = 0
+        """Offsets, so far."""
+        terms.add_listener(self)
+
+    # -- DeleteGroups --
+
+    async def delete(self, group_id: str) -> ErrorCode:
+        """NONE once the log says that the group is gone."""
+        found = self._terms.find(group_id)
+        if isinstance(found, ErrorCode):
+            return found
+        term, group = found
+        if group is None:
+            return _E.GROUP_ID_NOT_FOUND
+        if not group.is_in(_S.EMPTY):
+            return _E.NON_EMPTY_GROUP
+        group.is_being_deleted = True
+        outcome = await self._delete(term, group)
+        if outcome.is_in_doubt and not term.is_over:
+            self._start_task(self._delete_for_certain(term, group), f"deletion of group {group_id!r}")
+        return outcome.code
+
+    async def _delete(self, term: Term, group: Group) -> Outcome:
+        """Its offsets and itself."""
+        offsets = [topic_partition for topic_partition, _ in group.offsets.items()]
+        if offsets:
+            outcome = await self._remove(term, group, offsets)
+            if outcome.code is not _E.NONE:
+                group.is_being_deleted = outcome.is_in_doubt
+                return outcome
+        key = encode_group_key(group.group_id)
+        outcome = await _outcome(lambda done: self._terms.write(term, [(key, None)], done))
+        group.is_being_deleted = outcome.is_in_doubt
+        if outcome.code is _E.NONE and not term.is_over:
+            self._forget(term, group)
+            logger.info("group %r is deleted", group.group_id)
+        return outcome
+
+    async def _delete_for_certain(self, term: Term, group: Group) -> None:
+        while not term.is_over and group.is_being_deleted:
+            await asyncio.sleep(RETRY_S)
+            await self._delete(term, group)
+
+    def _forget(self, term: Term, group: Group) -> None:
+        if term.groups.get(group.group_id) is group:
+            group.transition_to(_S.DEAD, self._clock.wall_ms())
+            del term.groups[group.group_id]
+
+    # -- what nobody uses --
+
+    async def run(self) -> None:
+        """Looks for it as long as the broker runs."""
+        while True:
+            self._look_at_clocks()
+            await asyncio.sleep(self._config.offsets_retention_check_interval_ms / 1_000)
+            self._look_at_clocks()
+            for term in self._terms.loaded():
+                await self._sweep(term)
+
+    def loaded(self, term: Term) -> None:
+        """Topics may have been deleted while nobody coordinated its groups."""
+        self.topics_gone(frozenset(), [term])
+
+    def topics_gone(self, topic_ids: frozenset[str], terms: Sequence[Term] | None = None) -> None:
+        """These topics are, and others may be: what was committed for them need not be kept."""
+        for term in self._terms.loaded() if terms is None else terms:
+            self._start_task(self._sweep(term, topic_ids), f"offsets of deleted topics in {term.topic_partition}")
+
+    async def _sweep(self, term: Term, gone: frozenset[str] | None = None) -> None:
+        """`gone`: look for offsets of topics that are, these among them, and for nothing else."""
+        slices = Slices()
+        now_ms = self._clock.wall_ms() - self._jumped_ms
+        for group in list(term.groups.values()):
+            await slices.breathe()
+            if term.is_over:
+                return
+            if group.is_being_deleted or group.is_in(_S.DEAD):
+                continue
+            doomed = dict.fromkeys(self._of_gone_topics(group, gone or frozenset()))
+            if gone is None:
+                doomed |= dict.fromkeys(self._unused(group, now_ms))
+            if doomed:
+                outcome = await self._remove(term, group, list(doomed))
+                if outcome.code is not _E.NONE:
+                    return  # the others would not fare better now; the next look finds them again
+                self.expired += len(doomed)
+                logger.info("group %r: %d offsets are kept no more", group.group_id, len(doomed))
+            if gone is None and self._is_idle(group) and not term.is_over:
+                await self.delete(group.group_id)
+
+    def _remove(self, term: Term, group: Group, doomed: Sequence[TopicPartition]) -> Awaitable[Outcome]:
+        return _outcome(lambda done: remove_offsets(self._terms, term, group, doomed, done))
+
+    def _of_gone_topics(self, group: Group, gone: frozenset[str]) -> list[TopicPartition]:
+        metadata = self._metadata
+        return [
+            topic_partition
+            for topic_partition, value in group.offsets.settled()
+            if value.topic_id in gone
+            or is_of_gone_topic(value, metadata.topic_id(topic_partition.topic), metadata.told_all_epoch)
+        ]
+
+    def _unused(self, group: Group, now_ms: int) -> list[TopicPartition]:
+        """In a group without members all offsets are, from then on; in one that rests, those of topics that no member
+        reads; while it rebalances nobody knows (KAFKA-13636). Of groups that never had a member: by their commits."""
+        retention_ms = self._config.offsets_retention_minutes * 60_000
+        subscribed: frozenset[str] | None = frozenset()
+        since_ms = None
+        if group.is_in(_S.EMPTY):
+            since_ms = None if group.protocol_type is None else group.state_since_ms
+        else:
+            subscribed = group.subscribed_topics()
+        if subscribed is None:
+            return []
+        return group.offsets.expired(now_ms, retention_ms, unused_since_ms=since_ms, subscribed=subscribed)
+
+    def _is_idle(self, group: Group) -> bool:
+        return group.is_in(_S.EMPTY) and not group.pending_members and group.offsets.is_unused
+
+    def _look_at_clocks(self) -> None:
+        """A wall clock that is set ahead by a week must not delete what was committed a minute ago."""
+        now = self._clock.wall_ms(), self._clock.monotonic()
+        if self._looked_at is not None:
+            ahead_ms = now[0] - self._looked_at[0] - round((now[1] - self._looked_at[1]) * 1_000)
+            if abs(ahead_ms) > JUMP_MS:
+                self._jumped_ms = max(self._jumped_ms + ahead_ms, 0)
+        self._looked_at = now
+
+
+def _outcome(write: Callable[[Callable[[Outcome], None]], None]) -> Awaitable[Outcome]:
+    """Of a write that tells it by a call. Nothing has to wait for it: where the broker stops, it never comes."""
+    future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def done(outcome: Outcome) -> None:
+        if not future.done():
+            future.set_result(outcome)
+
+    write(done)
+    return future

@@ -1,0 +1,403 @@
+"""Which groups this broker coordinates, from when to when, and what it writes for them in `__consumer_offsets`.
+
+The problem. Groups live in memory, and are what the log says; the log has several replicas, and who leads changes. What
+is read must not be taken back later by a leader that lacks it; what is written must be written by whoever has read all
+that was there before; and who has been deposed without hearing of it must not tell anybody what used to be.
+
+The choice. A *term* is one unbroken leadership of a partition by this broker, whatever leader epochs it spans.
+
+- It is loaded once: up to the end that the log had when the term began (nothing is appended meanwhile, since requests
+  are refused), and it counts as loaded only when the high watermark has come that far: until then another leader could
+  take back the last records.
+- What it writes is appended in this very term or not at all, and counts when it is replicated as with acks=all.
+- What it reads for others is confirmed by a write: a record without meaning, appended after the question came and
+  replicated before it is answered, proves that at that time no other broker could have committed anything. One such
+  record answers all who asked before it was appended.
+
+So a load that ends late, a commit that comes back late and a coordinator that is cut off find their term over, or find
+it out by themselves.
+
+Rejected: loading again for each leader epoch (Kafka does, and keeps what it has): within one leadership nothing can
+have changed. Reading up to the high watermark: what comes after it may be committed a moment later, without a trace
+here. Answering from memory while ZooKeeper can be reached, as far as is known: a process that was stopped for a while
+knows nothing of its successor when it goes on, and a client that asks just then would go back to offsets of old.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from minibroker.broker.config import BrokerConfig
+from minibroker.broker.groups.group import Group, group_from
+from minibroker.broker.groups.records import (
+    GroupKey,
+    MalformedRecord,
+    OffsetKey,
+    decode_group_value,
+    decode_key,
+    decode_offset_value,
+    encode_group_key,
+)
+from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.replication.delayed import ProduceStatus
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import DecodedBatch, decode_batch, encode_batch, iterate_batches
+from minibroker.protocol.world import Clock
+
+logger = logging.getLogger("minibroker.groups")
+
+OFFSETS_TOPIC = "__consumer_offsets"
+
+MAX_GROUP_ID_BYTES = 32_767
+"""As much as a record's key can say."""
+LOAD_BYTES = 256 * 1024
+"""Read at a time."""
+SLICE_S = 0.002
+BREATH_S = 0.001
+LEAST_LOOK_S = 0.005
+MOST_LOOK_S = 0.25
+"""How often the high watermark is looked at that a load waits for; more seldom the longer that lasts."""
+RETRY_S = 1.0
+
+_NO_MEANING = encode_group_key("")
+"""The key of a group that nobody can have: a record with it and without a value says nothing to whoever reads it."""
+
+_E = ErrorCode
+_AS_COORDINATOR: dict[int, ErrorCode] = {
+    _E.UNKNOWN_TOPIC_OR_PARTITION: _E.COORDINATOR_NOT_AVAILABLE,
+    _E.NOT_ENOUGH_REPLICAS: _E.COORDINATOR_NOT_AVAILABLE,
+    _E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _E.COORDINATOR_NOT_AVAILABLE,
+    _E.REQUEST_TIMED_OUT: _E.COORDINATOR_NOT_AVAILABLE,
+    _E.NOT_LEADER_OR_FOLLOWER: _E.NOT_COORDINATOR,
+    _E.KAFKA_STORAGE_ERROR: _E.NOT_COORDINATOR,
+    _E.RECORD_LIST_TOO_LARGE: _E.MESSAGE_TOO_LARGE,
+}
+"""What a failed append means to a member (GroupMetadataManager.storeGroup)."""
+_NOT_APPENDED = frozenset({_E.UNKNOWN_TOPIC_OR_PARTITION, _E.NOT_ENOUGH_REPLICAS, _E.MESSAGE_TOO_LARGE})
+"""Errors with which nothing was written for certain."""
+
+Record = tuple[bytes, bytes | None]
+"""Key and value; without a value it deletes the key."""
+Written = Callable[["Outcome"], None]
+
+
+class Outcome:
+    """Of a write. Without an error everything is replicated, and `base_offset` is the first record's."""
+
+    __slots__ = ("base_offset", "code", "is_in_doubt")
+
+    def __init__(self, code: ErrorCode, base_offset: int = -1, is_in_doubt: bool = False) -> None:
+        self.code = code
+        self.base_offset = base_offset
+        self.is_in_doubt = is_in_doubt
+        """It failed, but the records may be in the log, and may stay there."""
+
+
+class Term:
+    """One unbroken leadership of a partition, and the groups whose coordinator this broker is through it."""
+
+    def __init__(self, index: int, epoch: int, leading_since_epoch: int, end_offset: int) -> None:
+        self.topic_partition = TopicPartition(OFFSETS_TOPIC, index)
+        self.epoch = epoch
+        """The latest of its leader epochs."""
+        self.leading_since_epoch = leading_since_epoch
+        self.end_offset = end_offset
+        """Of the log, when the term began."""
+        self.groups: dict[str, Group] = {}
+        self.is_loaded = False
+        self.is_over = False
+        self.is_confirming = False
+        self.unconfirmed: list[Callable[[ErrorCode], None]] = []
+
+
+class TermListener:
+    """What works on the groups of a term. Called on the event loop, to return at once."""
+
+    def loaded(self, term: Term) -> None:
+        """Its groups are there, and requests will be taken from now on."""
+
+    def over(self, term: Term) -> None:
+        """Its groups are another broker's, or nobody's."""
+
+
+def partition_of(group_id: str, partitions: int) -> int:
+    """The partition of `__consumer_offsets` that a group belongs to, as everywhere in Kafka: by Java's
+    `String.hashCode`, over UTF-16 units."""
+    value = 0
+    data = group_id.encode("utf-16-be")
+    for position in range(0, len(data), 2):
+        value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
+    if value >= 1 << 31:
+        value = (1 << 32) - value  # the absolute value of what Java has for a negative number
+    return 0 if value == 1 << 31 else value % partitions
+
+
+class Terms:
+    """A LeadershipListener of the replica manager."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        config: BrokerConfig,
+        metadata: MetadataCache,
+        replicas: ReplicaManager,
+        start_task: Callable[[Coroutine[Any, Any, None], str], object],
+    ) -> None:
+        self._clock = clock
+        self._config = config
+        self._metadata = metadata
+        self._replicas = replicas
+        self._start_task = start_task
+        self._terms: dict[int, Term] = {}
+        self._listeners: list[TermListener] = []
+        self.loads = 0
+        """Terms that were loaded."""
+        self.load_s = 0.0
+        """How long that took, all together."""
+
+    def add_listener(self, listener: TermListener) -> None:
+        self._listeners.append(listener)
+
+    # -- look-ups --
+
+    def loaded(self) -> list[Term]:
+        return [term for term in self._terms.values() if term.is_loaded]
+
+    @property
+    def is_loading(self) -> bool:
+        return any(not term.is_loaded for term in self._terms.values())
+
+    def of(self, group_id: str) -> Term | ErrorCode:
+        """The loaded term that the group belongs to, or why there is none."""
+        if not group_id or len(group_id.encode()) > MAX_GROUP_ID_BYTES:
+            return _E.INVALID_GROUP_ID
+        partitions = self._metadata.partition_count(OFFSETS_TOPIC)
+        term = self._terms.get(partition_of(group_id, partitions)) if partitions else None
+        if term is None:
+            return _E.NOT_COORDINATOR
+        return term if term.is_loaded else _E.COORDINATOR_LOAD_IN_PROGRESS
+
+    def find(self, group_id: str) -> tuple[Term, Group | None] | ErrorCode:
+        """The group with its term; None where there is no such group. COORDINATOR_NOT_AVAILABLE while it is being
+        deleted."""
+        term = self.of(group_id)
+        if isinstance(term, ErrorCode):
+            return term
+        group = term.groups.get(group_id)
+        if group is not None and group.is_being_deleted:
+            return _E.COORDINATOR_NOT_AVAILABLE
+        return term, group
+
+    # -- what this broker leads (LeadershipListener) --
+
+    def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
+        if topic_partition.topic != OFFSETS_TOPIC:
+            return
+        partition = self._replicas.partition(topic_partition)
+        assert partition is not None
+        term = self._terms.get(topic_partition.partition)
+        if term is not None and term.leading_since_epoch == partition.leading_since_epoch:
+            term.epoch = epoch
+            return
+        self._end(topic_partition.partition)
+        term = Term(topic_partition.partition, epoch, partition.leading_since_epoch, partition.log.log_end_offset)
+        self._terms[topic_partition.partition] = term
+        self._start_task(self._load(term), f"load of the groups of {topic_partition}")
+
+    def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
+        if topic_partition.topic == OFFSETS_TOPIC:
+            self._end(topic_partition.partition)
+
+    def _end(self, index: int) -> None:
+        term = self._terms.pop(index, None)
+        if term is None:
+            return
+        term.is_over = True
+        for listener in self._listeners:
+            listener.over(term)
+        logger.info("%s: coordinates its %d groups no more", term.topic_partition, len(term.groups))
+
+    # -- reading --
+
+    async def _load(self, term: Term) -> None:
+        """Where the log cannot be read it is tried again, as the term ends with the replica."""
+        began_s = self._clock.monotonic()
+        while not term.is_over:
+            try:
+                groups = await self._read(term)
+                break
+            except BrokerError as error:
+                logger.error("%s cannot be read, and its groups wait: %s", term.topic_partition, error)
+                await asyncio.sleep(RETRY_S)
+        await self._until_replicated(term)
+        if term.is_over:  # and another may have begun on the same partition (KAFKA-2841)
+            return
+        term.groups = groups
+        term.is_loaded = True
+        took_s = self._clock.monotonic() - began_s
+        self.loads += 1
+        self.load_s += took_s
+        logger.info(
+            "%s: coordinates %d groups in epoch %d, after %.3f s", term.topic_partition, len(groups), term.epoch, took_s
+        )
+        for listener in self._listeners:
+            listener.loaded(term)
+
+    async def _read(self, term: Term) -> dict[str, Group]:
+        """The groups as the log has them. Raises BrokerError."""
+        loading = _Loading()
+        slices = Slices()
+        partition = self._replicas.leader(term.topic_partition)
+        offset = partition.log.log_start_offset
+        while offset < term.end_offset and not term.is_over:
+            try:
+                data = partition.log.read(offset, LOAD_BYTES, term.end_offset)
+                partition.log.check(data)
+            except BrokerError as error:
+                raise partition.considered(error) from error
+            if not data:
+                # Compaction may have left nothing up to the end: there is no next batch to wait for (KAFKA-9065).
+                break
+            for piece in iterate_batches(data):
+                header = piece.header
+                if not header.is_control:
+                    loading.add(decode_batch(data, header, piece.start, check_crc=False))
+                offset = header.next_offset
+                await slices.breathe()
+        return await loading.groups(slices)
+
+    async def _until_replicated(self, term: Term) -> None:
+        look_s = LEAST_LOOK_S
+        while not term.is_over:
+            partition = self._replicas.partition(term.topic_partition)
+            if partition is not None and partition.high_watermark >= term.end_offset:
+                return
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, MOST_LOOK_S)
+
+    # -- writing --
+
+    def write(self, term: Term, records: Sequence[Record], written: Written) -> None:
+        """Append the records in this term, in one batch. `written` may be called at once, and is called in any case,
+        after the end of the term too."""
+        batch = encode_batch(
+            [value for _, value in records],
+            keys=[key for key, _ in records],
+            base_timestamp=self._clock.wall_ms(),
+        )
+
+        def respond(status: ProduceStatus) -> None:
+            code = ErrorCode(status.response.error_code)
+            if code is _E.NONE:
+                written(Outcome(code, status.response.base_offset))
+                return
+            logger.warning("%s: %d records could not be written: %s", term.topic_partition, len(records), code.name)
+            written(Outcome(_AS_COORDINATOR.get(code, code), is_in_doubt=code not in _NOT_APPENDED))
+
+        self._replicas.write(
+            term.topic_partition,
+            batch,
+            leading_since_epoch=term.leading_since_epoch,
+            timeout_ms=self._config.offsets_commit_timeout_ms,
+            respond=respond,
+        )
+
+    def confirm(self, term: Term, confirmed: Callable[[ErrorCode], None]) -> None:
+        """Tell `confirmed` NONE once it is certain that no other broker had coordinated the groups of this term before
+        now; an error where that cannot be said."""
+        partition = self._replicas.partition(term.topic_partition)
+        if partition is not None and not term.is_over and partition.leads_alone:
+            confirmed(_E.NONE)
+            return
+        term.unconfirmed.append(confirmed)
+        if not term.is_confirming:
+            self._confirm(term)
+
+    def _confirm(self, term: Term) -> None:
+        asked, term.unconfirmed = term.unconfirmed, []
+        term.is_confirming = True
+
+        def written(outcome: Outcome) -> None:
+            term.is_confirming = False
+            for confirmed in asked:
+                confirmed(_E.NOT_COORDINATOR if term.is_over else outcome.code)
+            if term.unconfirmed and not term.is_confirming:
+                self._confirm(term)
+
+        self.write(term, [(_NO_MEANING, None)], written)
+
+
+class Slices:
+    """Work on the loop that pauses when it has had it for 2 ms."""
+
+    def __init__(self) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._end_s = self._time() + SLICE_S
+
+    async def breathe(self) -> None:
+        if self._time() >= self._end_s:
+            await asyncio.sleep(BREATH_S)
+            self._end_s = self._time() + SLICE_S
+
+
+class _Loading:
+    """The log's records, in order: of each key the last one counts (KAFKA-5600), and is the only one to be decoded."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, tuple[bytes, int]] = {}
+        self._offsets: dict[str, dict[TopicPartition, tuple[bytes, int]]] = {}
+
+    def add(self, batch: DecodedBatch) -> None:
+        if batch.keys is None:
+            return
+        for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
+            if key is not None:
+                try:
+                    self._add(key, value, offset)
+                except MalformedRecord as error:
+                    _skip(offset, error)
+
+    def _add(self, key_bytes: bytes, value: bytes | None, offset: int) -> None:
+        key = decode_key(key_bytes)
+        if isinstance(key, OffsetKey):
+            offsets = self._offsets.setdefault(key.group_id, {})
+            topic_partition = TopicPartition(key.topic, key.partition)
+            if value is None:
+                offsets.pop(topic_partition, None)
+            else:
+                offsets[topic_partition] = (value, offset)
+        elif isinstance(key, GroupKey):
+            if value is None:
+                self._groups.pop(key.group_id, None)
+            else:
+                self._groups[key.group_id] = (value, offset)
+
+    async def groups(self, slices: Slices) -> dict[str, Group]:
+        groups: dict[str, Group] = {}
+        for group_id, (group_value, log_offset) in self._groups.items():
+            try:
+                groups[group_id] = group_from(group_id, decode_group_value(group_value))
+            except MalformedRecord as error:
+                _skip(log_offset, error)
+            await slices.breathe()
+        for group_id, offsets in self._offsets.items():
+            for topic_partition, (value, log_offset) in offsets.items():
+                try:
+                    committed = decode_offset_value(value)
+                except MalformedRecord as error:
+                    _skip(log_offset, error)
+                    continue
+                group = groups.get(group_id)
+                if group is None:
+                    group = groups[group_id] = Group(group_id)
+                group.offsets.load(topic_partition, committed, log_offset)
+            await slices.breathe()
+        return groups
+
+
+def _skip(offset: int, error: MalformedRecord) -> None:
+    # The others must not suffer for it; but nothing of ours writes such a record.
+    logger.error("the record at offset %d of %s is skipped: %s", offset, OFFSETS_TOPIC, error)

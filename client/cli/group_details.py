@@ -1,0 +1,97 @@
+"""What `groups describe` asks beside the group itself: what it has committed, and where its partitions end.
+
+As with topics, a broker that does not answer must not keep the rest from being shown: what is not known soon is left
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.commits import OffsetAndMetadata
+from minibroker.client.errors import GroupErrors, TopicErrors
+from minibroker.client.groups import GroupDescription
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
+
+PATIENCE_S = 3.0
+
+
+class PartitionLag(NamedTuple):
+    partition: TopicPartition
+    committed: OffsetAndMetadata | None
+    """None: nothing is."""
+    end_offset: int | None
+    """The high watermark; None: no broker said so in time, or there is no such partition any more."""
+    member_id: str | None
+    """That of the member which is assigned the partition."""
+
+    @property
+    def lag(self) -> int | None:
+        """How many records are behind what is committed, or were before they were deleted; None: not known."""
+        if self.committed is None or self.end_offset is None:
+            return None
+        return max(0, self.end_offset - self.committed.offset)
+
+
+class GroupDetails(NamedTuple):
+    group: GroupDescription
+    partitions: tuple[PartitionLag, ...]
+    """Those of which the group has committed something, and those that its members are assigned, sorted."""
+
+    @property
+    def lag(self) -> int:
+        """As far as it is known."""
+        return sum(each.lag or 0 for each in self.partitions)
+
+
+async def details_of(admin: Admin, group: str) -> GroupDetails:
+    """Raises BrokerError (GROUP_ID_NOT_FOUND), NetworkError."""
+    try:
+        described = (await admin.describe_groups([group]))[group]
+    except GroupErrors as failed:
+        raise failed.errors[group] from None
+    committed = await admin.list_group_offsets(group)
+    owners = {partition: each.member_id for each in described.members for partition in each.partitions or ()}
+    partitions = sorted({*committed, *owners})
+    ends = await end_offsets(admin, partitions)
+    return GroupDetails(
+        described,
+        tuple(PartitionLag(p, committed.get(p), ends.get(p), owners.get(p)) for p in partitions),
+    )
+
+
+async def end_offsets(admin: Admin, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Of those whose leaders say so in time; each is asked for itself."""
+    wanted = set(partitions)
+    led: dict[int, list[TopicPartition]] = {}
+    for topic in (await topics_of(admin, {partition.topic for partition in wanted})).values():
+        for each in topic.partitions:
+            partition = TopicPartition(topic.name, each.partition)
+            if partition in wanted and each.leader is not None:
+                led.setdefault(each.leader, []).append(partition)
+
+    async def ask(some: list[TopicPartition]) -> dict[TopicPartition, int]:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                found = await admin.list_offsets(dict.fromkeys(some, "latest"))
+        except (TimeoutError, MinibrokerError):
+            return {}
+        return {partition: end.offset for partition, end in found.items() if end is not None}
+
+    parts = await asyncio.gather(*(ask(some) for some in led.values()))
+    return {partition: end for part in parts for partition, end in part.items()}
+
+
+async def topics_of(admin: Admin, names: Iterable[str]) -> dict[str, TopicDescription]:
+    """Without those that are gone."""
+    left = sorted(names)
+    while left:
+        try:
+            return await admin.describe_topics(left)
+        except TopicErrors as failed:
+            left = [name for name in left if name not in failed.errors]
+    return {}

@@ -1,0 +1,87 @@
+"""`groups reset-offsets`: what the new offsets are. Nothing is changed here.
+
+As in Kafka's kafka-consumer-groups, an offset outside of a partition's log becomes the nearest one inside of it: one
+offset, or one step, may be meant for many partitions, of which some are shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from minibroker.client.admin import Admin
+from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition
+from minibroker.client.commits import OffsetAndMetadata
+from minibroker.client.offsets import OffsetAndTimestamp
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
+
+
+class Shift(NamedTuple):
+    by: int
+    """How many records forward; negative: back."""
+
+
+class Reset(NamedTuple):
+    partition: TopicPartition
+    old: int | None
+    """None: nothing is committed."""
+    new: OffsetAndMetadata
+    lag: int
+    """Afterwards."""
+
+
+async def planned(
+    admin: Admin, group: str, partitions: Sequence[TopicPartition], target: StartPosition | Shift
+) -> list[Reset]:
+    """Raises MinibrokerError where there is nothing to shift, BrokerError, NetworkError."""
+    committed = await admin.list_group_offsets(group, partitions)
+    if isinstance(target, Shift) and (bare := [p for p in partitions if committed[p] is None]):
+        raise MinibrokerError(
+            f"group {group} has committed nothing in {', '.join(map(str, bare))}: there is nothing to shift; say with "
+            "--to where it is to begin"
+        )
+    earliest = _all_there(await admin.list_offsets(dict.fromkeys(partitions, "earliest")))
+    latest = _all_there(await admin.list_offsets(dict.fromkeys(partitions, "latest")))
+    at: Mapping[TopicPartition, OffsetAndTimestamp | None] = {}
+    if isinstance(target, AtTime):
+        at = await admin.list_offsets(dict.fromkeys(partitions, target.timestamp_ms))
+    resets = []
+    for partition in partitions:
+        old = committed[partition]
+        first, end = earliest[partition], latest[partition]
+        new = _new(target, None if old is None else old.offset, first, end, at.get(partition))
+        resets.append(Reset(partition, None if old is None else old.offset, new, end.offset - new.offset))
+    return resets
+
+
+def _all_there(
+    found: Mapping[TopicPartition, OffsetAndTimestamp | None],
+) -> dict[TopicPartition, OffsetAndTimestamp]:
+    return {partition: each for partition, each in found.items() if each is not None}
+
+
+def _new(
+    target: StartPosition | Shift,
+    old: int | None,
+    first: OffsetAndTimestamp,
+    end: OffsetAndTimestamp,
+    at: OffsetAndTimestamp | None,
+) -> OffsetAndMetadata:
+    """`at`: the first record at or after the time that is asked for; None: there is none, and the end is meant."""
+    match target:
+        case Edge.BEGINNING:
+            wanted = first.offset
+        case Edge.END:
+            wanted = end.offset
+        case AtOffset(offset):
+            wanted = offset
+        case Last(records):
+            wanted = end.offset - records
+        case Shift(by):
+            wanted = (old or 0) + by
+        case AtTime():
+            wanted = end.offset if at is None else at.offset
+    offset = min(max(wanted, first.offset), end.offset)
+    epochs = {found.offset: found.leader_epoch for found in (first, end, *([at] if at is not None else []))}
+    return OffsetAndMetadata(offset, epochs.get(offset))

@@ -1,0 +1,396 @@
+"""`minibroker groups`: list, describe, reset the offsets of, and delete groups (kafka-consumer-groups)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from minibroker.client.admin import Admin
+from minibroker.client.cli.group_details import GroupDetails, details_of
+from minibroker.client.cli.group_resets import Reset, Shift, planned
+from minibroker.client.cli.hints import pastable
+from minibroker.client.cli.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    Format,
+    FormatOption,
+    UsageError,
+    YesOption,
+    bootstrap_servers,
+    confirm,
+    print_json,
+    print_lines,
+    print_table,
+    run,
+    table_lines,
+)
+from minibroker.client.cli.start_position import StartPosition, parse_start_position
+from minibroker.client.cli.topics import checked_topic, open_admin
+from minibroker.client.errors import BrokersFailed, GroupErrors
+from minibroker.client.groups import GROUP_STATES, GroupListing, MemberDescription, named
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+
+INTERVAL_S = 1.0
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+
+app = typer.Typer(help="List, describe and delete consumer groups, and reset their offsets.", no_args_is_help=True)
+
+
+@app.command(name="list")
+def list_groups(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help=f"{', '.join(GROUP_STATES)}. May be repeated. Default: all."),
+    ] = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List all groups with their states.
+
+    Exit code 1 where a broker does not answer; the groups of the others are shown."""
+    for each in state or ():
+        if each not in GROUP_STATES:
+            raise UsageError(f"--state {each!r}: one of {', '.join(GROUP_STATES)} is expected")
+    groups, failed = run(_list(bootstrap_servers(bootstrap, data), state))
+    if format is Format.JSON:
+        print_json([each._asdict() for each in groups])
+    else:
+        print_table(("group", "state", "protocol"), [(g.group, g.state, g.protocol_type or None) for g in groups])
+    if failed is not None:
+        raise failed
+
+
+@app.command()
+def describe(
+    group: GroupArgument,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it every second, until Ctrl-C.")] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show state, coordinator, assignor and members of a group; and of each partition what is committed, where the log
+    ends, the lag, and the member that reads it.
+
+    With --watch and no terminal: a line each time, with the lag of each partition that has any."""
+    _checked_group(group)
+    servers = bootstrap_servers(bootstrap, data)
+    if watch:
+        with suppress(KeyboardInterrupt):
+            run(_watch(servers, group, format))
+        return
+    details = run(_describe(servers, group))
+    if format is Format.JSON:
+        print_json(_object(details))
+    else:
+        lines, *tables = _blocks(details)
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        for table in tables:
+            sys.stdout.write("\n")
+            print_lines(table)
+
+
+@app.command()
+def reset_offsets(
+    group: GroupArgument,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="earliest|latest|OFFSET|-N|@TIME",
+            help="Where the group is to go on in each partition. -N: at the last N records. TIME: milliseconds since "
+            "1970, or ISO 8601 (UTC if it names no zone): at the first record that is not older.",
+        ),
+    ] = None,
+    shift_by: Annotated[
+        int | None, typer.Option("--shift-by", metavar="N", help="So many records on from what is committed; -N: back.")
+    ] = None,
+    all_partitions: Annotated[
+        bool, typer.Option("--all", help="All partitions of which the group has committed something.")
+    ] = False,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="In this topic. May be repeated.")
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="Only this partition of it. May be repeated. Default: all."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what the offsets would be.")] = False,
+    yes: YesOption = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Set what a group without members has committed, so that it goes on from there.
+
+    Prints the old and the new offsets, and asks. What is outside of a partition's log becomes its beginning or end."""
+    _checked_group(group)
+    target = _target(to, shift_by)
+    topics = [checked_topic(name) for name in dict.fromkeys(topic or ())]
+    if all_partitions == bool(topics):
+        raise UsageError("say where: either --all, or --topic TOPIC with the --partition that is meant, if not all")
+    if partition and len(topics) != 1:
+        raise UsageError(f"--partition {partition[0]}: of which topic? Give --topic TOPIC once")
+    servers = bootstrap_servers(bootstrap, data)
+    plan = run(_plan(servers, group, topics, partition, target))
+    is_shown_first = format is Format.TABLE and not (dry_run or yes)
+    if dry_run or is_shown_first:
+        _print_plan(plan, format)
+    if dry_run:
+        return
+    sys.stdout.flush()
+    confirm(f"Reset these offsets of group {group}?", yes)
+    run(_commit(servers, group, plan))
+    if is_shown_first:
+        sys.stdout.write(f"reset {len(plan)} offsets of {group}\n")
+    else:
+        _print_plan(plan, format)
+
+
+@app.command()
+def delete(
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="Names of groups.")],
+    yes: YesOption = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Delete groups without members, with all that they have committed."""
+    names = [_checked_group(group) for group in dict.fromkeys(groups)]
+    servers = bootstrap_servers(bootstrap, data)
+    run(_refuse_members(servers, names))
+    noun = "group" if len(names) == 1 else "groups"
+    confirm(f"Delete the {noun} {', '.join(names)} with all that is committed?", yes)
+    failed = run(_delete(servers, names))
+    deleted = [name for name in names if failed is None or name not in failed.errors]
+    if format is Format.JSON and deleted:
+        print_json({"deleted": deleted})
+    elif deleted:
+        sys.stdout.write(f"deleted {', '.join(deleted)}\n")
+    if failed is not None:
+        raise failed
+
+
+# --- What is asked of the cluster --------------------------------------------------------------------------------
+
+
+async def _list(bootstrap: str, states: list[str] | None) -> tuple[list[GroupListing], BrokersFailed | None]:
+    async with open_admin(bootstrap) as admin:
+        try:
+            return await admin.list_groups(states), None
+        except BrokersFailed as failed:
+            if not failed.results:
+                raise
+            return sorted({each.group: each for part in failed.results.values() for each in part}.values()), failed
+
+
+async def _describe(bootstrap: str, group: str) -> GroupDetails:
+    async with open_admin(bootstrap) as admin:
+        return await details_of(admin, group)
+
+
+async def _watch(bootstrap: str, group: str, format: Format) -> None:
+    """Raises what the first look raises. From then on a cluster that does not answer is something to show."""
+    on_terminal = sys.stdout.isatty() and format is Format.TABLE
+    async with open_admin(bootstrap) as admin:
+        details, problem = await details_of(admin, group), ""
+        with Live(auto_refresh=False, console=Console(highlight=False)) if on_terminal else nullcontext() as live:
+            while True:
+                if live is not None:
+                    lines = [line for block in _blocks(details) for line in (*block, "")]
+                    live.update(Text(pastable(problem) if problem else "\n".join(lines)), refresh=True)
+                elif format is Format.TABLE:
+                    sys.stdout.write(f"{pastable(problem) if problem else _line(details)}\n")
+                elif not problem:
+                    print_json(_object(details))
+                sys.stdout.flush()
+                await asyncio.sleep(INTERVAL_S)
+                try:
+                    details, problem = await details_of(admin, group), ""
+                except MinibrokerError as error:
+                    problem = str(error)
+
+
+async def _plan(
+    bootstrap: str, group: str, topics: list[str], numbers: list[int] | None, target: StartPosition | Shift
+) -> list[Reset]:
+    await _refuse_members(bootstrap, [group], may_be_new=True)
+    async with open_admin(bootstrap) as admin:
+        if topics:
+            partitions = await _partitions(admin, topics, numbers)
+        else:
+            partitions = list(await admin.list_group_offsets(group))
+            if not partitions:
+                raise MinibrokerError(
+                    f"group {group} has committed nothing: see `minibroker groups list`, or name a topic with --topic"
+                )
+        return await planned(admin, group, partitions, target)
+
+
+async def _partitions(admin: Admin, topics: list[str], numbers: list[int] | None) -> list[TopicPartition]:
+    partitions = []
+    for name, topic in (await admin.describe_topics(topics)).items():
+        known = [each.partition for each in topic.partitions]
+        for number in sorted(set(numbers or known)):
+            if number not in known:
+                raise BrokerError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"{name} has no partition {number}; its partitions are 0 to {known[-1]}",
+                )
+            partitions.append(TopicPartition(name, number))
+    return partitions
+
+
+async def _refuse_members(bootstrap: str, groups: Sequence[str], may_be_new: bool = False) -> None:
+    """Raises BrokerError where a group has members, or there is no such group."""
+    async with open_admin(bootstrap) as admin:
+        try:
+            described = await admin.describe_groups(groups)
+        except GroupErrors as failed:
+            for error in failed.errors.values():
+                if not (may_be_new and isinstance(error, BrokerError) and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
+                    raise error from None
+            return
+    for name, found in described.items():
+        if found.members:
+            said = f"group {name} has members: {named(found.members)}"
+            raise BrokerError(ErrorCode.NON_EMPTY_GROUP, f"{said}. Stop them first", is_complete=True)
+
+
+async def _commit(bootstrap: str, group: str, plan: Sequence[Reset]) -> None:
+    async with open_admin(bootstrap) as admin:
+        await admin.alter_group_offsets(group, {each.partition: each.new for each in plan})
+
+
+async def _delete(bootstrap: str, groups: Sequence[str]) -> GroupErrors | None:
+    async with open_admin(bootstrap) as admin:
+        try:
+            await admin.delete_groups(groups)
+        except GroupErrors as failed:
+            return failed
+    return None
+
+
+# --- What is printed ---------------------------------------------------------------------------------------------
+
+
+def _blocks(details: GroupDetails) -> list[list[str]]:
+    """A sentence; the members, if any; the partitions, if any."""
+    group = details.group
+    parts = [
+        f"group {group.group}: {group.state}",
+        f"coordinator broker {group.coordinator.node_id} ({group.coordinator.address})",
+        *([f"assignor {group.assignor}"] if group.assignor else []),
+        f"{len(group.members)} member{'' if len(group.members) == 1 else 's'}",
+        f"lag {details.lag}",
+    ]
+    blocks = [[", ".join(parts)]]
+    if group.members:
+        has_instances = any(each.group_instance_id is not None for each in group.members)
+        columns = ["member", *(["instance"] if has_instances else []), "client", "host", "partitions"]
+        rows = [
+            [
+                each.member_id,
+                *([each.group_instance_id] if has_instances else []),
+                each.client_id,
+                each.client_host,
+                _short(each),
+            ]
+            for each in group.members
+        ]
+        blocks.append(table_lines(columns, rows))
+    if details.partitions:
+        offsets = [
+            (
+                *each.partition,
+                None if each.committed is None else each.committed.offset,
+                each.end_offset,
+                each.lag,
+                each.member_id,
+            )
+            for each in details.partitions
+        ]
+        blocks.append(table_lines(("topic", "partition", "committed", "end", "lag", "member"), offsets))
+    return blocks
+
+
+def _short(member: MemberDescription) -> str | None:
+    """Such as `orders 0,1,2; stock 0`."""
+    if member.partitions is None:
+        return None
+    topics: dict[str, list[str]] = {}
+    for topic, number in member.partitions:
+        topics.setdefault(topic, []).append(str(number))
+    return "; ".join(f"{topic} {','.join(numbers)}" for topic, numbers in topics.items()) or None
+
+
+def _line(details: GroupDetails) -> str:
+    behind = ", ".join(f"{each.partition} {each.lag}" for each in details.partitions if each.lag)
+    members = f"{len(details.group.members)} member{'' if len(details.group.members) == 1 else 's'}"
+    return f"{details.group.state}, {members}, lag {details.lag}{f' ({behind})' if behind else ''}"
+
+
+def _object(details: GroupDetails) -> dict[str, object]:
+    group = details.group
+    return {
+        "group": group.group,
+        "state": group.state,
+        "protocol_type": group.protocol_type,
+        "assignor": group.assignor,
+        "coordinator": {"id": group.coordinator.node_id, **group.coordinator.address._asdict()},
+        "lag": details.lag,
+        "members": [
+            each._asdict() | {"partitions": None if each.partitions is None else [p._asdict() for p in each.partitions]}
+            for each in group.members
+        ],
+        "partitions": [
+            {
+                **each.partition._asdict(),
+                "committed": None if each.committed is None else each.committed.offset,
+                "leader_epoch": None if each.committed is None else each.committed.leader_epoch,
+                "metadata": None if each.committed is None else each.committed.metadata,
+                "end": each.end_offset,
+                "lag": each.lag,
+                "member_id": each.member_id,
+            }
+            for each in details.partitions
+        ],
+    }
+
+
+def _print_plan(plan: Sequence[Reset], format: Format) -> None:
+    columns = ("topic", "partition", "old", "new", "lag")
+    rows = [(*each.partition, each.old, each.new.offset, each.lag) for each in plan]
+    if format is Format.JSON:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
+
+
+# --- What is typed -----------------------------------------------------------------------------------------------
+
+
+def _checked_group(group: str) -> str:
+    if not group:
+        raise UsageError("the name of a group is not empty: `minibroker groups list` has the names")
+    return group
+
+
+def _target(to: str | None, shift_by: int | None) -> StartPosition | Shift:
+    if (to is None) == (shift_by is None):
+        raise UsageError("say where the group is to go on: either --to, such as --to earliest, or --shift-by N")
+    if to is not None:
+        return parse_start_position(to, "--to")
+    assert shift_by is not None
+    return Shift(shift_by)

@@ -1,0 +1,49 @@
+"""The programs in the documentation: Python blocks that a comment in front of them marks as complete.
+
+    <!-- run: orders payments -->
+    ```python
+    ...
+    ```
+
+The names are topics that must exist. A program that needs none says `<!-- run -->`. What runs is what stands there, but
+for the address of the cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+ADDRESS = "localhost:9092"
+"""What programs in the documentation connect to."""
+
+_PROGRAM = re.compile(
+    r"^<!-- run(?:: (?P<topics>[^>]+?))? -->\n```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+class Program(NamedTuple):
+    page: Path
+    line: int
+    topics: tuple[str, ...]
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.stem}-{self.line}"
+
+
+def programs_of(page: Path) -> list[Program]:
+    text = page.read_text()
+    return [
+        Program(
+            page, text.count("\n", 0, found.start("text")) + 1, tuple((found["topics"] or "").split()), found["text"]
+        )
+        for found in _PROGRAM.finditer(text)
+    ]
+
+
+def all_programs() -> list[Program]:
+    return [program for page in sorted((ROOT / "docs").glob("*.md")) for program in programs_of(page)]

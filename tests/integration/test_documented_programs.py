@@ -1,0 +1,85 @@
+"""What the documentation shows runs as it stands there, silently under `python -W error`, and mypy accepts it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import free_ports
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from tests.documents import ADDRESS, ROOT, Program, all_programs
+
+PROGRAMS = all_programs()
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    cluster = LocalCluster(tmp_path_factory.mktemp("documents"))
+    cluster.up(3, free_ports(3)[0])
+    try:
+        yield cluster.bootstrap()
+    finally:
+        cluster.down(kill=True)
+
+
+async def ensure_topics(bootstrap: str, topics: tuple[str, ...]) -> None:
+    async with Admin(bootstrap) as admin:
+        for topic in topics:
+            try:
+                await admin.create_topic(topic, partitions=3, replication_factor=3)
+            except BrokerError as error:
+                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_a_program_of_the_documentation_runs_and_warns_of_nothing(
+    program: Program, bootstrap: str, tmp_path: Path
+) -> None:
+    asyncio.run(ensure_topics(bootstrap, program.topics))
+    script = tmp_path / f"{program.name}.py"
+    script.write_text(program.text.replace(ADDRESS, bootstrap))
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), f"{program.page.name}:{program.line}\n{ended.stderr}"
+
+
+@pytest.mark.slow
+def test_mypy_accepts_every_program_of_the_documentation_in_strict_mode(tmp_path: Path) -> None:
+    for program in PROGRAMS:
+        (tmp_path / f"{program.name.replace('-', '_')}.py").write_text(program.text)
+    settings = tmp_path / "mypy.ini"
+    settings.write_text("[mypy]\nstrict = True\n[mypy-pyarrow.*]\nignore_missing_imports = True\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(settings), "--cache-dir", str(tmp_path / "cache"), *PAGES],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+PAGES = [f"{program.name.replace('-', '_')}.py" for program in PROGRAMS]
+
+
+def test_programs_are_found_in_the_documentation() -> None:
+    assert {program.page.name for program in PROGRAMS} >= {"producing.md"}

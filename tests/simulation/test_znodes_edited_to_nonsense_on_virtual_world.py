@@ -1,0 +1,135 @@
+"""Znodes that somebody has edited by hand so that they make no sense: what is wrong is seen, and there is a way out."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.errors import PartitionErrors
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from tests.simulation.cluster import VirtualCluster
+from tests.simulation.loop import run
+from tests.simulation.world import Simulation
+
+P0 = TopicPartition("orders", 0)
+PATH = znodes.topic_path("orders")
+
+
+async def _started() -> tuple[VirtualCluster, int]:
+    """With a topic that has a partition for each broker; and a broker that is not the controller."""
+    cluster = VirtualCluster(Simulation())
+    await cluster.start()
+    await cluster.until(lambda: len(cluster.active_controllers()) == 1)
+    await _administer(cluster, lambda admin: admin.create_topic("orders", partitions=3, replication_factor=2))
+    await asyncio.sleep(1)
+    return cluster, next(b for b in cluster.broker_ids if b not in cluster.active_controllers())
+
+
+async def _administer(cluster: VirtualCluster, action: Callable[[Admin], Awaitable[object]]) -> object:
+    world = cluster.client("admin")
+
+    async def act() -> object:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            return await action(admin)
+
+    return await world.process.run(act())
+
+
+async def _refused(cluster: VirtualCluster, action: Callable[[Admin], Awaitable[object]]) -> str:
+    with pytest.raises(MinibrokerError) as refused:
+        await _administer(cluster, action)
+    error = refused.value
+    return str(error.errors[P0]) if isinstance(error, PartitionErrors) else str(error)
+
+
+@pytest.mark.parametrize("nonsense", [b"", b"garbage", b'{"partitions":{"0":[]}}'])
+def test_a_topic_that_is_edited_to_nonsense_is_put_back_by_the_controller_in_office(nonsense: bytes) -> None:
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        zookeeper = cluster.simulation.zookeeper
+        before = zookeeper.data(PATH)
+        zookeeper.make(PATH, nonsense)
+        await cluster.until(lambda: zookeeper.data(PATH) == before, within_s=5)
+        cluster.kill_broker(cluster.active_controllers()[0])
+        await _administer(cluster, lambda admin: admin.create_partitions("orders", 4))
+
+    run(scenario(), seed=1)
+
+
+def test_a_reassignment_survives_that_its_topic_is_edited_to_nonsense() -> None:
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        zookeeper = cluster.simulation.zookeeper
+
+        def znode() -> znodes.TopicZnode:
+            return znodes.decode_topic("orders", zookeeper.data(PATH))
+
+        target = next(b for b in cluster.broker_ids if b not in znode().partitions[0])
+        asking = asyncio.create_task(
+            _administer(cluster, lambda admin: admin.alter_partition_reassignments({P0: [target]}))
+        )
+        while not znode().assignment(0).is_being_reassigned:
+            await asyncio.sleep(0.0002)
+        zookeeper.make(PATH, b"garbage")
+        await asking
+        await cluster.until(lambda: cluster.state(P0).isr == (target,))
+        await cluster.until(lambda: zookeeper.data(PATH) != b"garbage" and znode().partitions[0] == (target,))
+        await asyncio.sleep(1)
+        assert not znode().assignment(0).is_being_reassigned
+
+    run(scenario(), seed=1)
+
+
+def test_where_the_next_controller_cannot_read_a_topic_every_request_says_what_to_write_to_which_znode(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        zookeeper = cluster.simulation.zookeeper
+        [controller] = cluster.active_controllers()
+        cluster.kill_broker(controller)
+        zookeeper.make(PATH, b"garbage")
+        await cluster.start_broker(controller)
+        await cluster.until(lambda: len(cluster.active_controllers()) == 1)
+        await asyncio.sleep(5)
+        told = [
+            await _refused(cluster, action)
+            for action in (
+                lambda admin: admin.delete_topic("orders"),
+                lambda admin: admin.create_topic("orders"),
+                lambda admin: admin.create_partitions("orders", 5),
+                lambda admin: admin.alter_partition_reassignments({P0: cluster.broker_ids}),
+            )
+        ]
+        for text in told:
+            assert f"the znode {PATH} holds b'garbage'" in text
+            assert '{"partitions":{"0":[' in text
+        assert sum("topic orders is ignored" in record.message for record in caplog.records) == 1
+        found = re.search(r"as in (\{.*\}), with all replicas", told[0])
+        assert found is not None
+        zookeeper.make(PATH, found[1].encode())
+        await cluster.until(lambda: zookeeper.has(znodes.state_path(P0)) and cluster.state(P0).leader >= 0)
+        await _administer(cluster, lambda admin: admin.delete_topic("orders"))
+        assert await _administer(cluster, lambda admin: admin.list_topics()) == []
+        await _administer(cluster, lambda admin: admin.create_topic("orders", partitions=1))
+
+    run(scenario(), seed=1)
+
+
+def test_a_topic_of_which_nothing_else_is_known_is_named_all_the_same() -> None:
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        cluster.simulation.zookeeper.make(znodes.topic_path("other"), b"garbage")
+        await asyncio.sleep(1)
+        with pytest.raises(BrokerError, match="topic 'other' cannot be deleted.*/brokers/topics/other.*correct it"):
+            await _administer(cluster, lambda admin: admin.delete_topic("other"))
+        cluster.simulation.zookeeper.remove(znodes.topic_path("other"))
+        await _administer(cluster, lambda admin: admin.create_topic("other"))
+
+    run(scenario(), seed=1)
