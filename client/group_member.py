@@ -10,7 +10,7 @@ but nobody has to call anything: the member waits for that moment by itself, and
 heartbeats go on (see `heart`). Others wait for it meanwhile, for `max_poll_interval_ms` at most. What takes nothing
 away needs no such moment: the first join, and, with the cooperative protocol, all of a rebalance but the giving up.
 
-The walk of a rebalance, R1 to R9, is in ARCHITECTURE.md; the labels are in the code.
+The walk of a rebalance, M1 to M9, is in ARCHITECTURE.md; the labels are in the code.
 
 Rejected: rebalances in a task that asks nobody (aiokafka); callbacks that the user must keep short (Kafka's, which run
 in `poll`, so that is what they do, too, but nothing bounds them).
@@ -359,11 +359,11 @@ class GroupMember:
     # -- the walk of a rebalance --
 
     async def _rebalance(self, why: str) -> None:
-        """R1: somebody has asked for it (a heartbeat's answer, the subscription, metadata, a loss)."""
+        """M1: somebody has asked for it (a heartbeat's answer, the subscription, metadata, a loss)."""
         assert self._subscribed is not None
         logger.info("%s: joins: %s", self._who, why)
         self._move(MemberState.PREPARING_REBALANCE)
-        # R2: the eager protocol gives up all; the cooperative one, what is not subscribed to any more.
+        # M2: the eager protocol gives up all; the cooperative one, what is not subscribed to any more.
         topics = self._joined_topics = self._subscribed.names(self._metadata.cluster.topics)
         owned = sorted(self._fetcher.states)
         generation_id = self.generation_id
@@ -376,7 +376,7 @@ class GroupMember:
         membership = self.membership()
         assert membership is not None or self._loss is not None
         self._check()
-        # R5: from here on it is silent no longer, whatever the other steps take.
+        # M4: heartbeats name the new generation from here on, whatever time the other steps take.
         self._heart.beat(membership)
         assigned = await self._sync(joined)
         await self._take_over(assigned)
@@ -384,7 +384,7 @@ class GroupMember:
     async def _join(
         self, topics: Sequence[str], owned: Sequence[TopicPartition], generation_id: int
     ) -> g.JoinGroupResponse:
-        """R3: ask to be in the next generation. The answer comes when all members have asked, or were given up."""
+        """M3: ask to be in the next generation. The answer comes when all members have asked, or were given up."""
         self._heart.beat(None)
         while True:
             self._why_rejoin = None
@@ -418,7 +418,7 @@ class GroupMember:
             await self._failed(code, "joining")
 
     async def _sync(self, joined: g.JoinGroupResponse) -> list[TopicPartition]:
-        """R4: the leader decides who reads what. Then all get their part, with SyncGroup."""
+        """M5: the leader decides who reads what. Then all get their part, with SyncGroup."""
         assignments: list[g.SyncGroupAssignment] = []
         self.is_leader = joined.leader == joined.member_id
         self._watched = None
@@ -482,23 +482,23 @@ class GroupMember:
         ]
 
     async def _take_over(self, assigned: list[TopicPartition]) -> None:
-        """R6 to R9."""
+        """M6 to M9: what was assigned becomes what is read."""
         owned = list(self._fetcher.states)
-        # R6: cooperative: what goes to others is given up, and they get it in another rebalance, which that asks for.
+        # M6: cooperative: what goes to others is given up, and they get it in another rebalance, which that asks for.
         gone = sorted(set(owned) - set(assigned))
         if gone:
             await self._give_up(gone, is_lost=False)
             self._check()
             self._why_rejoin = f"{len(gone)} partitions were given up, for others"
-        # R7: where the group has got to in what is new.
+        # M7: where the group has got to in what is new.
         added = [partition for partition in assigned if partition not in self._fetcher.states]
         if added:
             await self._begin_at_committed(added)
-        # R8: the user is told; then it gets records.
+        # M8: the user is told; then it gets records.
         await self._tell("on_partitions_assigned", added)
         self._check()
         self._fetcher.release(self._fetcher.states[p] for p in added if p in self._fetcher.states)
-        # R9
+        # M9: records of all partitions are handed out again.
         self._move(MemberState.STABLE)
         self._activity.is_quiet = False
         self._fetcher.pulse.notify()

@@ -33,6 +33,7 @@ from minibroker import (
     Consumer,
     ConsumerBatch,
     ConsumerStatus,
+    Coordinator,
     CorruptBatch,
     Delivery,
     DeliveryFailed,
@@ -41,11 +42,15 @@ from minibroker import (
     ErrorCode,
     FailedRecord,
     ForkedClient,
+    GroupDescription,
+    GroupErrors,
+    GroupListing,
     InvalidSetting,
     LogDirDescription,
     LogDirReplica,
     LogTruncated,
     MaxPollIntervalExceeded,
+    MemberDescription,
     MinibrokerError,
     NetworkError,
     NewTopic,
@@ -152,7 +157,7 @@ async def consume() -> None:
         assert_type(consumer.batches(), AsyncIterator[ConsumerBatch])
         async for batch in consumer.batches():
             assert_type(batch.records(), list[Record])
-            assert_type(batch.values, Sequence[bytes | None])
+            assert_type(batch.offsets, Sequence[int])
             batch.to_arrow()
             break
         assert_type(await consumer.poll(timeout_ms=100, max_records=10), list[Record])
@@ -217,6 +222,16 @@ async def administer() -> None:
         offsets = await admin.list_offsets({P0: "max_timestamp", TopicPartition("a", 0): 1_700_000_000_000})
         assert_type(offsets, dict[TopicPartition, OffsetAndTimestamp | None])
         assert_type(await admin.elect_leaders("preferred", [P0]), dict[TopicPartition, bool])
+        assert_type(await admin.list_groups(["Stable"]), list[GroupListing])
+        group = (await admin.describe_groups(["billing"]))["billing"]
+        assert_type(group, GroupDescription)
+        assert_type(group.coordinator, Coordinator)
+        assert_type(group.members, tuple[MemberDescription, ...])
+        committed = await admin.list_group_offsets("billing")
+        assert_type(committed, dict[TopicPartition, OffsetAndMetadata | None])
+        await admin.alter_group_offsets("billing", {P0: 7})
+        await admin.delete_group_offsets("billing", [P0])
+        await admin.delete_groups(["billing"])
         print((await admin.timeline()).entries)
         print((await admin.timeline_reader(since_ms=1).read()).errors)
         await admin.delete_topic("orders")
@@ -320,6 +335,13 @@ def administer_blocking() -> None:
         assert_type(admin.delete_records({P0: -1}), dict[TopicPartition, int])
         assert_type(admin.list_offsets({P0: "latest"}), dict[TopicPartition, OffsetAndTimestamp | None])
         assert_type(admin.elect_leaders("unclean"), dict[TopicPartition, bool])
+        assert_type(admin.list_groups(), list[GroupListing])
+        assert_type(admin.describe_groups(["billing"]), dict[str, GroupDescription])
+        committed = admin.list_group_offsets("billing", [P0])
+        assert_type(committed, dict[TopicPartition, OffsetAndMetadata | None])
+        admin.alter_group_offsets("billing", {P0: OffsetAndMetadata(7)})
+        admin.delete_group_offsets("billing", [P0])
+        admin.delete_groups(["billing"])
         print(admin.timeline().entries)
         reader = admin.timeline_reader()
         assert_type(reader, sync.TimelineReader)
@@ -345,6 +367,8 @@ def explain(error: MinibrokerError) -> object:
             return assert_type(failures, tuple[FailedRecord, ...])
         case TopicErrors(errors=by_topic):
             return assert_type(by_topic, dict[str, MinibrokerError])
+        case GroupErrors(results=of_groups):
+            return of_groups
         case PartitionErrors(errors=by_partition) | CommitFailed(errors=by_partition):
             return by_partition
         case BrokersFailed(results=of_brokers):
