@@ -273,7 +273,8 @@ class Stage:
                 return time.monotonic()
             case Kind.RESTART:
                 began = time.monotonic()
-                await asyncio.to_thread(self.cluster.stop, BrokerId(number % BROKERS))
+                broker = self.cluster.file().brokers[number % BROKERS].id
+                await asyncio.to_thread(self.cluster.stop, BrokerId(broker))
                 return began
         victim = view.partitions[partition].leader_id
         if self.kind is Kind.CONTROLLER:
