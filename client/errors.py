@@ -7,6 +7,7 @@ and the remedy.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -324,5 +325,11 @@ def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
     for name, error in errors.items():
         alike.setdefault(str(error), []).append(name)
     return "; ".join(
-        text if len(names) == 1 and names[0] in text else f"{', '.join(names)}: {text}" for text, names in alike.items()
+        text if len(names) == 1 and _names(text, names[0]) else f"{', '.join(names)}: {text}"
+        for text, names in alike.items()
     )
+
+
+def _names(text: str, name: str) -> bool:
+    """A name may be a word that any text has: it counts in quotes, or as a partition's."""
+    return repr(name) in text or bool(re.search(r"-\d+$", name) and re.search(rf"(?<![\w.-]){re.escape(name)}\b", text))

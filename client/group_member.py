@@ -142,6 +142,8 @@ class GroupMember:
         """Why to join (again); None: there is no reason to."""
         self._loss: tuple[Reaction, MinibrokerError | None] | None = None
         """The group goes on without this member: what to do, and what to tell the user."""
+        self._is_taking_over = False
+        """It has its assignment, so the coordinator takes commits in this generation, though it is not stable yet."""
         self._is_giving_up = False
         """Partitions are about to be taken away: commits are possible, and the last chance."""
         self._joined_topics: list[str] = []
@@ -269,6 +271,12 @@ class GroupMember:
             return  # of an earlier generation
         if self.state is MemberState.PREPARING_REBALANCE and not self._is_giving_up and self._is_cooperative:
             return  # it has asked to join, so there may be a later generation, which it will hear of
+        if (
+            self.state is MemberState.COMPLETING_REBALANCE
+            and not self._is_taking_over
+            and code is ErrorCode.REBALANCE_IN_PROGRESS
+        ):
+            return  # the rebalance that it is in the middle of; were it another one, a heartbeat would say so
         why = f"the coordinator says {code.name}"
         match reaction(code):
             case Reaction.REJOIN:
@@ -280,10 +288,14 @@ class GroupMember:
                 self._lost(what, BrokerError(code, f"group {self._group}"))
 
     async def can_retry(self, membership: Membership, code: ErrorCode) -> bool:
+        """Not before it has its assignment, but then at once: the partitions that it is to give up wait for a user who
+        may be waiting for this commit."""
         if self._is_giving_up:
             return False
         while self._loss is None and self.generation_id != NO_GENERATION:
-            if self.membership() != membership and self.state in (MemberState.STABLE, MemberState.COMPLETING_REBALANCE):
+            if self._is_taking_over and code is ErrorCode.REBALANCE_IN_PROGRESS:
+                return True
+            if self.membership() != membership and (self.state is MemberState.STABLE or self._is_taking_over):
                 return True
             await self._settled.wait()
         return False
@@ -379,7 +391,10 @@ class GroupMember:
         # M4: heartbeats name the new generation from here on, whatever time the other steps take.
         self._heart.beat(membership)
         assigned = await self._sync(joined)
-        await self._take_over(assigned)
+        try:
+            await self._take_over(assigned)
+        finally:
+            self._is_taking_over = False
 
     async def _join(
         self, topics: Sequence[str], owned: Sequence[TopicPartition], generation_id: int
@@ -483,6 +498,8 @@ class GroupMember:
 
     async def _take_over(self, assigned: list[TopicPartition]) -> None:
         """M6 to M9: what was assigned becomes what is read."""
+        self._is_taking_over = True
+        self._settled.notify()
         owned = list(self._fetcher.states)
         # M6: cooperative: what goes to others is given up, and they get it in another rebalance, which that asks for.
         gone = sorted(set(owned) - set(assigned))

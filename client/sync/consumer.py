@@ -336,7 +336,7 @@ class Consumer(Facade[AsyncConsumer]):
         try:
             self._background.run(call)
         except BaseException:
-            if call.is_over and call.error is None:
+            if call.has_result:
                 with suppress(Closed):
                     self._background.soon(partial(give_back, call.result))
             raise

@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import signal
 import sys
 import tempfile
@@ -99,6 +100,7 @@ class _Teller(RebalanceListener):
 
 
 async def _be_a_member(bootstrap: str, group: str, topic: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     teller, ended = _Teller(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     numbers, view = itertools.count(), None
@@ -140,8 +142,9 @@ async def _be_a_member(bootstrap: str, group: str, topic: str) -> None:
 class Member:
     """Starts the process, and keeps what it says."""
 
-    def __init__(self, name: str, bootstrap: str, group: str, topic: str) -> None:
+    def __init__(self, name: str, log: Path, bootstrap: str, group: str, topic: str) -> None:
         self.name = name
+        self._log = log
         self.said: list[dict[str, Any]] = []
         self.committed_at: dict[int, float] = {}
         """When the latest commit was acknowledged, by partition."""
@@ -150,10 +153,13 @@ class Member:
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.faults.group_rounds", *self._arguments, stdout=asyncio.subprocess.PIPE,
-            limit=1 << 24,
-        )  # fmt: skip
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.faults.group_rounds", *self._arguments),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=1 << 24,
+            )
         self._listening = asyncio.create_task(self._listen(self._process))
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
@@ -212,7 +218,8 @@ class Stage:
         values = (b"%d of %s" % (number, kind.value.encode()) for number in itertools.count())
         self.trial = Trial(cluster.bootstrap(), self.topic, PARTITIONS, values, records_per_second=RECORDS_PER_SECOND)
         self.members = [
-            Member(f"member-{number}", cluster.bootstrap(), self.group, self.topic) for number in range(MEMBERS)
+            Member(name, cluster.directory / "logs" / f"{name}.log", cluster.bootstrap(), self.group, self.topic)
+            for name in (f"{kind.value}-member-{number}" for number in range(MEMBERS))
         ]
 
     async def play(self, rounds: int) -> Outcome:
@@ -266,7 +273,8 @@ class Stage:
                 return time.monotonic()
             case Kind.RESTART:
                 began = time.monotonic()
-                await asyncio.to_thread(self.cluster.stop, BrokerId(number % BROKERS))
+                broker = self.cluster.file().brokers[number % BROKERS].id
+                await asyncio.to_thread(self.cluster.stop, BrokerId(broker))
                 return began
         victim = view.partitions[partition].leader_id
         if self.kind is Kind.CONTROLLER:
