@@ -233,7 +233,7 @@ class GroupMember:
 
     async def left(self) -> None:
         """Until the member is in no group, after `subscribe(None)`."""
-        while self.state is not MemberState.UNJOINED:
+        while self.state is not MemberState.UNJOINED or self._loss is not None:
             await self._settled.wait()
 
     async def _leave(self) -> None:
@@ -599,18 +599,18 @@ class GroupMember:
     async def _failed(self, code: ErrorCode, doing: str) -> None:
         """The coordinator refuses a step. Raises _Interrupted, and the walk begins anew."""
         logger.info("%s: %s: %s", self._who, doing, code.name)
-        match reaction(code):
-            case Reaction.REJOIN:
-                self._rejoin(f"the coordinator says {code.name}")
-                self._failures += 1
-                pause_s = exponential_backoff_s(
-                    self._failures, self._runtime.retry_backoff_s, self._runtime.world.random
-                )
-                await asyncio.sleep(pause_s)
-            case Reaction.RAISE | Reaction.FENCED as what:
-                self._lost(what, BrokerError(code, f"{doing} group {self._group}"))
-            case what:
-                self._lost(what, None)
+        what = reaction(code)
+        if what in (Reaction.RAISE, Reaction.FENCED):
+            self._lost(what, BrokerError(code, f"{doing} group {self._group}"))
+            raise _Interrupted
+        if what is Reaction.REJOIN:
+            self._rejoin(f"the coordinator says {code.name}")
+        else:
+            self._lost(what, None)
+        self._failures += 1
+        await asyncio.sleep(
+            exponential_backoff_s(self._failures, self._runtime.retry_backoff_s, self._runtime.world.random)
+        )
         raise _Interrupted
 
     async def _lose(self, what: Reaction, error: MinibrokerError | None) -> None:
@@ -623,7 +623,8 @@ class GroupMember:
         self._rejoin("it has lost its membership")
         if error is not None:
             self._errors.append(error)
-            self._fetcher.pulse.notify()
+        self._fetcher.pulse.notify()
+        self._settled.notify()
         if what is Reaction.FENCED:
             self._is_parked = True
             self.fenced = error
