@@ -9,7 +9,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all check up bench faults controller-faults cut-connections full-disk power-cuts \
+.PHONY: setup demo test test-all check up bench faults controller-faults group-faults cut-connections full-disk power-cuts \
 	spark-faults hostile simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
@@ -62,6 +62,10 @@ controller-faults: setup
 # Cuts a producer's connections after the append, before the answer, while it sends a million records: none may be twice.
 cut-connections: setup
 	$(BIN)/python -m tests.faults.cut_connections
+
+# Breaks brokers, ZooKeeper and members under a consumer group, ROUNDS times each, and judges what its members saw.
+group-faults: setup
+	$(BIN)/python -m tests.faults.group_rounds --rounds $(ROUNDS)
 
 # Fills the 8 MB disk of a cluster. Needs root, to mount the disk.
 full-disk: setup

@@ -7,7 +7,7 @@ prefetching) <- fetch_state.py (what is due; pure) and offsets.py (look-ups). In
 the loop), commits.py and auto_commit.py, coordinators.py (who coordinates), consumer_status.py (why nothing arrives).
 admin.py, with groups.py for what it does to groups. All three derive from lifecycle.py (start, close), and under them
 is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits
-for long says so through stalls.py.
+for long says so through stalls.py. The blocking clients are in sync/.
 """
 
 from minibroker.client.admin import (
@@ -40,6 +40,7 @@ from minibroker.client.errors import (
     DeliveryTimedOut,
     DeserializationFailed,
     FailedRecord,
+    ForkedClient,
     GroupErrors,
     InvalidSetting,
     LogTruncated,
@@ -93,6 +94,7 @@ __all__ = [
     "DeserializationFailed",
     "ErrorCode",
     "FailedRecord",
+    "ForkedClient",
     "GroupDescription",
     "GroupErrors",
     "GroupListing",

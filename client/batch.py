@@ -291,13 +291,13 @@ class Batch:
 
     def finish(self, error: MinibrokerError | None) -> None:
         assert not self.is_done
-        self.is_done = True
         self.error = error
         self.encoded = None
         if error is None:
             # A Delivery keeps the batch alive: of its columns only the timestamps are part of a result.
             self.values = []
             self.keys = self.headers = None
+        self.is_done = True  # after all else: a blocking producer's deliveries look from other threads
         self._tell()
 
     def forward(self, targets: list[tuple[Batch, int]]) -> None:

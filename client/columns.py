@@ -10,7 +10,7 @@ be a dependency of each client.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import add, itemgetter
 from typing import Any
@@ -104,9 +104,7 @@ def checked_column(name: str, data: object) -> Column:
     """
     if is_arrow(data):
         return from_arrow(name, data)
-    if isinstance(data, (str, bytes, bytearray, memoryview)) or not isinstance(data, Iterable):
-        raise TypeError(f"{name} must be a list of bytes or None, or a pyarrow array, not {type(data).__name__}")
-    column: Column = data if isinstance(data, list) else list(data)
+    column: Column = checked_list(name, data)
     types = set(map(type, column))
     if types <= _BYTES_OR_NONE:
         return column
@@ -116,12 +114,19 @@ def checked_column(name: str, data: object) -> Column:
     ]
 
 
+def checked_list(name: str, data: object) -> list[Any]:
+    """A list of whatever it is. Raises TypeError for a single value, of which a list could be made by mistake."""
+    if isinstance(data, list):
+        return data
+    if isinstance(data, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(data, Iterable):
+        raise TypeError(f"{name} must be a list, or a pyarrow array, not {type(data).__name__}")
+    return list(data)
+
+
 def checked_timestamps(timestamps_ms: object) -> list[int]:
     """A list of timestamps. Raises TypeError for what is no list of ints, BrokerError (INVALID_TIMESTAMP) for one that
     cannot be."""
-    if not isinstance(timestamps_ms, Iterable):
-        raise TypeError(f"timestamps_ms must be a list of int, not {type(timestamps_ms).__name__}")
-    column = timestamps_ms if isinstance(timestamps_ms, list) else list(timestamps_ms)
+    column = checked_list("timestamps_ms", timestamps_ms)
     types = set(map(type, column))
     if types and not (types == _INT and min(column) >= 0 and max(column) < MAX_TIMESTAMP_MS):
         index, wrong = next(

@@ -19,7 +19,7 @@ from minibroker.client.commits import Commits, Nobody, OffsetAndMetadata
 from minibroker.client.connections import Purpose
 from minibroker.client.consumer_status import ConsumerStatus, describe
 from minibroker.client.coordinators import Coordinators
-from minibroker.client.errors import ApiTimedOut, CorruptBatch, InvalidSetting
+from minibroker.client.errors import ApiTimedOut, CorruptBatch, DeserializationFailed, InvalidSetting
 from minibroker.client.fetch_state import FetchedBatch, PartitionState
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.group_member import GroupMember, Subscribed, begin_at_committed
@@ -27,6 +27,7 @@ from minibroker.client.lifecycle import Client
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.serializers import DeserializerChoice, choose_deserializer
 from minibroker.client.settings import check_choice, check_integer, check_ms, check_names, check_partitions
 from minibroker.client.stalls import STALL_S, Stalls
 from minibroker.protocol import messages as m
@@ -83,6 +84,9 @@ class Consumer(Client):
     - `max_poll_interval_ms`: whoever asks for no records for so long leaves the group, and the next call raises
       MaxPollIntervalExceeded. So long do others wait for it in a rebalance.
     - `max_poll_records`: how many `poll` returns at most.
+    - `key_deserializer`, `value_deserializer`: "bytes", "str", "json", "msgpack", or a function
+      (`minibroker.client.serializers`). A record that cannot be read raises DeserializationFailed, again and again:
+      `seek` past it to go on.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so many bytes, or for so long.
       `fetch_max_bytes`, `max_partition_fetch_bytes`: limits of one answer (which has at least one batch all the same).
       `fetch_max_buffer_bytes`: how much is fetched ahead, over all partitions.
@@ -114,6 +118,8 @@ class Consumer(Client):
         heartbeat_interval_ms: float = 3_000,
         max_poll_interval_ms: float = 300_000,
         max_poll_records: int = 500,
+        key_deserializer: DeserializerChoice = "bytes",
+        value_deserializer: DeserializerChoice = "bytes",
         client_id: str = "minibroker-consumer",
         fetch_min_bytes: int = 1,
         fetch_max_wait_ms: float = 500,
@@ -143,6 +149,8 @@ class Consumer(Client):
         check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
         check_integer("max_partition_fetch_bytes", max_partition_fetch_bytes, 1, 128 * 1024 * 1024)
         check_integer("fetch_max_buffer_bytes", fetch_max_buffer_bytes, 1, 1 << 40)
+        self._deserialize_key = choose_deserializer("key_deserializer", key_deserializer)
+        self._deserialize_value = choose_deserializer("value_deserializer", value_deserializer)
         self._max_poll_records = check_integer("max_poll_records", max_poll_records, 1, 1 << 30)
         self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
         super().__init__(
@@ -168,7 +176,7 @@ class Consumer(Client):
         self._member: GroupMember | None = None
         self._auto_commit: AutoCommit | None = None
         self._commit_tasks: dict[asyncio.Task[None], None] = {}
-        self._errors: list[BaseException] = []
+        self._errors = self._fetcher.errors
         """To be raised by the next call for records."""
         if group is not None:
             if not isinstance(group, str) or not group:
@@ -242,6 +250,7 @@ class Consumer(Client):
         for topic in (*topics, *(partition.topic for partition in self._assigned or ())):
             metadata.want(topic)
         metadata.want_all(self._subscribed is not None and self._subscribed.pattern is not None)
+        self._fetcher.named = topics
 
     def _go(self) -> None:
         tasks = self._runtime.tasks
@@ -286,7 +295,10 @@ class Consumer(Client):
         What was handed out last is committed, too, unless `close` is called because of an exception (in `finally`, or
         by leaving `async with`): then that may not have been worked on, and comes again.
         """
-        timeout_s = check_ms("timeout_ms", timeout_ms)
+        await self._close(check_ms("timeout_ms", timeout_ms), is_done=sys.exc_info()[1] is None)
+
+    async def _close(self, timeout_s: float, *, is_done: bool) -> None:
+        """`is_done`: what was handed out last has been worked on."""
         if self._state == "closed":
             return
         self._check_loop()
@@ -295,7 +307,7 @@ class Consumer(Client):
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
             if was_running and self._commits is not None:
-                await self._within(self._say_goodbye(is_done=sys.exc_info()[1] is None), timeout_s, "leaving the group")
+                await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group")
         finally:
             self._state = "closed"
             for task in self._commit_tasks:
@@ -460,10 +472,17 @@ class Consumer(Client):
         while True:
             for record in self._records:
                 return record
+            await self._hand_out()
+
+    async def _hand_out(self) -> Iterator[Record]:
+        """What is left of the batch whose records are being taken, or else the next one's: taking them moves the
+        position, in whatever thread. Raises as `__anext__`."""
+        while not length_hint(self._records):
             self._end_batch()
             found = await self._next_batch()
             if found is not None:
                 self._begin_batch(*found)
+        return self._records
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
@@ -588,7 +607,7 @@ class Consumer(Client):
             if batch is None:
                 continue
             if len(batch):
-                return fetched.state, batch
+                return fetched.state, self._deserialized(fetched, batch)
             fetched.state.position = batch.next_offset
         return None
 
@@ -625,6 +644,27 @@ class Consumer(Client):
         if header.base_offset < position:  # brokers return whole batches
             return batch.since(bisect_left(decoded.offsets, position))
         return batch
+
+    def _give_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Go on at these offsets: what was returned from there on has not reached the user."""
+        for partition, offset in offsets.items():
+            state = self._fetcher.states.get(partition)
+            if state is not None and state.position is not None and state.position > offset:
+                self._fetcher.go_back(state, offset)
+
+    def _deserialized(self, fetched: FetchedBatch, batch: ConsumerBatch) -> ConsumerBatch:
+        """The batch, up to the first record that cannot be read; what follows is put back. Raises DeserializationFailed
+        if that is the first of all: it was put back, too, so it is raised again unless the user goes elsewhere."""
+        if self._deserialize_key is None and self._deserialize_value is None:
+            return batch
+        try:
+            return batch.deserialized(self._deserialize_key, self._deserialize_value)
+        except DeserializationFailed as error:
+            self._fetcher.put_back(fetched)
+            readable = bisect_left(batch.offsets, error.offset)
+            if readable == 0:
+                raise
+            return batch.until(readable).deserialized(self._deserialize_key, self._deserialize_value)
 
     # -- positions --
 

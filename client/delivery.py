@@ -174,6 +174,13 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
         self._topic = topic
         self._parts = parts
 
+    def __len__(self) -> int:
+        """How many records there are."""
+        return sum(len(part.indexes) for part in self._parts)
+
+    def __bool__(self) -> bool:
+        return True
+
     def done(self) -> bool:
         """Whether every record is acknowledged or has failed: then `await` returns, or raises, at once."""
         self._follow()
@@ -215,10 +222,9 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
 
     def __repr__(self) -> str:
         self._follow()
-        count = sum(len(part.indexes) for part in self._parts)
         waiting = sum(len(part.indexes) for part in self._parts if not part.batch.is_done)
         failed = sum(len(part.indexes) for part in self._parts if part.batch.error is not None)
-        return f"<BatchDelivery {self._topic}, {count} records: {waiting} waiting, {failed} failed>"
+        return f"<BatchDelivery {self._topic}, {len(self)} records: {waiting} waiting, {failed} failed>"
 
     def _follow(self) -> None:
         """Where batches were forwarded, look at what they have become."""

@@ -7,6 +7,7 @@ and the remedy.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -48,6 +49,11 @@ class Closed(MinibrokerError, RuntimeError):
 class WrongEventLoop(MinibrokerError, RuntimeError):
     """A producer, consumer or admin was used from an event loop other than the one in which it was started, or from a
     thread in which none runs. Nothing was done."""
+
+
+class ForkedClient(MinibrokerError, RuntimeError):
+    """A client of `minibroker.sync` was used in a child that was forked from its process. Nothing was done: make a new
+    one in the child."""
 
 
 class ClientCrashed(MinibrokerError, RuntimeError):
@@ -319,5 +325,11 @@ def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
     for name, error in errors.items():
         alike.setdefault(str(error), []).append(name)
     return "; ".join(
-        text if len(names) == 1 and names[0] in text else f"{', '.join(names)}: {text}" for text, names in alike.items()
+        text if len(names) == 1 and _names(text, names[0]) else f"{', '.join(names)}: {text}"
+        for text, names in alike.items()
     )
+
+
+def _names(text: str, name: str) -> bool:
+    """A name may be a word that any text has: it counts in quotes, or as a partition's."""
+    return repr(name) in text or bool(re.search(r"-\d+$", name) and re.search(rf"(?<![\w.-]){re.escape(name)}\b", text))

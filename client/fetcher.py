@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from math import ceil, inf
 from typing import NamedTuple
@@ -118,6 +118,12 @@ class Fetcher:
         """The ids, as last seen, of all topics of which something is fetched."""
         self._whole_topics: dict[str, None] = {}
         self._pattern: re.Pattern[str] | None = None
+        self._missing_since: dict[str, float] = {}
+        """Topics in `named` that are not there, and since when."""
+        self.named: Collection[str] = ()
+        """Topics that the user has named, whether or not something of them is fetched."""
+        self.errors: list[BaseException] = []
+        """To be raised to the user, one at a time, whatever else there is to take."""
         self._stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
         self._next_look = 0.0
         self.states: dict[TopicPartition, PartitionState] = {}
@@ -293,6 +299,13 @@ class Fetcher:
                 return batch
         return None
 
+    def put_back(self, batch: FetchedBatch) -> None:
+        """Undo `take`: it is the first that is taken of its partition, from the position on."""
+        state = batch.state
+        state.fetched.appendleft(batch)
+        state.fetched_bytes += batch.end - batch.start
+        self._with_data.setdefault(state, None)
+
     # -- the task --
 
     async def run(self) -> None:
@@ -348,6 +361,17 @@ class Fetcher:
 
     def _look_for_unknown(self, now: float) -> None:
         """Tell the user about a topic or partition that has been gone for long."""
+        cluster = self._metadata.cluster
+        there = {state.partition.topic for state in self.states.values()}
+        missing = [topic for topic in self.named if topic not in there and topic not in cluster.topics]
+        self._missing_since = {topic: self._missing_since.get(topic, now) for topic in missing}
+        for topic, missing_since in self._missing_since.items():
+            if now >= missing_since + UNKNOWN_TOPIC_PATIENCE_S:
+                code = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                self.errors.append(BrokerError(code, f"for {now - missing_since:.0f} s: {topic}"))
+                self._missing_since[topic] = now  # after that the patience begins anew
+            else:
+                self._metadata.request_refresh()
         for state in self.states.values():
             since = self._metadata.wrong_since.get(state.partition.topic)
             problem = self._problem(state)

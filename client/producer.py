@@ -25,6 +25,7 @@ from minibroker.client.columns import (
     Columns,
     as_bytes,
     checked_column,
+    checked_list,
     checked_timestamps,
     from_arrow,
     is_arrow,
@@ -222,8 +223,7 @@ class Producer(Client):
         self,
         topic: str,
         value: Any,
-        *,
-        key: Any = None,
+        key: Any = None,  # no `*` before it: CPython takes 10 ns to find each default that is for a keyword alone
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: _Headers | None = None,
@@ -293,15 +293,15 @@ class Producer(Client):
         if type(key) is not bytes and key is not None:
             key = as_bytes("key", key)
         if partition is not None:
-            _check_partition(partition)
+            check_partition(partition)
         if headers is not None:
-            headers = _checked_headers(headers)
+            headers = checked_headers(headers)
         now_ms = self._wall_ms()
         self._tick(now_ms)
         if timestamp_ms is None:
             timestamp_ms = now_ms
-        elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
-            raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
+        else:
+            check_timestamp_ms(timestamp_ms)
         now = self._runtime.clock.monotonic()
         try:
             batch, index = self._accumulator.add(now, topic, value, key, partition, timestamp_ms, headers)
@@ -343,15 +343,15 @@ class Producer(Client):
         """
         if self._state != "running":
             raise self._not_running()
-        value_column = self._column("values", "value", topic, values, self._serialize_value)
-        key_column = None if keys is None else self._column("keys", "key", topic, keys, self._serialize_key)
+        value_column = column_of("values", "value", topic, values, self._serialize_value)
+        key_column = None if keys is None else column_of("keys", "key", topic, keys, self._serialize_key)
         timestamps = None if timestamps_ms is None else checked_timestamps(timestamps_ms)
         count = len(value_column)
         for name, column in (("keys", key_column), ("timestamps_ms", timestamps)):
             if column is not None and len(column) != count:
                 raise ValueError(f"{len(column)} {name} for {count} values: give one for each")
         if partition is not None:
-            _check_partition(partition)
+            check_partition(partition)
         now_ms = self._wall_ms()
         self._tick(now_ms)
         if not count:
@@ -366,14 +366,6 @@ class Producer(Client):
         if self._accumulator.is_over_limit:
             self._paused_ms = -PAUSE_EVERY_MS
         return BatchDelivery(topic, parts)
-
-    @staticmethod
-    def _column(name: str, what: str, topic: str, data: Any, serializer: Serializer | None) -> Column:
-        if is_arrow(data):
-            return from_arrow(name, data)
-        if serializer is None:
-            return checked_column(name, data)
-        return [serialize(serializer, each, topic, f"{what} {index}") for index, each in enumerate(data)]
 
     async def drain(self) -> None:
         """Wait while more than `buffer_memory` bytes of records wait or are on their way; otherwise return, nearly for
@@ -460,7 +452,7 @@ class Producer(Client):
         unacknowledged, was = self._accumulator.unacknowledged(), repr(self)
         await self._shut_down()
         if unacknowledged:
-            text = f"{was} was cancelled: {_not_acknowledged(unacknowledged)}"
+            text = f"{was} was cancelled: {not_acknowledged(unacknowledged)}"
             logger.warning("%s", text)
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
@@ -517,21 +509,36 @@ async def _see_off(runtime: ClientRuntime, accumulator: Accumulator, sender: Sen
         await runtime.close()
         accumulator.fail_all(Closed("the producer was dropped without `close` before the record was acknowledged"))
         if unacknowledged:
-            logger.warning("a producer was dropped without `close`: %s", _not_acknowledged(unacknowledged))
+            logger.warning("a producer was dropped without `close`: %s", not_acknowledged(unacknowledged))
 
 
-def _not_acknowledged(records: int) -> str:
+def not_acknowledged(records: int) -> str:
     were = "1 record was" if records == 1 else f"{records} records were"
     return f"{were} not acknowledged, and may be in the log or not"
 
 
-def _check_partition(partition: object) -> None:
+def check_partition(partition: object) -> None:
     if type(partition) is not int or partition < 0:
         raise BrokerError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             f"partition={partition!r}: give a whole number from 0 on",
             is_complete=True,
         )
+
+
+def column_of(name: str, what: str, topic: str, data: Any, serializer: Serializer | None) -> Column:
+    """What `send_batch` was given, as bytes."""
+    if is_arrow(data):
+        return from_arrow(name, data)
+    if serializer is None:
+        return checked_column(name, data)
+    elements = checked_list(name, data)
+    return [serialize(serializer, each, topic, f"{what} {index}") for index, each in enumerate(elements)]
+
+
+def check_timestamp_ms(timestamp_ms: object) -> None:
+    if type(timestamp_ms) is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
+        raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
 
 
 def _check_partitioner(partitioner: object) -> None:
@@ -551,7 +558,7 @@ def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int) -> No
     """In place of `Accumulator.add_with_key`."""
 
 
-def _checked_headers(headers: _Headers) -> _Headers:
+def checked_headers(headers: _Headers) -> _Headers:
     if isinstance(headers, dict):
         raise TypeError("headers must be a list of (str, bytes or None), not a dict: list(headers.items())")
     for header in headers:

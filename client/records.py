@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from minibroker.client.serializers import Deserializer, deserialize
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 
@@ -17,9 +18,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     partition: int
     offset: int
     timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    """None: a tombstone."""
+    key: Any
+    """bytes or None, or what the consumer's `key_deserializer` makes of it."""
+    value: Any
+    """As the key; None: a tombstone."""
     headers: Sequence[Header] = ()
 
 
@@ -37,8 +39,8 @@ class ConsumerBatch:
         partition: int,
         offsets: Sequence[int],
         timestamps: Sequence[int],
-        keys: Sequence[bytes | None] | None,
-        values: Sequence[bytes | None],
+        keys: Sequence[Any] | None,
+        values: Sequence[Any],
         headers: Sequence[Sequence[Header] | None] | None,
         next_offset: int,
     ) -> None:
@@ -55,7 +57,7 @@ class ConsumerBatch:
         batches left gaps."""
 
     @property
-    def keys(self) -> Sequence[bytes | None]:
+    def keys(self) -> Sequence[Any]:
         return [None] * len(self.values) if self._keys is None else self._keys
 
     @property
@@ -100,10 +102,45 @@ class ConsumerBatch:
             self.next_offset,
         )
 
-    def to_arrow(self) -> Any:
-        """A pyarrow.RecordBatch with the columns topic, partition, offset, timestamp (ms, UTC), key, value.
+    def until(self, index: int) -> "ConsumerBatch":
+        """The batch without its records from `index` on."""
+        return ConsumerBatch(
+            self.topic,
+            self.partition,
+            self.offsets[:index],
+            self.timestamps[:index],
+            None if self._keys is None else self._keys[:index],
+            self.values[:index],
+            None if self._headers is None else self._headers[:index],
+            self.offsets[index] if index < len(self) else self.next_offset,
+        )
 
-        Raises MinibrokerError if pyarrow is not installed.
+    def deserialized(self, key: Deserializer | None, value: Deserializer | None) -> "ConsumerBatch":
+        """The batch with what its keys and values stand for. Raises DeserializationFailed for the first record of which
+        that cannot be told."""
+        keys: list[Any] | None = None if key is None or self._keys is None else []
+        values: list[Any] | None = None if value is None else []
+        for index, offset in enumerate(self.offsets):
+            if keys is not None and key is not None and self._keys is not None:
+                keys.append(deserialize(key, self._keys[index], self.topic, self.partition, offset, "key"))
+            if values is not None and value is not None:
+                values.append(deserialize(value, self.values[index], self.topic, self.partition, offset, "value"))
+        return ConsumerBatch(
+            self.topic,
+            self.partition,
+            self.offsets,
+            self.timestamps,
+            self._keys if keys is None else keys,
+            self.values if values is None else values,
+            self._headers,
+            self.next_offset,
+        )
+
+    def to_arrow(self) -> Any:
+        """A pyarrow.RecordBatch with the columns topic, partition, offset, timestamp (ms, UTC), key, value. Keys and
+        values are binary, or what pyarrow takes deserialized ones for.
+
+        Raises MinibrokerError if pyarrow is not installed, or has no type for them.
         """
         try:
             import pyarrow
@@ -112,16 +149,23 @@ class ConsumerBatch:
                 "to_arrow() needs pyarrow, which is not installed: pip install 'minibroker[spark]'"
             ) from error
         count = len(self)
+
+        def column(values: Sequence[Any]) -> Any:
+            try:
+                if all(value is None or type(value) is bytes for value in values):
+                    return pyarrow.array(values, pyarrow.binary())
+                return pyarrow.array(values)
+            except pyarrow.ArrowException as error:
+                raise MinibrokerError(f"to_arrow(): these values have no type in Arrow in common: {error}") from error
+
         return pyarrow.RecordBatch.from_arrays(
             [
                 pyarrow.repeat(pyarrow.scalar(self.topic, pyarrow.string()), count),
                 pyarrow.repeat(pyarrow.scalar(self.partition, pyarrow.int32()), count),
                 pyarrow.array(list(self.offsets), pyarrow.int64()),
                 pyarrow.array(list(self.timestamps), pyarrow.timestamp("ms", "UTC")),
-                pyarrow.nulls(count, pyarrow.binary())
-                if self._keys is None
-                else pyarrow.array(self._keys, pyarrow.binary()),
-                pyarrow.array(self.values, pyarrow.binary()),
+                pyarrow.nulls(count, pyarrow.binary()) if self._keys is None else column(self._keys),
+                column(self.values),
             ],
             names=["topic", "partition", "offset", "timestamp", "key", "value"],
         )

@@ -49,6 +49,7 @@ class Timeline:
 
     def __init__(self, clock: Clock, controller_id: int, sink: Sink) -> None:
         self._clock = clock
+        self._started = clock.monotonic()
         self._controller_id = controller_id
         self._sink = sink
         self._entries: deque[Entry] = deque(maxlen=CAPACITY)
@@ -156,6 +157,10 @@ class Timeline:
             broker_ids,
             lambda b: {"at_ms": at_ms, "request": request, "broker": b, "partitions": partitions},
         )
+
+    def up_ms(self) -> float:
+        """Since the broker was started."""
+        return _milliseconds(self._clock.monotonic() - self._started)
 
     def elapsed_ms(self) -> float:
         """Since the event under way was begun."""

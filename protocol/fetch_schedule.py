@@ -45,6 +45,9 @@ LAG_PER_WAIT = 10
 MANY_REQUESTS = 16
 SHORT_WAIT_MS = 20
 """How long a small request waits at the leader when there are many."""
+SHORT_WAITS = 25
+"""How many such waits there are at most in the longest one. For a follower of very many partitions a small request is
+one of several hundred: while they all change their leader, it would come back fifty times a second to be joined."""
 
 
 def most_in_a_request(partitions: int) -> int:
@@ -82,6 +85,7 @@ def schedule(
     scheduled = []
     for count, piece in enumerate(pieces[: max(0, MAX_REQUESTS - outstanding)], start=outstanding):
         is_brief = count >= MANY_REQUESTS and len(piece) < most
-        apart_ms = min(longest_wait_ms, SHORT_WAIT_MS) if is_brief else longest_wait_ms
+        brief_ms = max(min(longest_wait_ms, SHORT_WAIT_MS), longest_wait_ms // SHORT_WAITS)
+        apart_ms = brief_ms if is_brief else longest_wait_ms
         scheduled.append((piece, apart_ms - elapsed_ms % apart_ms if apart_ms > 0 else 0))
     return scheduled

@@ -269,6 +269,20 @@ class OneBroker:
         self.replicas.fetch(request, respond)
         return answer
 
+    def fetch_from(self, partition: TopicPartition, topic_id: str, offset: int, replica: int) -> FetchPartitionResponse:
+        """A follower of some partition has what comes before that offset."""
+        leader = self.partition(partition)
+        asked = fetch_of(
+            offset,
+            epoch=leader.leader_epoch,
+            last_epoch=leader.log.epoch_at(offset - 1) if offset else -1,
+            index=partition.partition,
+        )
+        answers: list[FetchPartitionResponse] = []
+        request = FetchRequest(replica, 0, 1, 1 << 20, 0, [FetchTopic(partition.topic, topic_id, [asked])], 1)
+        self.replicas.fetch(request, lambda found: answers.extend(response for _, response in found))
+        return answers[0]
+
     def delete(
         self,
         offset: int,

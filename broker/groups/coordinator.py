@@ -179,7 +179,7 @@ class GroupCoordinator(TermListener):
             return
         _answer_join(member, _refused_join(_E.REBALANCE_IN_PROGRESS, member.member_id))  # of an earlier request
         group.update(member, joining)
-        self._heard_of(member)
+        self._session_begins(term, group, member)
         self._prepare_rebalance(term, group, f"member {member.member_id} joins again{_because(body.reason)}")
 
     def _add(self, term: Term, group: Group, member: Member, body: g.JoinGroupRequest) -> None:
@@ -220,8 +220,7 @@ class GroupCoordinator(TermListener):
         _answer_sync(member, g.SyncGroupResponse(0, _E.FENCED_INSTANCE_ID))
         group.rename_static_member(name, joining.member_id)
         group.update(member, joining)
-        self._heard_of(member)
-        self._watch_session(term, group, member)
+        self._session_begins(term, group, member)
         if group.is_in(_S.COMPLETING_REBALANCE):
             # The leader may be at work on an assignment for the old id.
             self._prepare_rebalance(term, group, f"static member {name} comes back{_because(body.reason)}")
@@ -245,7 +244,7 @@ class GroupCoordinator(TermListener):
             _answer_join(member, _refused_join(outcome.code, ""))
             group.rename_static_member(before.group_instance_id, before.member_id)
             group.update(member, before)
-            self._watch_session(term, group, member)
+            self._session_begins(term, group, member)
 
         assignments = {other.member_id: other.assignment for other in group.members.values()}
         self._store_group(term, group, assignments, stored)
@@ -317,7 +316,9 @@ class GroupCoordinator(TermListener):
         )
         for member in list(group.members.values()):
             if member.join_waiter is not None:
-                member.is_new = False
+                if member.is_new:
+                    member.is_new = False
+                    self._session_begins(term, group, member)
                 self._heard_of(member)
                 _answer_join(member, _joined(group, member, with_members=member.member_id == group.leader_id))
         self._await_syncs(term, group)
@@ -496,12 +497,15 @@ class GroupCoordinator(TermListener):
         self._watch_session(term, group, member)
 
     def _watch_session(self, term: Term, group: Group, member: Member) -> None:
-        """Until its end as it is known now. Once more for each change of the member's id or timeout; a former watch
-        finds nothing to do."""
+        """Until its end as it is known now. Anew where that comes sooner than it was, and under another id; the watch
+        before it is over then."""
         member_id = member.member_id
+        member.session_watches += 1
+        number = member.session_watches
+        self._heartbeats.check_soon((group, member_id))
 
         def is_over() -> bool:
-            return term.is_over or group.members.get(member_id) is not member
+            return term.is_over or group.members.get(member_id) is not member or member.session_watches != number
 
         def expired() -> None:
             now_s = self._clock.monotonic()

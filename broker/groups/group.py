@@ -53,7 +53,9 @@ class Member:
         self.is_new = False
         """It has never been in a generation: until then it need not send heartbeats, for it does not know its id."""
         self.session_end_s = 0.0
-        """When it is put out unless it is heard of before; for the coordinator's clock."""
+        """When it is put out unless it is heard of before; by the coordinator's clock."""
+        self.session_watches = 0
+        """How often it has begun to be watched for that."""
 
     @property
     def is_static(self) -> bool:

@@ -6,7 +6,7 @@ from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.model import NO_LEADER, TopicPartition, topic_name_problem
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, TopicPartition, topic_name_problem
 
 DELETION_TIMEOUT_MS = 30_000
 """Of all groups in a request together."""
@@ -32,6 +32,8 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
     if not key:
         return refuse(ErrorCode.INVALID_GROUP_ID, "the group has no name")
     partitions = services.metadata.partition_count(OFFSETS_TOPIC)
+    if services.metadata.told_all_epoch == NO_EPOCH:
+        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")
     if not partitions:
         services.offsets_topic.create_soon()
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC} is being created")

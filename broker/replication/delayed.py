@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from minibroker.broker.purgatory.purgatory import DelayedOperation
-from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.partition import CONSUMER, Partition
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import DeleteRecordsPartitionResult, FetchPartition, ProducePartitionResponse
 from minibroker.protocol.model import TopicPartition
@@ -148,7 +148,13 @@ class AdmittedFetch(NamedTuple):
 class DelayedFetch(DelayedOperation):
     """Completes when the partitions together have `min_bytes` to read, or the leadership of one of them is no longer
     the one that admitted it (Kafka's DelayedFetch). Records are read when it completes, so the answer is as fresh as
-    can be."""
+    can be.
+
+    A follower's waits on for the other partitions: the controller tells the follower, too, which asks anew then,
+    without waiting for this answer. When a broker dies nearly every partition changes its leader epoch, a hundred with
+    each order; if each of these orders ended all requests that name one of them, most of the failover's time would go
+    into asking again for those that have not changed yet.
+    """
 
     def __init__(
         self,
@@ -171,9 +177,13 @@ class DelayedFetch(DelayedOperation):
 
     def try_complete(self) -> bool:
         available = 0
+        is_any_held = False
         for admitted in self._admitted:
             if not admitted.holds(self._find):
-                return self.force_complete()
+                if self._replica_id == CONSUMER:
+                    return self.force_complete()
+                continue
+            is_any_held = True
             partition, fetch = admitted.partition, admitted.fetch
             end = partition.readable_end(self._replica_id)
             if fetch.fetch_offset < end and not partition.withholds_from(self._replica_id):
@@ -184,7 +194,7 @@ class DelayedFetch(DelayedOperation):
                 except BrokerError:
                     return self.force_complete()
                 available += min(readable, fetch.partition_max_bytes)
-        return self.force_complete() if available >= self._min_bytes else False
+        return self.force_complete() if available >= self._min_bytes or not is_any_held else False
 
     def on_complete(self) -> None:
         self._answer()

@@ -73,9 +73,8 @@ EPOCH_DURING_DELETE = -2
 
 ZOOKEEPER_RETRY_S = 0.1
 
-LOGS_MADE_AT_ONCE = 8
-"""Making one waits for the disk several times; a file system writes the journal for those that wait together in one go,
-so that eight take hardly longer than one."""
+ASSIGNED_AT_ONCE = 25
+"""Replicas that get their part in one turn of the loop."""
 
 PARTITIONS_PER_SLICE = 100
 BREATH_S = 0.001
@@ -628,27 +627,46 @@ class ReplicaManager:
         return errors
 
     async def _assign_all(self, topic: LeaderAndIsrTopic) -> list[_Assigned | PartitionError]:
-        """In the order of the request. Where there are logs to be made, several at once."""
+        """In the order of the request. Logs that are to be made are made together."""
+        await self._create_logs(topic)
         outcomes: list[_Assigned | PartitionError] = []
-        for start in range(0, len(topic.partition_states), LOGS_MADE_AT_ONCE):
-            several = topic.partition_states[start : start + LOGS_MADE_AT_ONCE]
-            if all(TopicPartition(topic.topic_name, state.partition_index) in self._partitions for state in several):
-                outcomes += [await self._assign(topic, state) for state in several]
-                continue
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._assign(topic, state)) for state in several]
-            outcomes += [task.result() for task in tasks]
+        for number, state in enumerate(topic.partition_states):
+            if number % ASSIGNED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            outcomes.append(await self._assign(topic, state))
         return outcomes
+
+    async def _create_logs(self, topic: LeaderAndIsrTopic) -> None:
+        """Of the partitions that are not here, as far as that works: `_assign` says where it does not."""
+        missing: list[TopicPartition] = []
+        new: set[TopicPartition] = set()
+        for state in topic.partition_states:
+            topic_partition = TopicPartition(topic.topic_name, state.partition_index)
+            if topic_partition in self._partitions:
+                continue
+            with suppress(BrokerError):
+                self._check_order(topic_partition, topic.topic_id, state.leader_epoch)
+                missing.append(topic_partition)
+                if state.is_new:
+                    new.add(topic_partition)
+        if missing:
+            await self._logs.create(
+                missing, topic.topic_id, self._log_config(self._topic_configs.of(topic.topic_name)), new
+            )
+
+    def _check_order(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
+        """Raises BrokerError where the order is about a replica that was deleted here since."""
+        if self._was_deleted(topic_partition, topic_id, leader_epoch):
+            raise BrokerError(
+                ErrorCode.STALE_CONTROLLER_EPOCH,
+                f"{topic_partition} of the topic with id {topic_id} was deleted here",
+            )
+        self.healer.check(topic_partition, topic_id, leader_epoch)
 
     async def _assign(self, topic: LeaderAndIsrTopic, state: LeaderAndIsrPartition) -> _Assigned | PartitionError:
         topic_partition = TopicPartition(topic.topic_name, state.partition_index)
         try:
-            if self._was_deleted(topic_partition, topic.topic_id, state.leader_epoch):
-                raise BrokerError(
-                    ErrorCode.STALE_CONTROLLER_EPOCH,
-                    f"{topic_partition} of the topic with id {topic.topic_id} was deleted here",
-                )
-            self.healer.check(topic_partition, topic.topic_id, state.leader_epoch)
+            self._check_order(topic_partition, topic.topic_id, state.leader_epoch)
             partition = await self._ensure_partition(topic_partition, topic.topic_id, is_new=state.is_new)
             if partition.is_stale(state):
                 raise BrokerError(

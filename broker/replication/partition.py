@@ -284,7 +284,9 @@ class Partition:
 
         It stands still while the committed ISR is too small, and while others are on record as eligible: they have what
         was committed before, and would lack what is committed now."""
-        if not self.is_leader or self.eligible or len(self.isr) < self._replicas_to_commit:
+        if self.role is not Role.LEADER or self.high_watermark >= self.log.log_end_offset:
+            return False  # nearly always, where there are very many partitions
+        if self.eligible or len(self.isr) < self._replicas_to_commit:
             return False
         of_replicas = isr_rules.high_watermark(
             self.log.log_end_offset,

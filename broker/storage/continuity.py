@@ -211,6 +211,11 @@ class DataContinuity:
         else:
             self._write(begun)
 
+    @property
+    def has_lost_memory(self) -> bool:
+        """After `begin`: what was written and not flushed may be gone, and nobody believes otherwise."""
+        return self.trusted_since == SINCE_THIS_REGISTRATION
+
     def witness(self) -> Witness:
         """After `begin`, and after the logs were opened."""
         content = self._content

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from minibroker.broker.storage.checkpoints import LEADER_EPOCH_FILE
+from minibroker.broker.storage.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, encode_topic_id
 from minibroker.broker.storage.producer_state import Producer
 from minibroker.broker.storage.segment import IndexWrite, Segment
 from minibroker.broker.storage.snapshots import remove_snapshot, write_snapshot
-from minibroker.protocol.world import File, World
+from minibroker.protocol.world import Disk, File, World
 
 
 @dataclass
@@ -21,6 +21,8 @@ class Flush:
     indexes: list[IndexWrite] = field(default_factory=list)
     sealed: list[Segment] = field(default_factory=list)
     sync_directory: bool = False
+    topic_id: str = ""
+    """Where the file that has it is not known to be on disk."""
     epochs: bytes | None = None
     snapshots: list[tuple[int, list[tuple[int, Producer]]]] = field(default_factory=list)
     old_snapshots: list[int] = field(default_factory=list)
@@ -38,7 +40,14 @@ class Flush:
             write_snapshot(disk, self.directory, offset, captured)
         for offset in self.old_snapshots:
             remove_snapshot(disk, self.directory, offset)
+        if self.topic_id:
+            write_topic_id(disk, self.directory, self.topic_id)
         if self.epochs is not None:
             disk.write_atomically(f"{self.directory}/{LEADER_EPOCH_FILE}", self.epochs)  # syncs the directory
-        elif self.sync_directory:
+        elif self.sync_directory and not self.topic_id:
             disk.sync_directory(self.directory)
+
+
+def write_topic_id(disk: Disk, directory: str, topic_id: str) -> None:
+    """Durable on return, with the other names in the log's directory. Raises OSError."""
+    disk.write_atomically(f"{directory}/{PARTITION_METADATA_FILE}", encode_topic_id(topic_id))

@@ -36,6 +36,11 @@ class LeaderEpochCache:
         """The newest epoch, or NO_EPOCH."""
         return self._entries[-1].epoch if self._entries else NO_EPOCH
 
+    @property
+    def latest_start(self) -> int:
+        """The offset at which the newest epoch begins; -1 where there is none."""
+        return self._entries[-1].start_offset if self._entries else -1
+
     def assign(self, epoch: int, start_offset: int) -> None:
         """`epoch` begins at `start_offset`. Entries that contradict it (as new or newer, or begun at or after that
         offset) are dropped: they are of epochs that wrote nothing, or of records that were truncated."""

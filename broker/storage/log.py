@@ -46,7 +46,7 @@ from minibroker.broker.storage.checkpoints import encode_epochs
 from minibroker.broker.storage.cleanable import Candidate, Cleanable, cleanable, groups
 from minibroker.broker.storage.compaction import CannotBeCleaned, Compaction, Now, Source
 from minibroker.broker.storage.directory import LogDirectory
-from minibroker.broker.storage.flush import Flush
+from minibroker.broker.storage.flush import Flush, write_topic_id
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.io_errors import Trouble, shortage, trouble_of
 from minibroker.broker.storage.key_map import KeyMap
@@ -131,7 +131,10 @@ class Log:
         config: LogConfig,
         recovered: Recovered,
         first_dirty_offset: int = 0,
+        *,
+        has_durable_id: bool = True,
     ) -> None:
+        """`has_durable_id`: the file with the topic's id is on disk. Else the first flush writes it."""
         self.partition = partition
         self.topic_id = topic_id
         """Empty where the topic's id is not known."""
@@ -176,6 +179,7 @@ class Log:
         self._damage_told = ""
         self._removing: asyncio.Task[None] | None = None
         self._first_dirty_offset = first_dirty_offset
+        self._has_durable_id = has_durable_id
         self._wall_clock_ahead_ms = self._clock.wall_ms() - self._monotonic_ms()
         """When the log was opened."""
         self._compaction: Compaction | None = None
@@ -644,7 +648,11 @@ class Log:
                 self._epochs.assign(previous_epoch, offset - 1)
             self._producers = ProducerState()
             # After a power cut no old snapshot may pass for one of this log, nor may it begin later than here.
-            self._disk.sync_directory(self.path)
+            if self._has_durable_id or not self.topic_id:
+                self._disk.sync_directory(self.path)
+            else:
+                write_topic_id(self._disk, self.path, self.topic_id)
+                self._has_durable_id = True
             self._synced_changes = self._changes
         except OSError as error:
             self._cut_failed(error, f"emptying {self.path}", has_begun=has_begun)
@@ -955,12 +963,20 @@ class Log:
     def _has_unwritten(self) -> bool:
         return (
             self._recovery_point < self._log_end_offset
-            or self._epochs.version != self._written_epochs_version
+            or self._has_unwritten_epochs()
             or self._synced_changes < self._changes
             or self._bytes_since_snapshot > 0
             or bool(self._pending_snapshots)
             or (len(self._segments) > 1 and not self._segments[-2].stored)
         )
+
+    def _has_unwritten_epochs(self) -> bool:
+        """Beside one that has begun at the log's end, which needs no file: every leader has one, and a controller that
+        takes office, or a broker that dies, gives most logs another one."""
+        if self._written_epochs_version < 0:
+            return True
+        is_changed = self._epochs.version != self._written_epochs_version
+        return is_changed and self._epochs.latest_start < self._log_end_offset
 
     def _take_snapshot(self) -> None:
         self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
@@ -1040,6 +1056,7 @@ class Log:
         written = [offset for offset, _ in work.snapshots]
         self._snapshots = sorted({*self._snapshots, *written} - set(work.old_snapshots))
         self._synced_changes = max(self._synced_changes, work.changes)
+        self._has_durable_id = self._has_durable_id or bool(work.topic_id)
         if work.epochs is not None:
             self._written_epochs_version = work.epochs_version
         if work.lowest_cut is not None:
@@ -1059,6 +1076,8 @@ class Log:
             directory=self.path,
         )
         work.sync_directory = self._synced_changes < self._changes
+        if not self._has_durable_id:
+            work.topic_id, work.sync_directory = self.topic_id, True
         snapshot_due = bool(self._pending_snapshots)
         work.snapshots, self._pending_snapshots = self._pending_snapshots, []
         for number in range(len(self._segments) - 1, -1, -1):

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -292,6 +293,23 @@ class LogDirs:
         log = await home.get_or_create(partition, topic_id, config)
         home.check()  # another log's write may have failed meanwhile
         return log
+
+    async def create(
+        self, partitions: Sequence[TopicPartition], topic_id: str, config: LogConfig, new: Collection[TopicPartition]
+    ) -> None:
+        """As `get_or_create` for many partitions of one topic, where they are in no directory yet, and as far as it
+        works: what keeps it from working, `get_or_create` will say. `new` are those among them that are."""
+        shares: dict[LogManager, list[TopicPartition]] = {}
+        online = self.online
+        if not online:
+            return
+        for partition in partitions:
+            if not self._homes(partition) and (partition in new or not self._unopened):
+                home = min(online, key=lambda manager: manager.replica_count + len(shares.get(manager, ())))
+                shares.setdefault(home, []).append(partition)
+        for home, share in shares.items():
+            with suppress(BrokerError):
+                await home.create(share, topic_id, config)
 
     async def delete(self, partition: TopicPartition) -> None:
         """As `LogManager.delete`; also KAFKA_STORAGE_ERROR where a directory is offline that has the replica, or may

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
@@ -35,10 +35,11 @@ from minibroker.broker.storage.directory import (
     LogDirectoryFailed,
     moved_name,
 )
+from minibroker.broker.storage.flush import write_topic_id
 from minibroker.broker.storage.io_errors import DISK_ERRORS, Shortage, Trouble, shortage, trouble_of
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, recover, to_be_read
+from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, empty_log, recover, to_be_read
 from minibroker.broker.storage.recovery_progress import DirectoryProgress, LogProgress
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem
@@ -65,6 +66,8 @@ _COPIED_AGAIN = (
 class _Opened(NamedTuple):
     topic_id: str
     recovered: Recovered
+    has_durable_id: bool
+    """As for `Log`."""
 
 
 class LogManager:
@@ -262,7 +265,7 @@ class LogManager:
     ) -> _Opened:
         """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
         directory = self._path(str(partition))
-        topic_id = self._read_topic_id(directory)
+        topic_id = self._topic_id_or_reset(directory, recovery_point)
         recovered = recover(
             self._disk,
             directory,
@@ -274,7 +277,27 @@ class LogManager:
             before_loss=self._continuity.distrust,
             progress=progress,
         )
-        return _Opened(topic_id, recovered)
+        # The first flush may not have come to its end.
+        return _Opened(topic_id, recovered, has_durable_id=recovery_point > 0 or not topic_id)
+
+    def _topic_id_or_reset(self, directory: str, recovery_point: int) -> str:
+        """The topic's id is written when a log is made, and reaches the disk with its first flush. A power cut before
+        that may leave any part of the file, and any of the records: of which topic they are, nobody knows, so they go,
+        as records that were not flushed may. Raises MalformedFile, OSError."""
+        if recovery_point or not self._continuity.has_lost_memory:
+            return self._read_topic_id(directory)
+        try:
+            topic_id = self._read_topic_id(directory)
+        except MalformedFile:
+            topic_id = ""
+        # One that lacks its checksum is believed otherwise, since the first ones had none.
+        if not topic_id or self._disk.read_file(f"{directory}/{PARTITION_METADATA_FILE}") != encode_topic_id(topic_id):
+            topic_id = ""
+            logger.info("%s was made shortly before the host lost its power: it is made anew, empty", directory)
+            for name in self._disk.list(directory):
+                self._disk.remove(f"{directory}/{name}")
+            self._disk.sync_directory(directory)
+        return topic_id
 
     def _adopt(self, partition: TopicPartition, opened: _Opened, config: LogConfig) -> Log:
         report = opened.recovered.report
@@ -296,6 +319,7 @@ class LogManager:
             config,
             opened.recovered,
             first_dirty,
+            has_durable_id=opened.has_durable_id,
         )
         self._logs[partition] = log
         return log
@@ -437,51 +461,95 @@ class LogManager:
             with self._under_way(partition):
                 try:
                     if log is None:
-                        opened = await self._run(self._create_log, partition, topic_id)
+                        [opened] = await self._run(self._create_logs, [partition], topic_id)
                         log = self._adopt(partition, opened, config)
                     elif topic_id and not log.topic_id:
-                        await self._run(self._write_topic_id, log.path, topic_id)
+                        await self._run(write_topic_id, self._disk, log.path, topic_id)
                         log.topic_id = topic_id
                 except OSError as error:
                     self._directory.refuse(error, f"creating {self._path(str(partition))}")
             log.configure(config)
             return log
 
-    def _check_room(self, partition: TopicPartition) -> None:
-        """Raises Shortage where one more log would leave too few descriptors to others: to connections, without which
-        no log is of use, and to the segments that those which are here begin."""
+    async def create(self, partitions: Sequence[TopicPartition], topic_id: str, config: LogConfig) -> None:
+        """As `get_or_create` for partitions of one topic that are not here, in one go: they share a worker thread's
+        call, and its wait for the disk. Raises BrokerError as it does, and then none of them was created."""
+        problem = topic_name_problem(partitions[0].topic)
+        if problem:
+            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        async with AsyncExitStack() as held:
+            for partition in sorted(partitions):
+                await held.enter_async_context(self._exclusively(partition))
+            self._directory.check()
+            wanted = [p for p in partitions if p not in self._logs and p not in self.damaged]
+            for partition in wanted:
+                held.enter_context(self._under_way(partition))
+            if wanted:
+                self._check_room(wanted[0], len(wanted))
+            try:
+                created = await self._run(self._create_logs, wanted, topic_id)
+            except OSError as error:
+                self._directory.refuse(error, f"creating {len(wanted)} logs of {topic_id}")
+            for partition, opened in zip(wanted, created, strict=True):
+                self._adopt(partition, opened, config).configure(config)
+
+    def _check_room(self, partition: TopicPartition, count: int = 1) -> None:
+        """Raises Shortage where so many more logs would leave too few descriptors to others: to connections, without
+        which no log is of use, and to the segments that those which are here begin."""
         files, used, limit = self._disk.descriptors()
-        if files >= limit * MOST_FOR_FILES or used >= limit * MOST_IN_ALL:
+        if files + count - 1 > limit * MOST_FOR_FILES or used + count - 1 > limit * MOST_IN_ALL:
             reason = f"{used} of the {limit} descriptors that this process may have are taken, {files} of them by files"
             raise shortage(f"creating {self._path(str(partition))}", reason)
 
+    def _create_logs(self, partitions: Sequence[TopicPartition], topic_id: str) -> list[_Opened]:
+        """In a worker thread. On return their directories are durable, each an empty log for the next start; what is
+        in them, the topic's id too, gets durable with the first flush. Raises OSError, and then none is open."""
+        created: list[_Opened] = []
+        with ExitStack() as undo:
+            for partition in partitions:
+                opened = self._create_log(partition, topic_id)
+                for segment in opened.recovered.segments:
+                    undo.callback(segment.close)
+                created.append(opened)
+            self._disk.sync_directory(self.log_dir)
+            undo.pop_all()
+        return created
+
     def _create_log(self, partition: TopicPartition, topic_id: str) -> _Opened:
-        """In a worker thread. Raises OSError."""
         # Offsets that an earlier topic of that name left in the files must not be taken for this one's.
         self._directory.lower_offsets(partition, 0)
         directory = self._path(str(partition))
-        fresh = not self._disk.exists(directory)
-        self._disk.make_directories(directory)
-        recovered = self._open_log(partition, fresh, 0, 0).recovered
+        if self._disk.exists(directory):
+            recovered = self._open_log(partition, False, 0, 0).recovered
+        else:
+            self._disk.make_directories(directory)
+            recovered = empty_log(self._disk, directory, self._default_config.index_interval_bytes)
         try:
             if topic_id:
-                self._write_topic_id(directory, topic_id)
+                self._put_topic_id(directory, topic_id)
             else:
                 self._disk.sync_directory(directory)
-            self._disk.sync_directory(self.log_dir)
         except BaseException:
             for segment in recovered.segments:
                 segment.close()
             raise
-        return _Opened(topic_id, recovered)
+        return _Opened(topic_id, recovered, has_durable_id=not topic_id)
+
+    def _put_topic_id(self, directory: str, topic_id: str) -> None:
+        """Whole or not at all, whenever the process dies; not synced. Raises OSError."""
+        path = f"{directory}/{PARTITION_METADATA_FILE}"
+        file = self._disk.open(path + ".tmp", create=True)
+        try:
+            file.truncate(0)
+            file.pwrite([encode_topic_id(topic_id)], 0)
+        finally:
+            file.close()
+        self._disk.rename(path + ".tmp", path)
 
     def _read_topic_id(self, directory: str) -> str:
         """Empty where it is not known. Raises MalformedFile, OSError."""
         path = f"{directory}/{PARTITION_METADATA_FILE}"
         return decode_topic_id(path, self._disk.read_file(path)) if self._disk.exists(path) else ""
-
-    def _write_topic_id(self, directory: str, topic_id: str) -> None:
-        self._disk.write_atomically(f"{directory}/{PARTITION_METADATA_FILE}", encode_topic_id(topic_id))
 
     async def delete(self, partition: TopicPartition) -> None:
         """Forget the log, and remove its files in the background; nothing where there is none. Once this returns, a

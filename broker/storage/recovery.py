@@ -243,6 +243,21 @@ def recover(
         return attempt(False)
 
 
+def empty_log(disk: Disk, directory: str, index_interval_bytes: int) -> Recovered:
+    """What a log is made of whose directory was made just now. Blocks. Raises OSError."""
+    return Recovered(
+        segments=[Segment.create(disk, directory, 0, index_interval_bytes)],
+        log_start_offset=0,
+        log_end_offset=0,
+        recovery_point=0,
+        written_epochs_version=0,
+        epochs=LeaderEpochCache(),
+        producers=ProducerState(),
+        snapshots=[],
+        report=RecoveryReport(0, 0, 0, False, 0, ""),
+    )
+
+
 def _recover(
     disk: Disk,
     directory: str,

@@ -36,6 +36,7 @@ from minibroker.client.cli.record_format import unescape
 from minibroker.client.cli.tally import Tally
 from minibroker.client.cli.times import parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
+from minibroker.client.delivery import BatchDelivery
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
@@ -324,27 +325,60 @@ async def _send(
     producer: Producer, topic: str, descriptor: int, source: AsyncIterator[_Part], tally: Tally
 ) -> int | None:
     """The bytes of all records, once all are sent; None after a failure. Raises what `source` raises."""
-    send, add, drain = producer.send, tally.add, producer.drain
     size = 0
     with _progress(os.fstat(descriptor).st_size) as progress:
         task = progress.add_task(topic, total=os.fstat(descriptor).st_size or None) if progress else None
         async for part in source:
-            for key, value, partition, timestamp_ms, headers in part.records:
-                try:
-                    add(send(topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers))
-                except MinibrokerError as error:
-                    tally.refuse(error)
-                    return None
-                try:
-                    await drain()
-                except MinibrokerError:
-                    tally.has_failed = True
-                    return None
+            at_once = _sent_at_once(producer, topic, part.records)
+            if at_once is None:
+                await _send_each(producer, topic, part.records, tally)
+            else:
+                tally.add(at_once)
+                await _drain(producer, tally)
+            if tally.has_failed:
+                return None
             size += part.bytes
             if progress and task is not None:
                 progress.update(task, completed=part.ends_at)
             await tally.has_room()
     return size
+
+
+async def _send_each(producer: Producer, topic: str, records: list[_Fields], tally: Tally) -> None:
+    """Until the first failure, which `tally` knows then."""
+    send, add = producer.send, tally.add
+    for key, value, partition, timestamp_ms, headers in records:
+        try:
+            add(send(topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers))
+        except MinibrokerError as error:
+            tally.refuse(error)
+            return
+        await _drain(producer, tally)
+        if tally.has_failed:
+            return
+
+
+async def _drain(producer: Producer, tally: Tally) -> None:
+    try:
+        await producer.drain()
+    except MinibrokerError:
+        tally.has_failed = True
+
+
+def _sent_at_once(producer: Producer, topic: str, records: list[_Fields]) -> BatchDelivery | None:
+    """All of them by `send_batch`, where they are alike. None: send each, which also says which one is refused."""
+    if not records:
+        return None
+    values = [record[1] for record in records]
+    partitions, timestamps = {record[2] for record in records}, [record[3] for record in records]
+    stated = [timestamp for timestamp in timestamps if timestamp is not None]
+    if len(partitions) > 1 or len(stated) not in (0, len(records)) or any(record[4] for record in records):
+        return None
+    keys = [record[0] for record in records]
+    try:
+        return producer.send_batch(topic, values, keys, stated or None, partitions.pop())
+    except MinibrokerError:
+        return None
 
 
 async def _end(tasks: Iterable[asyncio.Task[object]]) -> None:

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterable
 
 from minibroker.client.cli.output import TIMED_OUT, explain
-from minibroker.client.delivery import Delivery
-from minibroker.client.errors import DeliveryTimedOut
+from minibroker.client.delivery import BatchDelivery, Delivery
+from minibroker.client.errors import BatchDeliveryFailed, DeliveryTimedOut
 from minibroker.client.producer import Producer
 from minibroker.client.tasks import Pulse
 from minibroker.protocol.errors import MinibrokerError
@@ -31,15 +31,21 @@ class Tally:
         self.noun = noun
         self.acknowledged = 0
         self.has_failed = False
-        self._deliveries: list[Delivery] = []
+        self._deliveries: list[Delivery | BatchDelivery] = []
         """Those of the lines after the ones known to be acknowledged."""
+        self._unsettled = 0
+        """How many lines these are."""
         self._failed: dict[MinibrokerError, list[int]] = {}
         self._settled = Pulse()
-        self.add = self._deliveries.append
 
     @property
     def lines(self) -> int:
-        return self.acknowledged + len(self._deliveries) + sum(map(len, self._failed.values()))
+        return self.acknowledged + self._unsettled + sum(map(len, self._failed.values()))
+
+    def add(self, delivery: Delivery | BatchDelivery) -> None:
+        """The next line, or lines."""
+        self._deliveries.append(delivery)
+        self._unsettled += 1 if isinstance(delivery, Delivery) else len(delivery)
 
     def refuse(self, error: MinibrokerError) -> None:
         """`send` refused the next line, which is the last."""
@@ -48,7 +54,7 @@ class Tally:
 
     async def has_room(self) -> None:
         """Wait while too many lines are neither acknowledged nor failed."""
-        while len(self._deliveries) > _MOST_UNSETTLED:
+        while self._unsettled > _MOST_UNSETTLED:
             await self._settled.wait()
 
     async def keep_settling(self, producer: Producer) -> None:
@@ -59,7 +65,7 @@ class Tally:
 
     async def settle(self, producer: Producer) -> None:
         """Wait until every line so far is acknowledged or failed, and note whether there was a failure."""
-        count = len(self._deliveries)
+        count, lines = len(self._deliveries), self._unsettled
         try:
             if count:
                 await producer.flush()
@@ -67,20 +73,28 @@ class Tally:
             self.has_failed = True
         # A flush that succeeds means nothing if a `drain` has raised the failures already.
         if not self.has_failed:
-            self.acknowledged += count
+            self.acknowledged += lines
+            self._unsettled -= lines
             del self._deliveries[:count]
             self._settled.notify()
 
     async def settle_rest(self) -> None:
         """To be called once the producer is closed: then every Delivery has ended, and this does not wait."""
-        first, deliveries = self.acknowledged + 1, self._deliveries[:]
+        line, deliveries = self.acknowledged + 1, self._deliveries[:]
         self._deliveries.clear()
-        for line, delivery in enumerate(deliveries, first):
+        self._unsettled = 0
+        for delivery in deliveries:
+            count = 1 if isinstance(delivery, Delivery) else len(delivery)
             try:
                 await delivery
-                self.acknowledged += 1
+                self.acknowledged += count
+            except BatchDeliveryFailed as error:
+                self.acknowledged += count - len(error.indexes)
+                for index, failure in zip(error.indexes, error.failures, strict=True):
+                    self._failed.setdefault(failure.error, []).append(line + index)
             except MinibrokerError as error:
                 self._failed.setdefault(error, []).append(line)
+            line += count
 
     def __str__(self) -> str:
         """Such as `9 of 12 lines acknowledged, 3 not: line 2: REASON; lines 11 to 12: REASON`."""

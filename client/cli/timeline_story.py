@@ -108,6 +108,8 @@ def last_failover(entries: Sequence[Entry]) -> Story | None:
     chosen = [turns[-1]]
     victims = _victims(entries, turns[-1])
     for index in reversed(turns[:-1]):
+        if _begins_anew(entries, chosen[0]):
+            break
         distance_ms = entries[chosen[0]]["time_ms"] - entries[index]["time_ms"]
         before = _victims(entries, index)
         if distance_ms > (SIGNS_WITHIN_MS if victims & before else TOGETHER_MS):
@@ -123,6 +125,17 @@ def _is_turn(entries: Sequence[Entry], index: int) -> bool:
     if entry["event"] == "BrokerChange":
         return bool(entry.get("lost"))
     return bool(entry["event"] == "Startup" and entry["epoch"] > 1)
+
+
+def _begins_anew(entries: Sequence[Entry], index: int) -> bool:
+    """The controller before this one stopped in good order when this broker had not been started yet: all had stopped.
+    Nothing has failed, and nobody was there to take over."""
+    entry = entries[index]
+    if entry["event"] != "Startup" or "broker_up_ms" not in entry:
+        return False
+    started_ms = entry["time_ms"] - entry["broker_up_ms"]
+    before = next((earlier for earlier in reversed(entries[:index]) if earlier["epoch"] < entry["epoch"]), None)
+    return before is not None and before["event"] == "Resignation" and before["time_ms"] < started_ms
 
 
 def _victims(entries: Sequence[Entry], index: int) -> set[int]:
@@ -146,7 +159,8 @@ class _Teller:
         self._entries = entries
         self._turns = [entries[index] for index in turns]
         self._victims = victims
-        self._signs = list(self._find_signs(turns[0]))
+        self._begins_anew = _begins_anew(entries, turns[0])
+        self._signs = [] if self._begins_anew else list(self._find_signs(turns[0]))
         self._answers = list(self._find_answers(turns[0]))
         self._began_ms = min(_began_ms(entry) for entry in [*self._signs, *self._turns][: max(len(self._signs), 1)])
 
@@ -199,6 +213,8 @@ class _Teller:
         )
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
+            if self._begins_anew:
+                moved += " when brokers were started again, all of which had been stopped"
             return f"The last failover: {gone} and {moved}" if gone else f"The last failover: {moved}"
         return f"The last failover: {gone}"
 

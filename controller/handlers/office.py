@@ -42,6 +42,7 @@ class Office:
         # To elect one crashed broker in place of another would be in vain: probe before electing.
         states, refused = await _both(self._gather.states(partitions), self._probe(registered))
         self._steps.timeline.describe(
+            broker_up_ms=self._steps.timeline.up_ms(),
             read_at_ms=self._steps.timeline.elapsed_ms(),
             brokers=sorted(registered),
             unreachable=sorted(refused),

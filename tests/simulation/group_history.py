@@ -58,12 +58,13 @@ class Commit:
     is_acknowledged: bool = False
     """False: it was refused, or nobody knows."""
     generation: int = -1
-    """The member's when it was acknowledged."""
+    """The member's: the latest that it can have been made in."""
     newest_before: int = -1
     """The highest generation that any member had been seen in when it began."""
 
     def acknowledged(self, at: float, generation: int) -> None:
-        self.ended, self.is_acknowledged, self.generation = at, True, generation
+        self.ended, self.is_acknowledged = at, True
+        self.generation = max(self.generation, generation)
 
 
 @dataclass
@@ -131,9 +132,10 @@ class GroupHistory:
         else:
             session.delivered.append(delivered)
 
-    def commit_begins(self, member: str, offsets: Mapping[TopicPartition, int]) -> list[Commit]:
+    def commit_begins(self, member: str, offsets: Mapping[TopicPartition, int], generation: int) -> list[Commit]:
+        """`generation`: that of the member now; when it is acknowledged, it may be a later one, or none."""
         commits = [
-            Commit(member, partition, offset, self._now, newest_before=self.newest_generation)
+            Commit(member, partition, offset, self._now, generation=generation, newest_before=self.newest_generation)
             for partition, offset in offsets.items()
         ]
         self.commits += commits

@@ -59,14 +59,12 @@ class GroupClient:
                         return found.node_id
                 await asyncio.sleep(RETRY_S)
 
-    async def of_coordinator(
-        self, api: apis.Api[Asked, Answered], body: Asked, codes: object = None, within_s: float = 30
-    ) -> Answered:
+    async def of_coordinator(self, api: apis.Api[Asked, Answered], body: Asked, within_s: float = 30) -> Answered:
         """The answer of the coordinator, once it is one: NOT_NOW errors and lost connections are tried again."""
         async with asyncio.timeout(within_s):
             while True:
                 try:
-                    answer = await self.ask(await self.find_coordinator(), api, body)
+                    answer = await self.ask(await self.find_coordinator(within_s), api, body)
                 except NetworkError:
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -84,6 +82,7 @@ class GroupClient:
         topic_id: str = "",
         metadata: str | None = None,
         broker_id: int | None = None,
+        within_s: float = 30,
     ) -> list[int]:
         """The error codes, in the order of `offsets`."""
         topics: dict[str, list[g.OffsetCommitPartition]] = {}
@@ -97,7 +96,7 @@ class GroupClient:
             [g.OffsetCommitTopic(name, parts, topic_id) for name, parts in topics.items()],
         )
         if broker_id is None:
-            answer = await self.of_coordinator(apis.OFFSET_COMMIT, body)
+            answer = await self.of_coordinator(apis.OFFSET_COMMIT, body, within_s)
         else:
             answer = await self.ask(broker_id, apis.OFFSET_COMMIT, body)
         return [part.error_code for topic in answer.topics for part in topic.partitions]

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
+from minibroker.client.group_states import MemberState
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.protocol import znodes
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation import operations_topics
 from tests.simulation.group_history import Commit, GroupHistory, check_group, check_reborn
@@ -44,6 +45,7 @@ READER = "group-reader"
 LIVENESS_S = 60.0
 
 _RETRY_S = 0.3
+_STATIC_PROBABILITY = 0.3
 _EAGER = ("range", "roundrobin", "sticky")
 _COOPERATIVE = "cooperative-sticky"
 
@@ -115,6 +117,10 @@ class _Life:
     def history(self) -> GroupHistory:
         return self.member.group.history
 
+    @property
+    def generation(self) -> int:
+        return self.consumer.status().generation_id
+
 
 class _Listener(RebalanceListener):
     def __init__(self, groups: Groups, life: _Life) -> None:
@@ -143,7 +149,7 @@ class _Listener(RebalanceListener):
 class Groups:
     """`Guests` of the workload."""
 
-    def __init__(self, storm: Storm, dice: Random) -> None:
+    def __init__(self, storm: Storm, dice: Random, at_least: int = 0) -> None:
         self._storm = storm
         self._cluster = storm.cluster
         self._dice = dice
@@ -158,7 +164,7 @@ class Groups:
         lasting = [topic for topic in lasting if topic != SHRINKING]
         self._members = {
             member.name: member
-            for number in range(dice.choice([0, 1, 1, 2]))
+            for number in range(max(at_least, dice.choice([0, 1, 1, 2])))
             for member in self._draw(f"group-{number}", lasting)
         }
 
@@ -187,7 +193,7 @@ class Groups:
             },
             history=GroupHistory(name),
         )
-        are_static = dice.random() < 0.3
+        are_static = dice.random() < _STATIC_PROBABILITY
         for number in range(dice.randint(1, 4)):
             yield _Member(
                 f"{name}-member-{number}",
@@ -290,12 +296,17 @@ class Groups:
             except CorruptBatch as error:
                 if not self._storm.workload.pages_have_rotten:
                     self._storm.accuse(Anomaly("a client crashed", f"{life.identity}: {error}"))
-            except MinibrokerError:
-                pass  # it has said why
+            except MinibrokerError as error:
+                self._gave_up(life, error)
             finally:
                 group.history.ended(life.identity)
                 member.view = (-1, frozenset())
             await asyncio.sleep(_RETRY_S)
+
+    def _gave_up(self, life: _Life, error: MinibrokerError) -> None:
+        self._storm.note(f"{life.identity} begins anew: {error!r}")
+        if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+            self._storm.accuse(Anomaly("a broker met a bug", f"{life.identity}: {error}"))
 
     async def _consume(self, life: _Life, random: Random, until_s: float) -> None:
         member, consumer = life.member, life.consumer
@@ -332,9 +343,11 @@ class Groups:
         life.uncommitted += 1
 
     def look_at(self, life: _Life) -> None:
-        """In which generation a member is, and what it has there."""
-        generation, held = life.consumer.status().generation_id, frozenset(life.consumer.assignment())
-        if generation >= 0 and life.member.view != (generation, held):
+        """In which generation a member is, and what it has there. One that has no assignments yet is not counted: it
+        may be gone with the coordinator, which has not written it down."""
+        status, held = life.consumer.status(), frozenset(life.consumer.assignment())
+        generation = status.generation_id
+        if status.member_state == MemberState.STABLE.value and life.member.view != (generation, held):
             life.member.view = (generation, held)
             life.history.holds(life.member.instance_id or life.identity, generation, held)
 
@@ -345,7 +358,7 @@ class Groups:
         life.uncommitted = 0
         if life.group.commits == "automatic" or not life.positions:
             return
-        commits = life.history.commit_begins(life.identity, life.positions)
+        commits = life.history.commit_begins(life.identity, life.positions, life.generation)
         offsets = dict(life.positions) if random.random() < 0.5 else None
         if life.group.commits == "not awaited":
             self._answered_later(life, life.consumer.commit_nowait(offsets), commits)
@@ -355,13 +368,13 @@ class Groups:
     async def commit_last(self, life: _Life) -> None:
         """Before partitions are given back."""
         if life.group.commits != "automatic" and life.positions:
-            commits = life.history.commit_begins(life.identity, life.positions)
+            commits = life.history.commit_begins(life.identity, life.positions, life.generation)
             await self._answered(life, life.consumer.commit(), commits)
 
     def _answered_later(self, life: _Life, answer: asyncio.Future[None], commits: list[Commit]) -> None:
         def answered(answer: asyncio.Future[None]) -> None:
             if not answer.cancelled() and answer.exception() is None:
-                life.history.commit_acknowledged(commits, life.consumer.status().generation_id)
+                life.history.commit_acknowledged(commits, life.generation)
 
         answer.add_done_callback(answered)
 
@@ -372,7 +385,7 @@ class Groups:
             commits = [commit for commit in commits if commit.partition not in error.errors]
         except MinibrokerError:
             return  # it may have been carried out
-        life.history.commit_acknowledged(commits, life.consumer.status().generation_id)
+        life.history.commit_acknowledged(commits, life.generation)
 
     async def _committed(
         self, world: VirtualWorld, group: _Group, partitions: list[TopicPartition]

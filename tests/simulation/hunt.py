@@ -1,6 +1,6 @@
 """Can the storms see? `make mutants`: each planted bug against seed after seed, until one accuses it.
 
-    python -m tests.simulation.hunt [--mutant NAME ...] [--max-seeds 300] [--minutes 3] [--jobs N]
+    python -m tests.simulation.hunt [--mutant NAME ...] [--max-seeds 300] [--minutes 3] [--jobs N] [--groups]
 
 A line for each mutant, as soon as it is done: how many seeds it took, and what caught it. An accusation counts if it
 speaks of what was promised (not of a process that crashed), and if the same seed accuses nobody without the mutant.
@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from functools import cache
 from typing import NamedTuple
 
+from tests.simulation.group_storm import GroupStorm
 from tests.simulation.history import Anomaly
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.simulate import simulate_many
-from tests.simulation.storm import Report
+from tests.simulation.storm import Report, Storm
 
 CRASHES = ("failed", "a broker failed by itself", "a client crashed", "the storm itself failed")
 """Anomalies that say that something stumbled, not what the cluster has lost by it."""
+
+
+_is_clean: dict[tuple[int, float, str], bool] = {}
 
 
 class Catch(NamedTuple):
@@ -43,19 +46,20 @@ class Catch(NamedTuple):
         return f"{self.mutant.name:38} {self.mutant.family:26} {found}{crashes}"
 
 
-def hunt(mutant: Mutant, *, max_seeds: int, minutes: float, jobs: int | None) -> Catch:
+def hunt(mutant: Mutant, *, max_seeds: int, minutes: float, jobs: int | None, kind: type[Storm] = Storm) -> Catch:
     """Storms in the order of their seeds until one convicts the mutant."""
     began = time.monotonic()
     tried = crashes = 0
     conviction: Anomaly | None = None
     seeds = range(1, max_seeds + 1)
     # A cluster that has broken a promise can go on to break thousands, which takes minutes.
-    for outcome in simulate_many(seeds, minutes, mutant=mutant.name, is_enough=breaks_promise, jobs=jobs):
+    storms = simulate_many(seeds, minutes, mutant=mutant.name, is_enough=breaks_promise, kind=kind, jobs=jobs)
+    for outcome in storms:
         tried += 1
         conviction = _broken_promise(outcome.report)
         if conviction is None:
             crashes += bool(outcome.report.anomalies)
-        elif _accuses_nobody(outcome.report.seed, minutes):
+        elif _accuses_nobody(outcome.report.seed, minutes, kind):
             break
         else:
             conviction = None
@@ -70,11 +74,13 @@ def _broken_promise(report: Report) -> Anomaly | None:
     return next(filter(breaks_promise, report.anomalies), None)
 
 
-@cache
-def _accuses_nobody(seed: int, minutes: float) -> bool:
+def _accuses_nobody(seed: int, minutes: float, kind: type[Storm]) -> bool:
     """The product as it is passes this seed. (Many are caught by the same first seeds.)"""
-    [outcome] = simulate_many([seed], minutes)
-    return not outcome.report.anomalies
+    key = seed, minutes, kind.__name__
+    if key not in _is_clean:
+        [outcome] = simulate_many([seed], minutes, kind=kind)
+        _is_clean[key] = not outcome.report.anomalies
+    return _is_clean[key]
 
 
 def main() -> int:
@@ -85,13 +91,17 @@ def main() -> int:
     parser.add_argument("--max-seeds", type=int, default=300, help="for each mutant (300)")
     parser.add_argument("--minutes", type=float, default=3, help="virtual minutes of a storm (3)")
     parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
+    parser.add_argument("--groups", action="store_true", help="in storms of little but consumer groups")
     arguments = parser.parse_args()
+    kind = GroupStorm if arguments.groups else Storm
 
     began = time.monotonic()
     catches: list[Catch] = []
     print(f"{'mutant':38} {'family':26} seeds caught by")
     for name in arguments.mutant or MUTANTS:
-        catch = hunt(MUTANTS[name], max_seeds=arguments.max_seeds, minutes=arguments.minutes, jobs=arguments.jobs)
+        catch = hunt(
+            MUTANTS[name], max_seeds=arguments.max_seeds, minutes=arguments.minutes, jobs=arguments.jobs, kind=kind
+        )
         catches.append(catch)
         print(catch, flush=True)
     at_large = [catch.mutant.name for catch in catches if catch.anomaly is None]

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
+from tests.simulation.group_storm import GroupStorm
 from tests.simulation.history import Anomaly
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.process import current_process
-from tests.simulation.storm import Report, simulate
+from tests.simulation.storm import Report, Storm, simulate
 
 _TIMELINE_SHOWN = 60
 _PROGRESS_EVERY_S = 10
@@ -45,6 +46,7 @@ def simulate_many(
     *,
     mutant: str | None = None,
     is_enough: Callable[[Anomaly], bool] | None = None,
+    kind: type[Storm] = Storm,
     jobs: int | None = None,
 ) -> Iterator[Outcome]:
     """The outcome of each seed, in the order of the seeds; `is_enough` (a function of a module) ends its storm. Leaving
@@ -57,7 +59,7 @@ def simulate_many(
         others = set(multiprocessing.active_children())
         with ProcessPoolExecutor(jobs, mp_context=context) as pool:
             some = seeds[start : start + jobs * _SEEDS_PER_WORKER]
-            futures = [pool.submit(_outcome, seed, minutes, mutant, is_enough) for seed in some]
+            futures = [pool.submit(_outcome, seed, minutes, mutant, is_enough, kind) for seed in some]
             try:
                 for future in futures:
                     yield future.result()
@@ -69,23 +71,27 @@ def simulate_many(
                         worker.terminate()
 
 
-def _outcome(seed: int, minutes: float, mutant: str | None, is_enough: Callable[[Anomaly], bool] | None) -> Outcome:
+def _outcome(
+    seed: int, minutes: float, mutant: str | None, is_enough: Callable[[Anomaly], bool] | None, kind: type[Storm]
+) -> Outcome:
     logging.disable(logging.CRITICAL)
     began = time.process_time()
     with planted(mutant):
-        report = simulate(seed, minutes, is_enough)
+        report = simulate(seed, minutes, is_enough, kind)
     return Outcome(report, time.process_time() - began)
 
 
-def print_failure(report: Report, minutes: float, mutant: str | None, shown: int = _TIMELINE_SHOWN) -> None:
+def print_failure(
+    report: Report, minutes: float, mutant: str | None, kind: type[Storm] = Storm, shown: int = _TIMELINE_SHOWN
+) -> None:
     print(f"\nseed {report.seed}: {len(report.anomalies)} anomalies")
     for anomaly in report.anomalies:
         print(f"  {anomaly}")
     print("what came before:")
     for line in report.timeline[-shown:]:
         print(f"  {line}")
-    planted_bug = f" --mutant {mutant}" if mutant else ""
-    print(f"replay: python -m tests.simulation.simulate --seed {report.seed} --minutes {minutes:g}{planted_bug}")
+    options = (" --groups" if kind is GroupStorm else "") + (f" --mutant {mutant}" if mutant else "")
+    print(f"replay: python -m tests.simulation.simulate --seed {report.seed} --minutes {minutes:g}{options}")
 
 
 def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
@@ -149,15 +155,15 @@ def _log_to(path: str) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
-def _replay(seed: int, minutes: float, mutant: str | None, log: str | None) -> int:
+def _replay(seed: int, minutes: float, mutant: str | None, log: str | None, kind: type[Storm]) -> int:
     if log:
         _log_to(log)
     else:
         logging.disable(logging.CRITICAL)
     began = time.process_time()
     with planted(mutant):
-        report = simulate(seed, minutes)
-    print_failure(report, minutes, mutant, shown=len(report.timeline))
+        report = simulate(seed, minutes, kind=kind)
+    print_failure(report, minutes, mutant, kind, shown=len(report.timeline))
     print(summary([Outcome(report, time.process_time() - began)], time.process_time() - began))
     print(f"trace: {report.trace}")
     return 1 if report.anomalies else 0
@@ -174,19 +180,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
     parser.add_argument("--floors", action="store_true", help="fail where a storm was too mild")
     parser.add_argument("--log", metavar="FILE", help="with --seed: what brokers and clients log")
+    parser.add_argument("--groups", action="store_true", help="storms of little but consumer groups")
     arguments = parser.parse_args()
+    kind = GroupStorm if arguments.groups else Storm
     if arguments.seed is not None:
-        return _replay(arguments.seed, arguments.minutes, arguments.mutant, arguments.log)
+        return _replay(arguments.seed, arguments.minutes, arguments.mutant, arguments.log, kind)
 
     began = told = time.monotonic()
     outcomes: list[Outcome] = []
     failed = False
-    many = simulate_many(arguments.seeds, arguments.minutes, mutant=arguments.mutant, jobs=arguments.jobs)
+    many = simulate_many(arguments.seeds, arguments.minutes, mutant=arguments.mutant, kind=kind, jobs=arguments.jobs)
     for outcome in many:
         outcomes.append(outcome)
         if outcome.report.anomalies:
             failed = True
-            print_failure(outcome.report, arguments.minutes, arguments.mutant)
+            print_failure(outcome.report, arguments.minutes, arguments.mutant, kind)
         elif arguments.floors and (misses := outcome.report.below_floors()):
             failed = True
             print(f"\nseed {outcome.report.seed} was too mild: {'; '.join(misses)}")

@@ -131,7 +131,12 @@ class Report:
         return [f"{value} {name}, at least {least} are due" for name, value, least in floors if value < least]
 
 
-def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | None = None) -> Report:
+def simulate(
+    seed: int,
+    minutes: float,
+    is_enough: Callable[[Anomaly], bool] | None = None,
+    kind: type[Storm] | None = None,
+) -> Report:
     """A whole storm of so many virtual minutes, or up to the first anomaly that is enough. Never raises for what goes
     wrong in it: that is an anomaly."""
     report = Report(seed)
@@ -140,7 +145,8 @@ def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | N
     usual = steps.PARTITIONS_AT_ONCE
     steps.PARTITIONS_AT_ONCE = dice.choice([1, 2, usual])  # a topic of a few partitions comes as one of thousands
     try:
-        run(_storm(report, dice, minutes * 60, is_enough), seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
+        storm = _storm(kind or Storm, report, dice, minutes * 60, is_enough)
+        run(storm, seed=seed, limit_s=limit_s, shuffle=dice.random() < 0.7)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict on this seed
         if is_enough is None or not any(map(is_enough, report.anomalies)):  # else the storm has stopped the loop
             report.anomalies.append(Anomaly("failed", "; ".join(_flat(error))))
@@ -149,8 +155,10 @@ def simulate(seed: int, minutes: float, is_enough: Callable[[Anomaly], bool] | N
     return report
 
 
-async def _storm(report: Report, dice: Random, seconds: float, is_enough: Callable[[Anomaly], bool] | None) -> None:
-    storm = Storm(report, dice, is_enough)
+async def _storm(
+    kind: type[Storm], report: Report, dice: Random, seconds: float, is_enough: Callable[[Anomaly], bool] | None
+) -> None:
+    storm = kind(report, dice, is_enough)
     try:
         with storm.shrinking.watched(), storm.compacting.watched():
             await storm.run(seconds)

@@ -24,7 +24,7 @@ def deliver(history: GroupHistory, member: str, *offsets: int) -> None:
 
 
 def commit(history: GroupHistory, member: str, offset: int, generation: int = 1) -> None:
-    history.commit_acknowledged(history.commit_begins(member, {P: offset}), generation)
+    history.commit_acknowledged(history.commit_begins(member, {P: offset}, generation), generation)
 
 
 def read(history: GroupHistory, offset: int | None) -> None:
@@ -61,7 +61,7 @@ def test_a_commit_without_an_answer_may_have_been_carried_out_or_not() -> None:
         history.assigned("a", [P])
         deliver(history, "a", 0, 1, 2)
         commit(history, "a", 2)
-        history.commit_begins("a", {P: 3})
+        history.commit_begins("a", {P: 3}, 1)
         read(history, found)
         assert kinds(history) == []
 
@@ -195,7 +195,17 @@ def test_a_commit_that_goes_on_through_a_rebalance_is_the_members_of_after_it() 
     deliver(history, "a", 0)
     commit(history, "a", 1, generation=2)
     history.holds("b", 3, [Q])
-    commit(history, "a", 1, generation=3)
+    commits = history.commit_begins("a", {P: 1}, 2)
+    history.commit_acknowledged(commits, 3)
+    assert kinds(history) == []
+
+
+def test_a_commit_may_be_acknowledged_when_its_member_is_in_no_generation_any_more() -> None:
+    history = group()
+    history.holds("a", 2, [P])
+    history.assigned("a", [P])
+    deliver(history, "a", 0)
+    history.commit_acknowledged(history.commit_begins("a", {P: 1}, 2), -1)
     assert kinds(history) == []
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
+from random import Random
 from typing import Any
 
+import pytest
+
+from minibroker.broker.groups.terms import OFFSETS_TOPIC
 from minibroker.client.admin import Admin
-from minibroker.protocol.errors import ErrorCode
+from minibroker.client.configs import ConfigResource
+from minibroker.client.producer import Producer
+from minibroker.protocol import apis
+from minibroker.protocol import group_messages as g
+from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.cluster import VirtualCluster
+from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.group_members import GroupClient, GroupMember
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
@@ -92,5 +101,254 @@ def test_somebody_who_is_no_member_commits_to_a_group_without_members() -> None:
         assert await client.commit({ORDERS: 3, TopicPartition("orders", 1): 4}) == [ErrorCode.NONE, ErrorCode.NONE]
         everything = await client.fetch_group()
         assert [(t.name, [p.committed_offset for p in t.partitions]) for t in everything.topics] == [("orders", [3, 4])]
+
+    with_topic(program)
+
+
+def test_the_offsets_topic_is_made_when_a_coordinator_is_first_asked_for_and_is_the_brokers_own() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        client = GroupClient(cluster, world, "billing")
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            assert await admin.list_topics(internal=True) == ["orders"]
+            answers = await asyncio.gather(*(client.look_for_coordinator(b) for b in cluster.broker_ids))
+            assert {answer.error_code for answer in answers} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+            await client.find_coordinator()
+            topic = await admin.describe_topic(OFFSETS_TOPIC)
+            assert len(topic.partitions) == 4
+            assert {len(partition.replicas) for partition in topic.partitions} == {3}
+            resource = ConfigResource.of_topic(OFFSETS_TOPIC)
+            entries = (await admin.describe_configs([resource]))[resource]
+            assert entries["cleanup.policy"].value == "compact"
+            assert entries["segment.bytes"].value == str(100 * 1024 * 1024)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            with pytest.raises(BrokerError, match="INVALID_TOPIC_EXCEPTION"):
+                await producer.send(OFFSETS_TOPIC, b"forged", key=b"k", partition=0)
+        request = g.FindCoordinatorRequest(1, ["some transaction"])
+        answer = await client.ask(0, apis.FIND_COORDINATOR, request)
+        assert answer.coordinators[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+    with_topic(program)
+
+
+def test_one_broker_is_enough() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        member = GroupMember(cluster, world, "billing")
+        await member.join_and_sync()
+        assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
+        assert await member.committed(ORDERS) == 7
+
+    with_topic(program, brokers=1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_committed_offset_never_goes_back_whichever_broker_dies(seed: int) -> None:
+    """One commits 1, 2, 3, ... and others ask, who have never asked before, while coordinators are killed, stopped,
+    paused and cut off. What is told is never less than what had been told, or acknowledged, when the question came."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        random = Random(seed)
+        committer = GroupClient(cluster, world, "billing")
+        await committer.find_coordinator()
+        least, acknowledged = -1, 0
+        over = False
+
+        def has_acknowledged(enough: int) -> bool:
+            return acknowledged >= enough
+
+        async def commit() -> None:
+            nonlocal acknowledged, least
+            offset = 0
+            while not over:
+                offset += 1
+                codes = await committer.commit({ORDERS: offset}, within_s=120)
+                if codes == [ErrorCode.NONE]:
+                    acknowledged += 1
+                    least = max(least, offset)
+                await asyncio.sleep(0.1)
+
+        async def ask() -> None:
+            nonlocal least
+            while not over:
+                fresh = GroupClient(cluster, world, "billing")
+                for broker_id in random.sample(cluster.broker_ids, len(cluster.broker_ids)):
+                    known = least
+                    try:
+                        group = await fresh.fetch_group([ORDERS], broker_id=broker_id)
+                    except (NetworkError, BrokerError):
+                        continue
+                    if group.error_code == ErrorCode.NONE:
+                        told = group.topics[0].partitions[0].committed_offset
+                        assert told >= known, f"broker {broker_id} says {told}, but {known} was known"
+                        least = max(least, told)
+                fresh.close()
+                await asyncio.sleep(0.2)
+
+        tasks = [asyncio.ensure_future(commit()), asyncio.ensure_future(ask()), asyncio.ensure_future(ask())]
+        for round_number in range(6):
+            coordinator = await committer.find_coordinator(within_s=120)
+            enough = acknowledged + 3
+            fault = (round_number + seed) % 4
+            if fault == 0:
+                cluster.kill_broker(coordinator)
+                await asyncio.sleep(random.uniform(0.1, 3))
+                await cluster.start_broker(coordinator)
+            elif fault == 1:
+                cluster.pause_broker(coordinator)
+                await asyncio.sleep(random.uniform(5, 12))
+                cluster.resume_broker(coordinator)
+            elif fault == 2:
+                await cluster.stop_broker(coordinator)
+                await cluster.start_broker(coordinator)
+            else:
+                host = host_name(coordinator)
+                for other in cluster.broker_ids:
+                    if other != coordinator:
+                        cluster.simulation.network.block(host, host_name(other))
+                        cluster.simulation.network.block(host_name(other), host)
+                cluster.simulation.zookeeper.cut(host)
+                await asyncio.sleep(random.uniform(5, 15))
+                cluster.simulation.network.heal()
+                cluster.simulation.zookeeper.uncut(host)
+            await cluster.until(partial(has_acknowledged, enough), within_s=120)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        over = True
+        async with asyncio.timeout(120):
+            await asyncio.gather(*tasks)
+        assert await committer.committed(ORDERS) >= least
+
+    with_topic(program, seed=seed)
+
+
+def test_a_coordinator_that_was_paused_tells_no_offset_of_old_when_it_goes_on() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        client = GroupClient(cluster, world, "billing")
+        assert await client.commit({ORDERS: 1}) == [ErrorCode.NONE]
+        old = await client.find_coordinator()
+        fresh = GroupClient(cluster, world, "billing")
+        await fresh.fetch_group([ORDERS], broker_id=old)
+        cluster.pause_broker(old)
+        asked = asyncio.ensure_future(fresh.fetch_group([ORDERS], broker_id=old))
+        await asyncio.sleep(8)
+        assert await client.commit({ORDERS: 2}) == [ErrorCode.NONE]
+        cluster.resume_broker(old)
+        answer = await asked
+        assert answer.error_code != ErrorCode.NONE or answer.topics[0].partitions[0].committed_offset == 2
+
+    with_topic(program)
+
+
+def test_a_group_outlives_the_coordinator_at_every_step_of_a_rebalance() -> None:
+    """Killed before the join is answered, before the assignment is brought, while it is stored, and after it."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        for step in range(6):
+            group_id = f"group-{step}"
+            members = [GroupMember(cluster, world, group_id) for _ in range(2)]
+            joins = [asyncio.ensure_future(member.join()) for member in members]
+            coordinator = await members[0].find_coordinator()
+            if step:
+                await asyncio.gather(*joins)
+            else:
+                await asyncio.sleep(0.05)
+            first = [asyncio.ensure_future(member.sync_once()) for member in members] if step > 1 else []
+            await asyncio.sleep((0, 0, 0.001, 0.003, 0.006, 1)[step])
+            cluster.kill_broker(coordinator)
+            await asyncio.gather(*joins, *first, return_exceptions=True)
+            given = await asyncio.gather(*(member.join_and_sync(120) for member in members))
+            while len({member.generation_id for member in members}) > 1 or len(set(given)) < 2:
+                # One may have come too late for the other's generation.
+                given = await asyncio.gather(*(member.join_and_sync(120) for member in members))
+            assert {bytes(one) for one in given} == {member.member_id.encode() for member in members}
+            assert [await member.heartbeat() for member in members] == [ErrorCode.NONE] * 2
+            await cluster.start_broker(coordinator)
+
+    with_topic(program)
+
+
+def test_a_coordinator_that_slept_puts_nobody_out_whose_heartbeats_lie_in_its_sockets() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        member = GroupMember(cluster, world, "billing", session_timeout_ms=6_000)
+        await member.join_and_sync()
+        cluster.pause_broker(0)
+        await asyncio.sleep(30)
+        cluster.resume_broker(0)
+        await asyncio.sleep(1)
+        assert await member.heartbeat() == ErrorCode.NONE
+        assert member.generation_id == 1
+
+    with_topic(program, brokers=1)
+
+
+def test_the_offsets_of_a_topic_that_is_created_again_begin_anew_whoever_coordinates() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        client = GroupClient(cluster, world, "billing")
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            before = (await admin.describe_topic("orders")).topic_id
+            assert await client.commit({ORDERS: 7}, topic_id=before) == [ErrorCode.NONE]
+            coordinator = await client.find_coordinator()
+            cluster.kill_broker(coordinator)
+            await client.committed(ORDERS)
+            await admin.create_topic("other", partitions=1, replication_factor=2)
+            deletion = asyncio.ensure_future(admin.delete_topic("orders"))
+            await cluster.start_broker(coordinator)
+            await deletion
+            await admin.create_topic("orders", partitions=2, replication_factor=3)
+            after = (await admin.describe_topic("orders")).topic_id
+            assert await client.committed(ORDERS) == -1
+            assert await client.commit({ORDERS: 8}, topic_id=before) == [ErrorCode.INCONSISTENT_TOPIC_ID]
+            assert await client.commit({ORDERS: 1}, topic_id=after) == [ErrorCode.NONE]
+            cluster.kill_broker(await client.find_coordinator())
+            assert await client.committed(ORDERS) == 1
+
+    with_topic(program)
+
+
+def test_groups_are_listed_described_and_deleted() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        member = GroupMember(cluster, world, "billing")
+        await member.join_and_sync()
+        await member.commit_as_member({ORDERS: 7})
+        simple = GroupClient(cluster, world, "nightly")
+        await simple.commit({ORDERS: 3})
+
+        async def listed(*states: str) -> dict[str, str]:
+            found: dict[str, str] = {}
+            for broker_id in cluster.broker_ids:
+                answer = await member.ask(broker_id, apis.LIST_GROUPS, g.ListGroupsRequest(list(states)))
+                assert answer.error_code == ErrorCode.NONE
+                found |= {group.group_id: group.group_state for group in answer.groups}
+            return found
+
+        assert await listed() == {"billing": "Stable", "nightly": "Empty"}
+        assert await listed("stable") == {"billing": "Stable"}
+        described = await member.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
+        (group,) = described.groups
+        assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")
+        assert [(m.member_id, bytes(m.member_assignment)) for m in group.members] == [
+            (member.member_id, member.member_id.encode())
+        ]
+        assert group.members[0].client_id == "client"
+        nobody = GroupClient(cluster, world, "unknown")
+        unknown = await nobody.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["unknown"]))
+        assert unknown.groups[0].group_state == "Dead"
+        refused = await member.of_coordinator(apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
+        assert refused.results[0].error_code == ErrorCode.NON_EMPTY_GROUP
+        done = await simple.of_coordinator(apis.DELETE_GROUPS, g.DeleteGroupsRequest(["nightly", "nightly"]))
+        assert [result.error_code for result in done.results] == [ErrorCode.NONE]
+        assert await listed() == {"billing": "Stable"}
+        assert await simple.committed(ORDERS) == -1
+
+    with_topic(program)
+
+
+def test_a_static_member_whose_name_is_no_name_is_refused_with_the_rule() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        member = GroupMember(cluster, world, "billing", group_instance_id="no name")
+        with pytest.raises(
+            BrokerError, match=r"INVALID_REQUEST: JoinGroup: group\.instance\.id: name 'no name' contains ' '"
+        ):
+            await member.join_once()
 
     with_topic(program)

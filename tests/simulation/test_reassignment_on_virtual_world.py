@@ -554,3 +554,47 @@ def test_a_replica_that_moved_away_from_a_paused_broker_goes_though_its_topic_is
         await cluster.until(lambda: paused not in holders(cluster, P0) | holders(cluster, P1))
 
     run(scenario(), seed=1)
+
+
+# --- Brokers are told to stop meanwhile, in small clusters -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize(
+    ("before", "after", "brokers"), [([[0, 1], [1, 0]], [[2, 3], [1, 3]], 5), ([[0], [1]], [[1], [0]], 2)]
+)
+def test_a_broker_that_is_told_to_stop_while_replicas_move_to_it_stops_soon_and_has_them_when_it_is_back(
+    before: list[list[int]], after: list[list[int]], brokers: int, seed: int
+) -> None:
+    async def scenario() -> None:
+        cluster = await cluster_of(before, brokers=brokers)
+        asking = asyncio.create_task(reassign(cluster, dict(zip((P0, P1), after, strict=True))))
+        while not topic_znode(cluster).assignment(0).is_being_reassigned:
+            await asyncio.sleep(0.0002)
+        await asyncio.sleep(0.002 * seed)
+        target = after[0][-1]
+        async with asyncio.timeout(5):
+            await cluster.stop_broker(target)
+        await asyncio.sleep(3)
+        await cluster.start_broker(target)
+        await asking
+        await cluster.until(lambda: is_over(cluster, P0, after[0]) and is_over(cluster, P1, after[1]))
+        for partition in (0, 1):
+            assert await read(cluster, partition, 100) == list(range(100))
+
+    run(scenario(), seed=seed)
+
+
+@pytest.mark.parametrize("brokers", [2, 3])
+def test_brokers_that_are_told_to_stop_at_once_stop_soon_and_come_back_with_everything(brokers: int) -> None:
+    async def scenario() -> None:
+        cluster = await cluster_of([[0, 1], [1, 0]], brokers=brokers)
+        async with asyncio.timeout(5):
+            await asyncio.gather(cluster.stop_broker(0), cluster.stop_broker(1))
+        await asyncio.sleep(3)
+        await asyncio.gather(cluster.start_broker(0), cluster.start_broker(1))
+        await cluster.until(lambda: set(cluster.state(P0).isr) == set(cluster.state(P1).isr) == {0, 1})
+        for partition in (0, 1):
+            assert await read(cluster, partition, 100) == list(range(100))
+
+    run(scenario(), seed=1)

@@ -16,6 +16,7 @@ from minibroker.client.admin import Admin
 from minibroker.protocol import znodes
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.faults_of_worlds import late_bytes
+from tests.simulation.group_storm import GroupStorm
 from tests.simulation.loop import run
 from tests.simulation.network import VirtualTransport
 from tests.simulation.process import ProcessKilled
@@ -36,6 +37,14 @@ def test_a_storm_breaks_no_promise(seed: int) -> None:
     assert not report.anomalies, _story(report)
     assert report.faults
     assert report.acknowledged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_storm_of_consumer_groups_breaks_no_promise(seed: int) -> None:
+    report = simulate(seed, SHORT_MINUTES, kind=GroupStorm)
+    assert not report.anomalies, _story(report)
+    assert report.faults
 
 
 @pytest.mark.slow

@@ -119,6 +119,23 @@ def test_the_story_of_a_killed_leader_begins_with_the_controllers_suspicion() ->
     run(scenario(), seed=5)
 
 
+def test_the_story_after_all_brokers_were_stopped_begins_when_they_are_started_again() -> None:
+    async def scenario() -> None:
+        cluster = await _start_cluster()
+        for broker_id in cluster.broker_ids:
+            await cluster.stop_broker(broker_id)
+        await asyncio.sleep(20)
+        began_s = cluster.simulation.loop.time()
+        await cluster.start()
+        await cluster.until(lambda: all(cluster.state(p).leader != NO_LEADER for p in PARTITIONS))
+        await asyncio.sleep(1)
+        story = await _story(cluster)
+        assert "all of which had been stopped" in story.title
+        assert max(step.at_ms for step in story.steps) < (cluster.simulation.loop.time() - began_s) * 1_000
+
+    run(scenario())
+
+
 def test_the_story_of_a_controller_that_hangs_begins_with_the_new_one() -> None:
     """Nobody suspects it, as its connections stand: ZooKeeper ends its session."""
 

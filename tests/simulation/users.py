@@ -185,6 +185,11 @@ class Users:
     def names(self) -> list[str]:
         return [*(f"user-producer-{number}" for number in range(len(self._producers))), *self._others]
 
+    def stay_away(self) -> None:
+        """There are none."""
+        self._producers.clear()
+        self._others.clear()
+
     def start(self) -> None:
         for name in self.names:
             self._start(name)

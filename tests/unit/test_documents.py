@@ -13,6 +13,7 @@ MAP = (ROOT / "ARCHITECTURE.md").read_text().partition("## File map")[2]
 MODULES = [
     "minibroker/__init__.py",
     "minibroker/__main__.py",
+    "minibroker/sync.py",
     *sorted(
         str(path.relative_to(ROOT))
         for package in PACKAGES
@@ -32,11 +33,13 @@ def test_the_file_map_names_no_module_that_is_gone() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-LABELS = [f"P{step}" for step in range(1, 8)] + [f"C{step}" for step in range(1, 7)]
+LABELS = (
+    [f"P{step}" for step in range(1, 8)] + [f"C{step}" for step in range(1, 7)] + [f"M{step}" for step in range(1, 10)]
+)
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_every_label_of_the_two_walks_stands_in_the_first_file_that_its_step_names(label: str) -> None:
+def test_every_label_of_the_walks_stands_in_the_first_file_that_its_step_names(label: str) -> None:
     step = re.search(rf"^- \*\*{label}\*\* `([^`]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
     assert step is not None
     assert re.search(rf"\b{label}\b", (ROOT / step[1]).read_text())

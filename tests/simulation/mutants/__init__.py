@@ -25,6 +25,7 @@ from tests.simulation.mutants import (
     configs,
     control,
     elections,
+    groups,
     reassignments,
     replication,
     requested_elections,
@@ -51,6 +52,7 @@ MUTANTS: dict[str, Mutant] = {
         topics,
         requested_elections,
         reassignments,
+        groups,
     )
     for mutant in mutants_of(module)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from minibroker.broker.handlers import authorization, control
@@ -101,6 +102,13 @@ def elected_and_never_started(patches: Patches) -> None:
     def judge_leadership(original: Any, *rest: Any) -> Any:
         verdict = original(*rest)
         return leadership.LeadershipVerdict.FOLLOWER if verdict is leadership.LeadershipVerdict.INVALID else verdict
+
+
+@mutant("KAFKA-7165", "a broker that finds its own former registration in the way is never registered again")
+def own_old_registration_in_the_way(patches: Patches) -> None:
+    @patches.instead_of(Registration, "_replace")
+    async def replace(original: Any, self: Registration, *rest: Any) -> None:
+        await asyncio.Event().wait()
 
 
 # --- Watches that are gone after a reconnect -----------------------------------------------------------------------

@@ -111,6 +111,7 @@ async def logs_left_by_a_crash(data: Path, *, clean: bool = False) -> list[int]:
     """The sizes of their segments, in the order in which they are opened."""
     manager = LogManager(StorageWorld(), str(data), 1)
     await manager.open("cluster")
+    manager.registered(1)
     for number in range(LOGS):
         log = await manager.get_or_create(TopicPartition("orders", number), "id", CONFIG)
         log.append_as_leader(batch(number + 1), 0, NOW)

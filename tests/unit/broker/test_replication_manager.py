@@ -465,6 +465,30 @@ def test_what_a_refused_fetch_says_of_a_follower_is_not_noted(tmp_path: Path) ->
     with_one_broker(tmp_path, scenario)
 
 
+def test_a_followers_fetch_waits_on_for_the_partitions_that_keep_their_leader_epoch(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(), state(index=1))
+        following, consuming = (
+            broker.fetch(fetch_of(0, epoch=0), fetch_of(0, epoch=0, index=1), replica=replica, max_wait_ms=10_000)
+            for replica in (2, -1)
+        )
+        await broker.told(state(epoch=1))
+        await asyncio.sleep(0.01)
+        assert not following.done(), "the controller tells the follower"
+        assert [found.error_code for found in consuming.result()] == [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NONE]
+        again = broker.fetch(fetch_of(0, epoch=1), replica=2, max_wait_ms=10_000)
+        broker.produce(RECORDS, acks=1)
+        await asyncio.sleep(0.01)
+        assert len(again.result()[0].records) == len(RECORDS)
+        assert not following.done()
+        broker.produce(RECORDS, acks=1, partition=TopicPartition(TOPIC, 1))
+        await asyncio.sleep(0.01)
+        [fenced, found] = following.result()
+        assert (fenced.error_code, len(found.records)) == (ErrorCode.FENCED_LEADER_EPOCH, len(RECORDS))
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_a_waiting_fetch_is_admitted_anew_in_another_epoch_of_the_same_leader(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state())

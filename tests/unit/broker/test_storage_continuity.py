@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -197,6 +198,39 @@ def test_flushed_records_that_are_missing_after_a_power_cut_are_noticed_as_far_a
     host.cut_the_whole_log()
     host.cut_power()
     assert host.live() == SINCE_THIS_REGISTRATION == host.said_of_the_flushed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_topic_id_that_a_power_cut_has_torn_costs_nothing_that_was_flushed(seed: int) -> None:
+    """It is written when the log is made, and on disk with the first flush."""
+    newborn, flushed = Host(), Host()
+    newborn.live(records=3)
+    newborn.cut_power(seed)
+    newborn.live(records=2, action=has_a_log)
+    flushed.live(records=3, clean=True)
+    flushed.cut_power(seed)
+    flushed.live(records=0, action=partial(has_a_log, at_least=3))
+
+
+def test_a_topic_id_that_is_damaged_without_a_power_cut_is_no_matter_of_memory() -> None:
+    host = Host()
+    host.live(records=3)
+    file = host.disk.open(f"/data/{PARTITION}/partition.metadata")
+    file.truncate(0)
+    file.pwrite([b"nonsense"], 0)
+    file.close()
+    host.live(action=is_damaged)
+
+
+def has_a_log(logs: LogManager, *, at_least: int = 0) -> None:
+    log = logs.get(PARTITION)
+    assert log is not None
+    assert log.topic_id == "id"
+    assert log.log_end_offset >= at_least
+
+
+def is_damaged(logs: LogManager) -> None:
+    assert PARTITION in logs.damaged
 
 
 def test_a_file_that_does_not_say_it_of_what_was_flushed_means_the_same() -> None:

@@ -353,6 +353,7 @@ def test_a_damaged_replica_can_be_deleted(data: Path) -> None:
 
 def test_a_replica_that_missed_a_clean_stop_is_checked_as_after_a_crash(data: Path) -> None:
     async def fill(broker: Broker) -> None:
+        broker.logs.registered(1)
         await broker.log(records=3)
 
     live(data, fill, clean=False)

@@ -44,7 +44,7 @@ def test_deleting_records_prints_each_partition_where_one_fails(capsys: pytest.C
     assert zero.split() == ["0", "50", "-"]
     assert one.split()[:2] == ["1", "-"]
     assert "OFFSET_OUT_OF_RANGE" in one
-    assert printed.err.startswith("error: part-1: OFFSET_OUT_OF_RANGE")
+    assert printed.err.startswith("error: OFFSET_OUT_OF_RANGE: deleting records of part-1")
     assert printed.err.count("\n") == 1
 
 

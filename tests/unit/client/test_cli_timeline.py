@@ -179,6 +179,33 @@ def test_a_controller_that_stops_in_good_order_and_is_gone_later_is_one_story() 
     assert story.ending() == "In all: no partition had to change its leader."
 
 
+def test_the_time_in_which_all_brokers_were_stopped_is_no_part_of_the_story() -> None:
+    recorder = controller_failover()
+    recorder.add(10_000, 3, 6, "BrokerChange", lost=[2], added=[])
+    recorder.add(10_500, 3, 6, "Resignation", cause="the broker stops")
+    recorder.add(
+        40_000,
+        2,
+        7,
+        "Startup",
+        brokers=[2],
+        unreachable=[],
+        topics=1,
+        partitions=1,
+        read_at_ms=1.0,
+        broker_up_ms=900.0,
+        states=[state("a-0", (3, 2), ([3], [2]))],
+    )
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.lines(short=True)[0] == (
+        "The last failover: broker 2 became the controller when brokers were started again, all of which had been "
+        "stopped, at 2026-11-22 12:00:40.000 UTC"
+    )
+    assert {step.epoch for step in story.steps} == {7}
+    assert story.written_ms == 20.0
+
+
 def test_losses_far_apart_are_different_stories() -> None:
     recorder = controller_failover()
     recorder.add(20_000, 3, 6, "BrokerChange", lost=[2], added=[])

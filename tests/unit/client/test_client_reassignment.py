@@ -57,5 +57,8 @@ def test_one_whose_outcome_is_not_known_may_have_begun(error: MinibrokerError, e
 def test_an_error_that_names_its_partition_or_topic_does_not_name_it_twice() -> None:
     refused = BrokerError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "orders-0 is to have [9]", is_complete=True)
     assert str(PartitionErrors({P: refused})) == "INVALID_REPLICA_ASSIGNMENT: orders-0 is to have [9]"
+    of_topic = BrokerError(ErrorCode.INVALID_REQUEST, "it is not 'it'", is_complete=True)
+    assert str(TopicErrors({"it": of_topic})) == "INVALID_REQUEST: it is not 'it'"
+    assert str(TopicErrors({"is": of_topic})) == "is: INVALID_REQUEST: it is not 'it'"
     unnamed = BrokerError(ErrorCode.REQUEST_TIMED_OUT, "no answer", is_complete=True)
     assert str(TopicErrors({"a": unnamed, "b": unnamed})) == "a, b: REQUEST_TIMED_OUT: no answer"

@@ -82,7 +82,6 @@ def test_six_requests_in_flight_are_possible_without_idempotence() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         {"topics": []},
         {"topics": ["a"], "partitions": [TopicPartition("a", 0)]},
         {"topics": "orders"},

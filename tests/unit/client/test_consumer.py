@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ApiTimedOut, ClientCrashed, Closed, CorruptBatch, InvalidSetting, LogTruncated
+from minibroker.client.errors import (
+    ApiTimedOut,
+    ClientCrashed,
+    Closed,
+    CorruptBatch,
+    DeserializationFailed,
+    InvalidSetting,
+    LogTruncated,
+)
 from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.protocol import messages as m
@@ -17,6 +25,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import ControlType, EndTransactionMarker, encode_batch, encode_control_batch
 from tests.unit.client.scripted_broker import DROP, HANG, Action, Log, Received, ScriptedCluster, reject
+from tests.waiting import until
 
 P0 = TopicPartition("orders", 0)
 P1 = TopicPartition("orders", 1)
@@ -805,3 +814,155 @@ def test_arrow_needs_pyarrow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     batch = ConsumerBatch("t", 0, [0], [0], None, [b"v"], None, 1)
     with pytest.raises(MinibrokerError, match="pip install"):
         batch.to_arrow()
+
+
+def test_deserializers_make_keys_and_values_of_bytes_and_leave_tombstones_alone() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.log("orders").append(encode_batch([b'{"n": 1}', None], base_timestamp=1, keys=[b"k", None]))
+        async with Consumer(
+            cluster.bootstrap, topics=["orders"], key_deserializer="str", value_deserializer="json"
+        ) as consumer:
+            first, second = await take(consumer, 2)
+            assert (first.key, first.value) == ("k", {"n": 1})
+            assert (second.key, second.value) == (None, None)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("mode", ["records", "batches", "poll"])
+def test_a_record_that_cannot_be_deserialized_is_raised_after_those_before_it_until_it_is_skipped(mode: str) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.log("orders").append(encode_batch([b"1", b"2", b"{", b"4"], base_timestamp=1))
+        async with Consumer(cluster.bootstrap, topics=["orders"], value_deserializer="json") as consumer:
+
+            async def some() -> list[object]:
+                if mode == "records":
+                    return [(await anext(consumer)).value]
+                if mode == "batches":
+                    return list((await anext(consumer.batches())).values)
+                return [record.value for record in await consumer.poll()]
+
+            got: list[object] = []
+            while len(got) < 2:
+                got += await some()
+            assert got == [1, 2]
+            for _ in range(2):
+                with pytest.raises(DeserializationFailed, match="orders-0 at offset 2") as raised:
+                    await some()
+                assert await consumer.position(P0) == 2
+            consumer.seek(raised.value.partition, raised.value.offset + 1)
+            assert await some() == [4]
+
+    run(scenario)
+
+
+def test_poll_returns_a_list_even_if_there_is_nothing() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with Consumer(cluster.bootstrap, topics=["orders"]) as consumer:
+            assert await consumer.poll(timeout_ms=0) == []
+            assert await consumer.poll(timeout_ms=50) == []
+            fill(cluster.log("orders", 0), 30)
+            fill(cluster.log("orders", 1), 30)
+            cluster.notify()
+            got: list[Record] = []
+            while len(got) < 60:
+                some = await consumer.poll(max_records=7)
+                assert 1 <= len(some) <= 7
+                got += some
+            assert sorted((record.partition, record.offset) for record in got) == [
+                (partition, offset) for partition in (0, 1) for offset in range(30)
+            ]
+
+    run(scenario, partitions=2)
+
+
+def test_records_batches_and_polls_may_be_mixed() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 40)
+        async with Consumer(cluster.bootstrap, topics=["orders"]) as consumer:
+            assert numbers(await take(consumer, 3)) == [0, 1, 2]
+            assert numbers(await consumer.poll(max_records=12)) == list(range(3, 15))
+            assert list((await anext(consumer.batches())).offsets) == [15, 16, 17, 18, 19]
+            assert numbers(await take(consumer, 1)) == [20]
+            assert await consumer.position(P0) == 21
+
+    run(scenario)
+
+
+def test_seek_to_time_goes_to_the_first_record_as_late_or_to_the_end() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)  # at 1000, 1001, ...
+        async with Consumer(cluster.bootstrap, topics=["orders"]) as consumer:
+            consumer.seek_to_time(1_004)
+            assert numbers(await take(consumer, 1)) == [4]
+            consumer.seek_to_time(5_000, P0)
+            assert await consumer.position(P0) == 10
+            assert await consumer.lag() == {P0: 0}
+            consumer.seek(P0, 3)
+            assert await consumer.lag(P0) == {P0: 7}
+
+    run(scenario)
+
+
+def test_no_more_is_fetched_ahead_than_the_buffer_takes_and_paused_partitions_do_not_fill_it() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        for partition in range(4):
+            for _ in range(50):
+                cluster.log("orders", partition).append(encode_batch([b"x" * 1_000], base_timestamp=1))
+        async with Consumer(
+            cluster.bootstrap, topics=["orders"], fetch_max_buffer_bytes=20_000, max_partition_fetch_bytes=8_000
+        ) as consumer:
+            states = consumer._fetcher.states.values()
+            most = 0
+            count = 0
+            await take(consumer, 1)
+            consumer.pause(*consumer.assignment()[:3])
+            last = consumer.assignment()[3]
+            while (await consumer.position(last)) < 50:
+                await anext(consumer)
+                count += 1
+                most = max(most, sum(state.fetched_bytes for state in states))
+            assert most < 20_000 + 8_000 * 4
+            consumer.resume(*consumer.paused())
+            while count < 199:
+                await anext(consumer)
+                count += 1
+
+    run(scenario, partitions=4)
+
+
+def test_a_pattern_takes_topics_that_match_as_a_whole_and_those_that_come_later() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.add_topic("orders-eu", 1)
+        cluster.add_topic("reorders", 1)
+        fill(cluster.log("orders-eu"), 1)
+        async with Consumer(cluster.bootstrap, pattern="orders.*", metadata_max_age_ms=50) as consumer:
+            await take(consumer, 1)
+            assert {partition.topic for partition in consumer.assignment()} == {"orders", "orders-eu"}
+            cluster.add_topic("orders-us", 1)
+            fill(cluster.log("orders-us"), 1)
+            assert (await anext(consumer)).topic == "orders-us"
+
+    run(scenario)
+
+
+def test_the_status_says_why_nothing_arrives() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        consumer = Consumer(cluster.bootstrap, topics=["orders"])
+        assert "not started" in str(consumer.status())
+        async with consumer:
+            await until(lambda: "at the end" in str(consumer.status()), 10)
+            consumer.pause(P0)
+            assert "resume()" in str(consumer.status())
+            consumer.resume(P0)
+            cluster.log("orders").leader = -1
+            cluster.log("orders").epoch += 1
+            cluster.notify()
+            await until(lambda: "no leader" in str(consumer.status()), 10)
+            cluster.move("orders", 0, 0)
+            fill(cluster.log("orders"), 1)
+            cluster.notify()
+            await until(lambda: "records are there" in str(consumer.status()), 10)
+        assert "closed" in str(consumer.status())
+
+    run(scenario)

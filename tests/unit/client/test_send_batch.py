@@ -408,6 +408,9 @@ def test_serializers_apply_to_each_record_and_name_the_one_that_fails() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Producer(cluster.bootstrap, value_serializer="json", key_serializer="str") as producer:
             await producer.send_batch("orders", [{"a": 1}, None, [2]], ["k", None, "ö"], partition=0)
+            for single in ("text", {"a": 1}, 5):
+                with pytest.raises(TypeError, match="values must be a list"):
+                    producer.send_batch("orders", single)
             with pytest.raises(SerializationFailed, match="value 1 for orders, of type object"):
                 producer.send_batch("orders", [1, object()])
             await producer.send_batch("orders", pyarrow.array(["{}"]), partition=0)

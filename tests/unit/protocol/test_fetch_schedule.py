@@ -6,6 +6,7 @@ from minibroker.protocol.fetch_schedule import (
     MAX_REQUESTS,
     PARTITIONS_PER_REQUEST,
     SHORT_WAIT_MS,
+    SHORT_WAITS,
     cut,
     follower_pace,
     follower_wait_ms,
@@ -49,6 +50,7 @@ def test_where_there_are_many_requests_small_ones_wait_a_short_time_only() -> No
     assert waits([small, whole], outstanding=MANY_REQUESTS) == [SHORT_WAIT_MS, LONGEST_MS]
     assert waits([small, small], outstanding=MANY_REQUESTS - 1) == [LONGEST_MS, SHORT_WAIT_MS]
     assert waits([small], outstanding=MANY_REQUESTS, longest_wait_ms=5) == [5]
+    assert waits([small], outstanding=MANY_REQUESTS, longest_wait_ms=3_000) == [3_000 // SHORT_WAITS]
 
 
 def test_what_is_too_much_for_a_leader_is_left_for_later() -> None:

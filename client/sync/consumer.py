@@ -1,0 +1,475 @@
+"""The blocking consumer.
+
+The problem: a call into the loop costs some fifty microseconds, and a record a fraction of one. And where a consumer is
+in its partitions must be what the caller has really been given, even if Ctrl-C comes at the worst moment.
+
+The choice: a call hands over a whole batch, as the iterator from which the asynchronous consumer itself hands out
+records. The caller's thread takes records from it without any call, and how far it has come is how much is left of the
+iterator: position, commit and the heartbeats' view of the user see each record that was taken, and none that was not. A
+batch that arrived while its caller was interrupted is handed out by the next call.
+
+Rejected: a queue of records between loop and caller, as it would hold records of partitions that were sought, paused
+or revoked since, and positions would be guesses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Literal
+
+from minibroker.client.commits import OffsetAndMetadata
+from minibroker.client.consumer import Consumer as AsyncConsumer
+from minibroker.client.consumer import Strategy
+from minibroker.client.consumer_status import ConsumerStatus
+from minibroker.client.errors import Closed, InvalidSetting
+from minibroker.client.offsets import OffsetAndTimestamp
+from minibroker.client.rebalance_listener import RebalanceListener as AsyncRebalanceListener
+from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.serializers import DeserializerChoice
+from minibroker.client.settings import check_ms
+from minibroker.client.sync.background import Background, Call
+from minibroker.client.sync.facade import Coroutines, Ending, Facade, T
+from minibroker.protocol.model import TopicPartition
+
+CLOSE_S = 30.0
+"""How long the end of `with` takes at most, as `close`."""
+LEAVE_AT_EXIT_S = 3.0
+"""A consumer that nobody closes leaves its group within this time, or not at all."""
+
+
+class RebalanceListener:
+    """Derive from it, and override what is needed; give it to Consumer or `subscribe`.
+
+    The methods are called in the thread that asks the consumer for records (`poll`, an iteration) or closes it, within
+    that call, while no records are in its hands; if no thread asks, not before one does. They may call the consumer:
+    `commit`, `position`, `seek`, `pause`. All of them together have `max_poll_interval_ms`; after that the group goes
+    on without this member. What they raise is raised from that call, when the rebalance is over.
+    """
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        """These are about to go to other members; until this returns, they get none of them. Commit what was done."""
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        """These have come, in addition to what was there; their positions are where the group has committed. May be
+        empty: a rebalance is over that brought nothing."""
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        """These are gone: the group has gone on without this member, and others may read them already. A commit would
+        be refused. Unless it is overridden, this calls `on_partitions_revoked`, as in Kafka."""
+        self.on_partitions_revoked(partitions)
+
+
+class _Errand:
+    """What the loop wants done in a thread of the user's."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def carry_out(self, background: Background) -> None:
+        error: Exception | None = RuntimeError("the rebalance listener was interrupted")
+        try:
+            self._work()
+            error = None
+        except Exception as raised:  # noqa: BLE001 - whatever it is, it is the user's, and is raised to it
+            error = raised
+        finally:
+            with suppress(Closed):
+                background.soon(partial(self._settle, error))
+
+    def _settle(self, error: Exception | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+class _Errands:
+    """Those of one consumer. They are carried out by the next thread that asks for records, or is asking already."""
+
+    def __init__(self) -> None:
+        self.background: Background
+        self._waiting: deque[_Errand] = deque()
+        self._is_over = False
+
+    async def run(self, work: Callable[[], None]) -> None:
+        if self._is_over:
+            return
+        errand = _Errand(work)
+        self._waiting.append(errand)
+        self.background.poke()
+        try:
+            await errand.done
+        finally:
+            with suppress(ValueError):  # it is being carried out, or was
+                self._waiting.remove(errand)
+
+    def end(self) -> None:
+        """No thread will ask any more."""
+        self._is_over = True
+        for errand in self._waiting:
+            errand.done.cancel()
+
+    def serve(self) -> None:
+        """In the thread of the user's."""
+        with suppress(IndexError):  # another thread has taken it
+            while self._waiting:
+                self._waiting.popleft().carry_out(self.background)
+
+
+class _Listener(AsyncRebalanceListener):
+    def __init__(self, listener: RebalanceListener, errands: _Errands) -> None:
+        self._listener = listener
+        self._errands = errands
+
+    async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        await self._errands.run(partial(self._listener.on_partitions_revoked, partitions))
+
+    async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        await self._errands.run(partial(self._listener.on_partitions_assigned, partitions))
+
+    async def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        await self._errands.run(partial(self._listener.on_partitions_lost, partitions))
+
+
+class _Ending(Ending):
+    def __init__(self, consumer: AsyncConsumer, errands: _Errands) -> None:
+        super().__init__(consumer)
+        self._consumer = consumer
+        self._errands = errands
+
+    async def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._consumer._close(CLOSE_S, is_done=error is None)
+
+    async def see_off(self, background: Background) -> None:
+        self._errands.end()
+        try:
+            await self._consumer._close(LEAVE_AT_EXIT_S, is_done=False)
+        finally:
+            background.stop_soon()
+
+
+class Consumer(Facade[AsyncConsumer]):
+    """Reads records. Use it as `with Consumer("host:9092", topics=["orders"]) as consumer`, or call `start` and
+    `close`; then `for record in consumer`, or, several times as fast, `for batch in consumer.batches()`. Neither ever
+    ends: leave the loop, or use `poll`. After an iteration that was interrupted or left, the next one goes on where it
+    was.
+
+    Guarantees, settings and errors are those of `minibroker.Consumer`. A function that assigns partitions is called in
+    the background; the methods of a `listener` in the thread that asks for records. Heartbeats go on in the background,
+    whatever the caller's threads do; but `max_poll_interval_ms` after one of them has last asked for records, or taken
+    one, the member leaves its group.
+
+    Several threads may iterate: each record goes to one of them. (A record counts as consumed when any of them asks for
+    the next batch: with a group, commit what was done by passing offsets.)
+
+    A call that waits and is interrupted (Ctrl-C) leaves the consumer as it was, and skips nothing. A consumer that is
+    still open when the interpreter ends leaves its group, and commits nothing more. After a fork the child gets
+    ForkedClient from every call but `close`, which does nothing there. The constructor raises InvalidSetting.
+    """
+
+    _noun = "consumer"
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        topics: Sequence[str] | None = None,
+        pattern: str | re.Pattern[str] | None = None,
+        partitions: Sequence[TopicPartition] | None = None,
+        group: str | None = None,
+        group_instance_id: str | None = None,
+        listener: RebalanceListener | None = None,
+        partition_assignment_strategy: Strategy | list[Strategy] | tuple[Strategy, ...] = "cooperative-sticky",
+        auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest",
+        enable_auto_commit: bool = False,
+        auto_commit_interval_ms: float = 5_000,
+        session_timeout_ms: float = 45_000,
+        heartbeat_interval_ms: float = 3_000,
+        max_poll_interval_ms: float = 300_000,
+        max_poll_records: int = 500,
+        key_deserializer: DeserializerChoice = "bytes",
+        value_deserializer: DeserializerChoice = "bytes",
+        client_id: str = "minibroker-consumer",
+        fetch_min_bytes: int = 1,
+        fetch_max_wait_ms: float = 500,
+        fetch_max_bytes: int = 50 * 1024 * 1024,
+        max_partition_fetch_bytes: int = 1024 * 1024,
+        fetch_max_buffer_bytes: int = 128 * 1024 * 1024,
+        request_timeout_ms: float = 30_000,
+        default_api_timeout_ms: float = 60_000,
+        retry_backoff_ms: float = 100,
+        metadata_max_age_ms: float = 300_000,
+    ) -> None:
+        self._errands = _Errands()
+        client = AsyncConsumer(
+            bootstrap,
+            topics=topics,
+            pattern=pattern,
+            partitions=partitions,
+            group=group,
+            group_instance_id=group_instance_id,
+            listener=self._in_callers_thread(listener),
+            partition_assignment_strategy=partition_assignment_strategy,
+            auto_offset_reset=auto_offset_reset,
+            enable_auto_commit=enable_auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms,
+            session_timeout_ms=session_timeout_ms,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            max_poll_interval_ms=max_poll_interval_ms,
+            max_poll_records=max_poll_records,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+            client_id=client_id,
+            fetch_min_bytes=fetch_min_bytes,
+            fetch_max_wait_ms=fetch_max_wait_ms,
+            fetch_max_bytes=fetch_max_bytes,
+            max_partition_fetch_bytes=max_partition_fetch_bytes,
+            fetch_max_buffer_bytes=fetch_max_buffer_bytes,
+            request_timeout_ms=request_timeout_ms,
+            default_api_timeout_ms=default_api_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+            metadata_max_age_ms=metadata_max_age_ms,
+        )
+        super().__init__(client, _Ending(client, self._errands))
+        self._errands.background = self._background
+
+    def _in_callers_thread(self, listener: RebalanceListener | None) -> _Listener | None:
+        if listener is None:
+            return None
+        if not isinstance(listener, RebalanceListener):
+            raise InvalidSetting("listener", listener, "derive it from minibroker.sync.RebalanceListener")
+        return _Listener(listener, self._errands)
+
+    def _serve(self) -> None:
+        self._errands.serve()
+
+    def close(self, timeout_ms: float = 30_000) -> None:
+        """Commit what is to be committed by itself, give up the partitions, leave the group, and end everything in the
+        background, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait in other
+        threads raise Closed. A second `close` does nothing; nor does one in a forked child.
+
+        What was handed out last is committed, too, unless `close` is called because of an exception (in `finally`, or
+        by leaving `with`): then that may not have been worked on, and comes again.
+        """
+        timeout_s, is_done = check_ms("timeout_ms", timeout_ms), sys.exc_info()[1] is None
+        self._end(lambda: self._client._close(timeout_s, is_done=is_done), self._serve)
+
+    # -- what is read --
+
+    def subscribe(
+        self,
+        topics: Sequence[str] | None = None,
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics instead of those before, or all whose whole name matches `pattern`. Takes effect in the
+        background; what both subscriptions have in common is read on. A topic that does not exist for 10 s is raised
+        from the iteration. Raises InvalidSetting."""
+        told = self._in_callers_thread(listener)
+        self._do(lambda: self._client.subscribe(topics, pattern=pattern, listener=told))
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read these partitions instead of those before, whatever other consumers read; those that are in both are read
+        on. With a group, they begin where it has committed. Raises InvalidSetting."""
+        self._do(lambda: self._client.assign(partitions))
+
+    def unsubscribe(self) -> None:
+        """Read nothing any more, and leave the group, after what is committed by itself and the listener."""
+        self._call(self._client.unsubscribe, self._serve)
+
+    def subscription(self) -> list[str]:
+        """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
+        return self._do(self._client.subscription)
+
+    # -- reading --
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records, one by one.
+
+        Raises Closed, ForkedClient, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, what the
+        rebalance listener has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone,
+        OFFSET_OUT_OF_RANGE with auto_offset_reset="none", what a group refuses its members, or any error that is not
+        retriable. Iterating anew after an error tries again.
+        """
+        while True:
+            yield from self._call(self._client._hand_out, self._serve)
+
+    def __next__(self) -> Record:
+        """The next record. Raises as iterating."""
+        while True:
+            for record in self._call(self._client._hand_out, self._serve):
+                return record
+
+    def batches(self) -> Iterator[ConsumerBatch]:
+        """Iterate by batches, as they were produced. May be mixed with iterating by records, and raises as that
+        does."""
+        return _Batches(self)
+
+    def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[Record]:
+        """The records that are there, at most `max_records` (by default `max_poll_records`), and from all partitions.
+        Waits for the first one; after `timeout_ms` without any the list is empty. Raises as iterating."""
+        return self._taken(lambda: self._client.poll(timeout_ms, max_records), self._give_back)
+
+    def _next_batch(self) -> ConsumerBatch:
+        return self._taken(self._client._whole_batch, self._give_back_batch)
+
+    def _taken(self, make: Coroutines[T], give_back: Callable[[T], None]) -> T:
+        """The result of a call by which records are consumed. If the caller is interrupted before it has the result,
+        the records are given back."""
+        if self._state != "running":
+            raise self._not_running()
+        call = Call(make, self._serve)
+        try:
+            self._background.run(call)
+        except BaseException:
+            if call.has_result:
+                with suppress(Closed):
+                    self._background.soon(partial(give_back, call.result))
+            raise
+        return call.result
+
+    def _give_back(self, records: list[Record]) -> None:
+        first: dict[TopicPartition, int] = {}
+        for record in records:
+            first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+        self._client._give_back(first)
+
+    def _give_back_batch(self, batch: ConsumerBatch) -> None:
+        self._client._give_back({TopicPartition(batch.topic, batch.partition): batch.offsets[0]})
+
+    # -- positions --
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are read, sorted."""
+        return self._do(self._client.assignment)
+
+    def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record of a partition. Raises ApiTimedOut if it is not found in time, and BrokerError
+        if there is none."""
+        return self._call(lambda: self._client.position(partition))
+
+    def position_epoch(self, partition: TopicPartition) -> int | None:
+        """The leader epoch of the last record before the position; None if it is not known. Keep it with the position,
+        and pass both to `seek`."""
+        return self._do(lambda: self._client.position_epoch(partition))
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+        """Go on at `offset`. If it is not in the log, `auto_offset_reset` decides when it is read. With a
+        `leader_epoch` (see `position_epoch`) the loss of the record in front of it is noticed."""
+        self._do(lambda: self._client.seek(partition, offset, leader_epoch))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on at the first record in the log; without arguments, in all partitions."""
+        self._do(lambda: self._client.seek_to_beginning(*partitions))
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on after the last record that is readable when the end is looked up, soon after this returns: call
+        `position` to know it. Without arguments, in all partitions."""
+        self._do(lambda: self._client.seek_to_end(*partitions))
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Return no records of these partitions until `resume`."""
+        self._do(lambda: self._client.pause(*partitions))
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Undo `pause`."""
+        self._do(lambda: self._client.resume(*partitions))
+
+    def paused(self) -> list[TopicPartition]:
+        """The partitions that are paused, sorted."""
+        return self._do(self._client.paused)
+
+    def seek_to_time(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
+        """Go on at the first record at or after that time, in milliseconds since 1970; where there is none, at the end.
+        Without partitions, in all of them."""
+        self._do(lambda: self._client.seek_to_time(timestamp_ms, *partitions))
+
+    def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
+        """How many offsets there are from the position to the end of each partition, by default of all assigned ones.
+        Raises ApiTimedOut, BrokerError, NetworkError."""
+        return self._call(lambda: self._client.lag(*partitions))
+
+    # -- commits --
+
+    def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
+        """Save how far the group has got: in all assigned partitions up to the position, that is behind the last record
+        that was handed out, or as `offsets` say (each is that of the next record to read). When this returns, the group
+        goes on there, whatever happens.
+
+        Retries through failovers and rebalances for `default_api_timeout_ms`, and then raises CommitFailed, which names
+        the partitions; a member also cannot commit what it does not have any more. Raises InvalidSetting without a
+        group.
+        """
+        self._call(lambda: self._client.commit(offsets))
+
+    def commit_nowait(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
+    ) -> concurrent.futures.Future[None]:
+        """As `commit`, but in the background: call `result` of what this returns, or not; a failure is a WARNING in any
+        case. Commits are carried out in the order of the calls."""
+        outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+        outcome.set_running_or_notify_cancel()
+
+        def ended(commit: asyncio.Future[None]) -> None:
+            if commit.cancelled():
+                outcome.set_exception(Closed("the consumer was closed before the commit was acknowledged"))
+            elif (error := commit.exception()) is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(None)
+
+        self._do(lambda: self._client.commit_nowait(offsets).add_done_callback(ended))
+        return outcome
+
+    def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed for each partition, assigned or not; None: nothing, or only for an earlier topic
+        of that name. Without arguments, for all that are assigned. Raises BrokerError, NetworkError, and InvalidSetting
+        without a group."""
+        return self._call(lambda: self._client.committed(*partitions))
+
+    def status(self) -> ConsumerStatus:
+        """Why nothing arrives, in words, if nothing does. Asks nobody: what this consumer knows."""
+        return self._do(self._client.status)
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
+        return self._call(lambda: self._client.beginning_offsets(partitions))
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The high watermark of each partition: the offset after the last that can be read. Raises BrokerError,
+        NetworkError."""
+        return self._call(lambda: self._client.end_offsets(partitions))
+
+    def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the first record at or after the given time; None if there is none. Raises BrokerError,
+        NetworkError."""
+        return self._call(lambda: self._client.offsets_for_times(timestamps_ms))
+
+
+class _Batches:
+    """A class, not a generator, which would be over after an error."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def __iter__(self) -> Iterator[ConsumerBatch]:
+        return self
+
+    def __next__(self) -> ConsumerBatch:
+        return self._consumer._next_batch()

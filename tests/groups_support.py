@@ -1,0 +1,235 @@
+"""Groups on one broker's replica manager, on virtual time: its coordinator, asked as handlers ask it.
+
+The broker leads the only partition of `__consumer_offsets`, alone unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from minibroker.broker.groups.group import Group
+from minibroker.broker.groups.groups import Groups
+from minibroker.broker.groups.terms import OFFSETS_TOPIC
+from minibroker.protocol import group_messages as g
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataPartition,
+    UpdateMetadataRequest,
+    UpdateMetadataTopic,
+)
+from minibroker.protocol.model import DEFAULT_LISTENER, TopicPartition
+from minibroker.protocol.topic_ids import make
+from tests.replication_support import ME, ORDERS, OneBroker, state, with_one_broker
+
+OFFSETS = TopicPartition(OFFSETS_TOPIC, 0)
+OFFSETS_ID = make(1, 1, b"offset")
+ORDERS_ID = make(1, 2, b"orders")
+GROUP = "billing"
+RANGE: tuple[tuple[str, bytes], ...] = (("range", b"subscription"),)
+
+Scenario = Callable[["CoordinatedGroups"], Awaitable[None]]
+
+
+class CoordinatedGroups:
+    def __init__(self, broker: OneBroker) -> None:
+        self.broker = broker
+        self.groups = Groups(broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start)
+
+    # -- what the controller does --
+
+    def announce(
+        self, topics: Mapping[str, str], *, deleted: Mapping[str, str] | None = None, epoch: int = 1, last: bool = True
+    ) -> None:
+        """Topics of one partition each, by name: their ids; as the handler of UpdateMetadata does it."""
+        states = [
+            UpdateMetadataTopic(name, topic_id, [UpdateMetadataPartition(0, epoch, ME, 0, [ME], 0, [ME], [])], False, 1)
+            for name, topic_id in topics.items()
+        ] + [UpdateMetadataTopic(name, topic_id, [], True, 0) for name, topic_id in (deleted or {}).items()]
+        metadata = self.broker.metadata
+        before = {one.topic_name: metadata.topic_id(one.topic_name) for one in states}
+        brokers = [
+            UpdateMetadataBroker(b, [UpdateMetadataEndpoint(9092, f"broker-{b}", DEFAULT_LISTENER)], None, 1)
+            for b in (1, 2, 3)
+        ]
+        metadata.update(UpdateMetadataRequest(1, epoch, self.broker.broker_epoch, states, brokers, names_the_last=last))
+        gone = frozenset(i for name, i in before.items() if i is not None and i != metadata.topic_id(name))
+        self.groups.removal.topics_gone(gone)
+
+    async def lead(self, epoch: int = 0, isr: tuple[int, ...] = (ME,), *, wait: bool = True) -> None:
+        replicas = (1, 2, 3) if len(isr) > 1 else isr
+        told = state(epoch=epoch, isr=isr, replicas=replicas)
+        assert await self.broker.told(told, topic=OFFSETS_TOPIC, topic_id=OFFSETS_ID) == []
+        if wait:
+            await self.until(lambda: self.groups.terms.loaded())
+
+    async def follow(self, epoch: int) -> None:
+        told = state(leader=2, epoch=epoch, isr=(ME, 2), replicas=(ME, 2))
+        assert await self.broker.told(told, topic=OFFSETS_TOPIC, topic_id=OFFSETS_ID) == []
+
+    def replicate(self, *followers: int) -> None:
+        """The followers fetch from the end of the log, and so have everything."""
+        partition = self.broker.partition(OFFSETS)
+        end = partition.log.log_end_offset
+        for follower in followers:
+            fetched = self.broker.fetch_from(OFFSETS, OFFSETS_ID, end, follower)
+            assert fetched.error_code == ErrorCode.NONE, fetched
+
+    async def until(self, condition: Callable[[], object], within_s: float = 30) -> None:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    # -- what members do --
+
+    def group(self, group_id: str = GROUP) -> Group:
+        (term,) = self.groups.terms.loaded()
+        return term.groups[group_id]
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        group_id: str = GROUP,
+        instance: str | None = None,
+        protocols: Sequence[tuple[str, bytes]] = RANGE,
+        session_timeout_ms: int = 10_000,
+        rebalance_timeout_ms: int = 20_000,
+        protocol_type: str = "consumer",
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> asyncio.Future[g.JoinGroupResponse]:
+        answer: asyncio.Future[g.JoinGroupResponse] = asyncio.get_running_loop().create_future()
+        body = g.JoinGroupRequest(
+            group_id,
+            session_timeout_ms,
+            rebalance_timeout_ms,
+            member_id,
+            instance,
+            protocol_type,
+            [g.JoinGroupProtocol(name, metadata) for name, metadata in protocols],
+        )
+        self.groups.members.join(body, "client", "host", answer.set_result, is_gone)
+        return answer
+
+    def join_new(
+        self,
+        *,
+        group_id: str = GROUP,
+        protocols: Sequence[tuple[str, bytes]] = RANGE,
+        session_timeout_ms: int = 10_000,
+        rebalance_timeout_ms: int = 20_000,
+    ) -> tuple[str, asyncio.Future[g.JoinGroupResponse]]:
+        """With the id that it is given at once."""
+        first = self.join(
+            group_id=group_id,
+            protocols=protocols,
+            session_timeout_ms=session_timeout_ms,
+            rebalance_timeout_ms=rebalance_timeout_ms,
+        ).result()
+        assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
+        return first.member_id, self.join(
+            first.member_id,
+            group_id=group_id,
+            protocols=protocols,
+            session_timeout_ms=session_timeout_ms,
+            rebalance_timeout_ms=rebalance_timeout_ms,
+        )
+
+    def sync(
+        self,
+        member_id: str,
+        generation_id: int,
+        assignments: Mapping[str, bytes] | None = None,
+        *,
+        group_id: str = GROUP,
+        instance: str | None = None,
+        protocol_name: str | None = None,
+        protocol_type: str | None = None,
+    ) -> asyncio.Future[g.SyncGroupResponse]:
+        answer: asyncio.Future[g.SyncGroupResponse] = asyncio.get_running_loop().create_future()
+        given = [g.SyncGroupAssignment(one, assignment) for one, assignment in (assignments or {}).items()]
+        body = g.SyncGroupRequest(group_id, generation_id, member_id, instance, protocol_type, protocol_name, given)
+        self.groups.members.sync(body, answer.set_result)
+        return answer
+
+    def heartbeat(
+        self, member_id: str, generation_id: int, *, group_id: str = GROUP, instance: str | None = None
+    ) -> ErrorCode:
+        return self.groups.members.heartbeat(g.HeartbeatRequest(group_id, generation_id, member_id, instance))
+
+    def leave(self, *member_ids: str, group_id: str = GROUP, instances: Sequence[str] = ()) -> list[int]:
+        members = [g.LeavingMember(member_id, None) for member_id in member_ids]
+        members += [g.LeavingMember("", name) for name in instances]
+        answer = self.groups.members.leave(g.LeaveGroupRequest(group_id, members))
+        return [answer.error_code] if answer.error_code else [member.error_code for member in answer.members]
+
+    async def stable(self, count: int = 1, *, group_id: str = GROUP, session_timeout_ms: int = 10_000) -> list[str]:
+        """A group of so many members, each of which is assigned its own id. The first leads."""
+        joins = [self.join_new(group_id=group_id, session_timeout_ms=session_timeout_ms) for _ in range(count)]
+        answers = [await answer for _, answer in joins]
+        members = [answer.member_id for answer in answers]
+        leader = next(a for a in answers if a.leader == a.member_id)
+        given = {member.member_id: member.member_id.encode() for member in leader.members}
+        syncs = [
+            self.sync(member, leader.generation_id, given if member == leader.member_id else None, group_id=group_id)
+            for member in members
+        ]
+        for member, sync in zip(members, syncs, strict=True):
+            assert bytes((await sync).assignment) == member.encode()
+        return sorted(members, key=lambda member: member != leader.member_id)
+
+    def commit(
+        self,
+        offset: int,
+        *,
+        group_id: str = GROUP,
+        member_id: str = "",
+        generation_id: int = -1,
+        instance: str | None = None,
+        partition: TopicPartition = ORDERS,
+        topic_id: str = "",
+        metadata: str | None = None,
+    ) -> asyncio.Future[int]:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        topic = g.OffsetCommitTopic(
+            partition.topic, [g.OffsetCommitPartition(partition.partition, offset, -1, metadata)], topic_id
+        )
+        body = g.OffsetCommitRequest(group_id, generation_id, member_id, instance, [topic])
+        self.groups.commits.commit(body, lambda topics: answer.set_result(topics[0].partitions[0].error_code))
+        return answer
+
+    def fetch(
+        self, partition: TopicPartition = ORDERS, *, group_id: str = GROUP
+    ) -> asyncio.Future[g.OffsetFetchGroupResponse]:
+        answer: asyncio.Future[g.OffsetFetchGroupResponse] = asyncio.get_running_loop().create_future()
+        wanted = [g.OffsetFetchTopic(partition.topic, [partition.partition])]
+        body = g.OffsetFetchRequest([g.OffsetFetchGroup(group_id, wanted)])
+        self.groups.commits.fetch(body, lambda response: answer.set_result(response.groups[0]))
+        return answer
+
+    async def committed(self, partition: TopicPartition = ORDERS, *, group_id: str = GROUP) -> int:
+        fetched = await self.fetch(partition, group_id=group_id)
+        assert fetched.error_code == ErrorCode.NONE, ErrorCode(fetched.error_code).name
+        return fetched.topics[0].partitions[0].committed_offset
+
+
+def with_groups(
+    tmp_path: Path, scenario: Scenario, settings: Mapping[str, str] | None = None, *, lead: bool = True
+) -> None:
+    """Run the scenario with a coordinator that knows the topic `orders`, and coordinates if it is to."""
+
+    async def program(broker: OneBroker) -> None:
+        coordinated = CoordinatedGroups(broker)
+        coordinated.groups.start()
+        coordinated.announce({OFFSETS_TOPIC: OFFSETS_ID, "orders": ORDERS_ID})
+        if lead:
+            await coordinated.lead()
+        try:
+            await scenario(coordinated)
+        finally:
+            coordinated.groups.close()
+
+    with_one_broker(tmp_path, program, {"group.initial.rebalance.delay.ms": "50"} | dict(settings or {}))

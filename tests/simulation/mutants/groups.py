@@ -1,0 +1,223 @@
+"""Planted bugs of consumer groups: coordinators that forget or believe too much, members that share what they may
+not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from minibroker.broker.groups import commits, coordinator, offsets, terms
+from minibroker.broker.groups.coordinator import GroupCoordinator
+from minibroker.broker.groups.group import Group
+from minibroker.broker.groups.offsets import GroupOffsets
+from minibroker.broker.groups.removal import GroupRemoval
+from minibroker.broker.groups.states import GroupState
+from minibroker.broker.groups.terms import Outcome, Term, Terms
+from minibroker.client import assignors, auto_commit
+from minibroker.client.assignors import CooperativeSticky
+from minibroker.client.commits import Commits, OffsetAndMetadata
+from minibroker.client.group_member import GroupMember
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import TopicPartition
+from tests.simulation.mutants.planting import Patches, mutant
+
+# --- What is committed ----------------------------------------------------------------------------------------------
+
+
+@mutant("acknowledged too early", "a commit is acknowledged, and shown, when it is in the coordinator's log alone")
+def commit_acknowledged_before_it_is_replicated(patches: Patches) -> None:
+    @patches.instead_of(Terms, "write")
+    def write(original: Any, self: Terms, term: Term, records: Any, written: Any) -> None:
+        answered: list[Outcome] = []
+
+        def once(outcome: Outcome) -> None:
+            if not answered:
+                answered.append(outcome)
+                written(outcome)
+
+        partition = self._replicas.partition(term.topic_partition)
+        end = -1 if partition is None else partition.log.log_end_offset
+        original(self, term, records, once)
+        once(Outcome(ErrorCode.NONE, end))
+
+
+@mutant("KAFKA-5600", "a coordinator that loads takes the first record of each key for the latest")
+def first_record_of_a_key_counts(patches: Patches) -> None:
+    @patches.instead_of(terms._Loading, "add")
+    def add(original: Any, self: Any, batch: Any) -> None:
+        known = {group: dict(of_group) for group, of_group in self._offsets.items()}
+        original(self, batch)
+        for group, of_group in known.items():
+            self._offsets[group] |= of_group
+
+
+@mutant("KAFKA-2841", "a broker that coordinates groups again has them as it knew them when it last did")
+def groups_outlive_the_term(patches: Patches) -> None:
+    kept: dict[tuple[Terms, int], dict[str, Group]] = {}
+
+    @patches.instead_of(Terms, "_read")
+    async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
+        return await original(self, term) | kept.get((self, term.topic_partition.partition), {})  # type: ignore[no-any-return]
+
+    @patches.instead_of(Terms, "_end")
+    def end(original: Any, self: Terms, index: int) -> None:
+        term = self._terms.get(index)
+        original(self, index)
+        if term is not None and term.is_loaded:
+            kept[self, index] = term.groups
+
+
+@mutant("KAFKA-2841", "a load goes on after its partition was lost, and what it found replaces what the next one knows")
+def load_outlives_its_term(patches: Patches) -> None:
+    ended: list[Term] = []
+
+    @patches.instead_of(Terms, "_end")
+    def end(original: Any, self: Terms, index: int) -> None:
+        term = self._terms.get(index)
+        original(self, index)
+        if term is not None and not term.is_loaded:
+            term.is_over = False
+            ended.append(term)
+
+    @patches.instead_of(Terms, "_load")
+    async def load(original: Any, self: Terms, term: Term) -> None:
+        await original(self, term)
+        if term in ended:
+            term.is_over = True
+            current = self._terms.get(term.topic_partition.partition)
+            if current is not None:
+                current.groups.update(term.groups)
+                current.is_loaded = True
+
+
+@mutant("KAFKA-2841", "a coordinator speaks for its groups before all that it has read is replicated")
+def loaded_before_it_is_replicated(patches: Patches) -> None:
+    @patches.instead_of(Terms, "_until_replicated")
+    async def until_replicated(original: Any, self: Terms, term: Term) -> None: ...
+
+
+@mutant("KAFKA-2841", "a load ends with the first piece of the log that it has read")
+def load_ends_too_early(patches: Patches) -> None:
+    patches.set(terms, "LOAD_BYTES", 200)
+
+    @patches.instead_of(Terms, "_read")
+    async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
+        end, term.end_offset = term.end_offset, max(0, term.end_offset - 20)
+        try:
+            return await original(self, term)  # type: ignore[no-any-return]
+        finally:
+            term.end_offset = end
+
+
+@mutant("stale reads", "a coordinator that was deposed while it was cut off tells what was committed up to then")
+def deposed_coordinator_is_believed(patches: Patches) -> None:
+    @patches.instead_of(Terms, "confirm")
+    def confirm(original: Any, self: Terms, term: Term, confirmed: Any) -> None:
+        confirmed(ErrorCode.NONE)
+
+
+@mutant("KAFKA-13636", "while a group rebalances, what it has not committed for long is deleted")
+def expired_in_a_rebalance(patches: Patches) -> None:
+    @patches.instead_of(GroupRemoval, "_unused")
+    def unused(original: Any, self: GroupRemoval, group: Group, now_ms: int) -> list[TopicPartition]:
+        if not group.is_in(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
+            return original(self, group, now_ms)  # type: ignore[no-any-return]
+        retention_ms = self._config.offsets_retention_minutes * 60_000
+        return group.offsets.expired(now_ms, retention_ms, unused_since_ms=None, subscribed=frozenset())
+
+
+@mutant("KAFKA-8069", "offsets that were loaded count as expired already, as they have no time of their own for that")
+def expired_once_loaded(patches: Patches) -> None:
+    @patches.instead_of(GroupOffsets, "expired")
+    def expired(original: Any, self: GroupOffsets, now_ms: int, *rest: Any, **named: Any) -> list[TopicPartition]:
+        return [
+            topic_partition
+            for topic_partition, known in self._committed.items()
+            if topic_partition not in self._pending
+            and topic_partition.topic not in named["subscribed"]
+            and now_ms >= known.value.expire_timestamp_ms
+        ]
+
+
+@mutant("committed for another topic", "what was committed for a topic that was deleted is where its members begin")
+def committed_for_an_earlier_topic(patches: Patches) -> None:
+    @patches.instead_of(offsets, "is_of_gone_topic")
+    def is_of_gone_topic(original: Any, *rest: Any) -> bool:
+        return False
+
+    @patches.instead_of(Commits, "_is_older")
+    def is_older(original: Any, self: Commits, topic: Any) -> bool:
+        return False
+
+
+# --- Who is in the group ---------------------------------------------------------------------------------------------
+
+
+@mutant("zombie", "a coordinator looks at the member alone, and takes what it says of any generation")
+def generation_not_checked(patches: Patches) -> None:
+    @patches.instead_of(coordinator, "why_not_in_generation")
+    def why_not(original: Any, *rest: Any) -> ErrorCode:
+        code: ErrorCode = original(*rest)
+        return ErrorCode.NONE if code is ErrorCode.ILLEGAL_GENERATION else code
+
+
+@mutant("zombie", "whoever the group has put out may go on committing as before")
+def commits_of_strangers_are_taken(patches: Patches) -> None:
+    @patches.instead_of(commits, "_why_no_commit")
+    def why_no_commit(original: Any, *rest: Any) -> ErrorCode:
+        code: ErrorCode = original(*rest)
+        return ErrorCode.NONE if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION) else code
+
+
+@mutant("zombie", "the heartbeat of a member that the group has put out is answered as if it were one")
+def heartbeat_of_a_stranger_is_taken(patches: Patches) -> None:
+    @patches.instead_of(GroupCoordinator, "heartbeat")
+    def heartbeat(original: Any, self: GroupCoordinator, body: Any) -> ErrorCode:
+        code: ErrorCode = original(self, body)
+        lost = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID)
+        return ErrorCode.NONE if code in lost else code
+
+
+@mutant("dead members stay", "a coordinator that has loaded a group does not watch the sessions of its members")
+def sessions_end_with_the_coordinator(patches: Patches) -> None:
+    @patches.instead_of(GroupCoordinator, "loaded")
+    def loaded(original: Any, self: GroupCoordinator, term: Term) -> None: ...
+
+
+# --- Who reads what --------------------------------------------------------------------------------------------------
+
+
+@mutant("KIP-429", "a leader gives a partition to its next owner before the one that has it gave it back")
+def moved_at_once(patches: Patches) -> None:
+    @patches.instead_of(CooperativeSticky, "assign")
+    def assign(original: Any, self: CooperativeSticky, members: Any, partitions: Any) -> Any:
+        claims = {
+            member_id: assignors._Claim(member.owned_partitions, member.generation)
+            for member_id, member in members.items()
+        }
+        return assignors._sticky(members, partitions, claims)
+
+
+@mutant("KIP-792", "a leader believes whatever members say that they own, however long ago that was")
+def stale_claims_are_believed(patches: Patches) -> None:
+    @patches.instead_of(assignors, "_owners")
+    def owners(original: Any, claims: Mapping[str, Any]) -> dict[TopicPartition, str]:
+        return {partition: member_id for member_id, claim in claims.items() for partition in claim.partitions}
+
+
+@mutant("at most once", "what is committed is how far the member has fetched ahead, not what it was handed")
+def committed_ahead(patches: Patches) -> None:
+    @patches.instead_of(auto_commit, "positions")
+    def positions(original: Any, fetcher: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {
+            partition: OffsetAndMetadata(max(offset.offset, fetcher.states[partition].fetch_offset))
+            for partition, offset in original(fetcher).items()
+        }
+
+
+@mutant("lost", "a member that was put out keeps what it had, and claims it when it joins again")
+def lost_partitions_are_kept(patches: Patches) -> None:
+    @patches.instead_of(GroupMember, "_give_up")
+    async def give_up(original: Any, self: GroupMember, partitions: Collection[TopicPartition], is_lost: bool) -> None:
+        if not is_lost:
+            await original(self, partitions, is_lost)

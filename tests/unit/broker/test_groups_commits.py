@@ -1,0 +1,393 @@
+"""Committed offsets at one coordinator: who may commit what, when it is shown, what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from minibroker.broker.groups.records import OffsetKey, decode_key
+from minibroker.broker.groups.states import GroupState
+from minibroker.broker.groups.terms import OFFSETS_TOPIC
+from minibroker.protocol import group_messages as g
+from minibroker.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import decode_batch, iterate_batches
+from minibroker.protocol.topic_ids import make
+from tests.groups_support import GROUP, OFFSETS, OFFSETS_ID, ORDERS_ID, CoordinatedGroups, with_groups
+from tests.replication_support import ME, ORDERS
+
+E = ErrorCode
+NEWER_ID = make(1, 3, b"orders")
+UNIT_S = 6.0
+SHORT = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "6000"}
+"""Offsets are kept for ten units, and looked at once in each."""
+
+
+def log_of(groups: CoordinatedGroups) -> list[tuple[bytes, bytes | None]]:
+    """Keys and values of all records."""
+    log = groups.broker.partition(OFFSETS).log
+    data = log.read(0, 1 << 20, log.log_end_offset)
+    found: list[tuple[bytes, bytes | None]] = []
+    for piece in iterate_batches(data):
+        batch = decode_batch(data, piece.header, piece.start)
+        found += zip((key or b"" for key in batch.keys or ()), batch.values, strict=True)
+    return found
+
+
+# --- who may commit ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"generation_id": 0}, E.ILLEGAL_GENERATION),
+        ({"generation_id": 2}, E.ILLEGAL_GENERATION),
+        ({"member_id": "nobody"}, E.UNKNOWN_MEMBER_ID),
+        ({"member_id": "", "generation_id": -1}, E.UNKNOWN_MEMBER_ID),
+        ({"group_id": "other"}, E.ILLEGAL_GENERATION),
+        ({"group_id": ""}, E.INVALID_GROUP_ID),
+        ({"partition": TopicPartition("unknown", 0)}, E.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"partition": TopicPartition("orders", 1)}, E.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"topic_id": NEWER_ID}, E.INCONSISTENT_TOPIC_ID),
+        ({"topic_id": ORDERS_ID}, E.NONE),
+        ({"metadata": "é" * 2_049}, E.OFFSET_METADATA_TOO_LARGE),
+        ({"metadata": "é" * 2_048}, E.NONE),
+        ({"offset": -1}, E.INVALID_REQUEST),
+        ({}, E.NONE),
+    ],
+)
+def test_a_commit_that_is_not_taken_says_why(tmp_path: Path, change: dict[str, object], expected: ErrorCode) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        (member,) = await groups.stable()
+        asked = {"offset": 7, "member_id": member, "generation_id": 1} | change
+        assert await groups.commit(**asked) == expected  # type: ignore[arg-type]
+        assert await groups.committed() == (7 if expected is E.NONE else -1)
+
+    with_groups(tmp_path, scenario)
+
+
+def test_members_commit_while_the_group_gathers_and_not_while_it_is_shared_out(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        one, other = await groups.stable(2)
+        groups.leave(other)
+        assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
+        assert await groups.commit(1, member_id=one, generation_id=1) == E.NONE
+        await groups.join(one)
+        assert await groups.commit(2, member_id=one, generation_id=1) == E.ILLEGAL_GENERATION
+        assert await groups.commit(2, member_id=one, generation_id=2) == E.REBALANCE_IN_PROGRESS
+        assert await groups.committed() == 1
+
+    with_groups(tmp_path, scenario)
+
+
+def test_one_that_is_no_member_commits_to_a_group_without_members(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await groups.commit(3) == E.NONE
+        (member,) = await groups.stable()
+        assert await groups.committed() == 3
+        assert await groups.commit(4) == E.UNKNOWN_MEMBER_ID
+        groups.leave(member)
+        assert await groups.commit(2) == E.NONE
+        assert await groups.committed() == 2  # it may go back, where somebody wants that
+
+    with_groups(tmp_path, scenario)
+
+
+# --- when it is shown --------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_answered_and_shown_when_it_is_replicated(tmp_path: Path) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        committing = groups.commit(7)
+        fetching = groups.fetch()
+        await asyncio.sleep(1)
+        assert not committing.done()
+        assert not fetching.done()
+        groups.replicate(2)
+        assert not committing.done()
+        groups.replicate(3)
+        assert await committing == E.NONE
+        assert (await fetching).topics[0].partitions[0].committed_offset == 7
+
+    with_groups(tmp_path, program, lead=False)
+
+
+def test_a_commit_that_is_not_replicated_in_time_fails_and_is_not_shown(tmp_path: Path) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
+        assert groups.groups.terms.loaded()[0].groups == {}
+        fetching = groups.fetch()
+        groups.replicate(2, 3)
+        assert (await fetching).topics[0].partitions[0].committed_offset == -1
+
+    with_groups(tmp_path, program, lead=False)
+
+
+def test_a_coordinator_whose_followers_are_gone_tells_no_offset(tmp_path: Path) -> None:
+    """It cannot know whether it is one still: the offsets that it knows may be of old."""
+
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        committing = groups.commit(7)
+        groups.replicate(2, 3)
+        assert await committing == E.NONE
+        assert (await groups.fetch()).error_code == E.COORDINATOR_NOT_AVAILABLE
+
+    with_groups(tmp_path, program, lead=False)
+
+
+def test_all_who_ask_at_the_same_time_are_told_by_one_record(tmp_path: Path) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        fetches = [groups.fetch()]
+        fetches += [groups.fetch() for _ in range(9)]
+        groups.replicate(2, 3)
+        await fetches[0]
+        groups.replicate(2, 3)
+        await asyncio.gather(*fetches)
+        assert groups.broker.partition(OFFSETS).log.log_end_offset == 2
+
+    with_groups(tmp_path, program, lead=False)
+
+
+def test_a_broker_that_can_have_no_successor_writes_nothing_to_tell_an_offset(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await groups.commit(7) == E.NONE
+        assert await groups.committed() == 7
+        assert len(log_of(groups)) == 1
+
+    with_groups(tmp_path, scenario)
+
+
+def test_a_group_that_is_not_known_has_no_offsets(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await groups.committed(group_id="other") == -1
+        assert (await groups.fetch(group_id="")).error_code == E.INVALID_GROUP_ID
+
+    with_groups(tmp_path, scenario)
+
+
+# --- topics that are gone ----------------------------------------------------------------------------------------
+
+
+def test_the_offsets_of_a_deleted_topic_go_and_the_next_one_of_its_name_has_none(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await groups.commit(7) == E.NONE
+        groups.announce({}, deleted={"orders": ORDERS_ID}, last=False)
+        await groups.until(lambda: not len(groups.group().offsets))
+        key, value = log_of(groups)[-1]
+        assert (decode_key(key), value) == (OffsetKey(GROUP, "orders", 0), None)
+        groups.announce({"orders": NEWER_ID}, last=False)
+        assert await groups.committed() == -1
+        assert await groups.commit(8, topic_id=ORDERS_ID) == E.INCONSISTENT_TOPIC_ID
+        assert await groups.commit(1, topic_id=NEWER_ID) == E.NONE
+        fetched = await groups.fetch()
+        assert (fetched.topics[0].topic_id, fetched.topics[0].partitions[0].committed_offset) == (NEWER_ID, 1)
+
+    with_groups(tmp_path, scenario)
+
+
+def test_offsets_of_a_topic_that_was_deleted_unseen_go_when_the_next_of_its_name_is_seen(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await groups.commit(7) == E.NONE
+        groups.announce({"orders": NEWER_ID}, last=False)
+        await groups.until(lambda: not len(groups.group().offsets))
+
+    with_groups(tmp_path, scenario)
+
+
+def test_a_topic_that_this_broker_has_not_heard_of_yet_keeps_its_offsets(tmp_path: Path) -> None:
+    """They were committed at another coordinator, which had."""
+
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead()
+        assert await groups.commit(7) == E.NONE
+        await groups.follow(1)
+        metadata = groups.broker.metadata
+        metadata._topics.pop("orders")  # as if the request that told of it had gone to others alone
+        await groups.lead(2)
+        await asyncio.sleep(1)
+        fetched = (await groups.fetch()).topics[0]
+        assert (fetched.topic_id, fetched.partitions[0].committed_offset) == (ORDERS_ID, 7)
+        # The next controller names all topics, and this one is not among them.
+        groups.announce({OFFSETS_TOPIC: OFFSETS_ID}, epoch=2)
+        await groups.until(lambda: not len(groups.group().offsets))
+
+    with_groups(tmp_path, program, lead=False)
+
+
+# --- deleting ----------------------------------------------------------------------------------------------------
+
+
+def subscribed_to(*topics: str) -> tuple[tuple[str, bytes], ...]:
+    return (("range", encode_subscription(ConsumerProtocolSubscription(list(topics)))),)
+
+
+async def delete_offset(groups: CoordinatedGroups, partition: TopicPartition = ORDERS, group_id: str = GROUP) -> int:
+    answer: asyncio.Future[g.OffsetDeleteResponse] = asyncio.get_running_loop().create_future()
+    body = g.OffsetDeleteRequest(group_id, [g.OffsetDeleteTopic(partition.topic, [partition.partition])])
+    groups.groups.commits.delete(body, answer.set_result)
+    response = await answer
+    return response.error_code or response.topics[0].partitions[0].error_code
+
+
+def test_offsets_are_deleted_one_by_one(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await delete_offset(groups) == E.GROUP_ID_NOT_FOUND
+        await groups.commit(7)
+        assert await delete_offset(groups, TopicPartition("orders", 5)) == E.NONE
+        assert await groups.committed() == 7
+        assert await delete_offset(groups) == E.NONE
+        assert await groups.committed() == -1
+
+    with_groups(tmp_path, scenario)
+
+
+def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        await groups.commit(7)
+        member = groups.join(protocols=subscribed_to("orders")).result().member_id
+        joined = await groups.join(member, protocols=subscribed_to("orders"))
+        assert await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC  # while nobody knows who reads what
+        await groups.sync(member, joined.generation_id, {})
+        assert await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC
+        groups.join(member, protocols=subscribed_to("other"))
+        await groups.sync(member, 2, {})
+        assert await delete_offset(groups) == E.NONE
+
+    with_groups(tmp_path, scenario)
+
+
+def test_a_group_without_members_is_deleted_with_its_offsets(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        removal = groups.groups.removal
+        assert await removal.delete(GROUP) is E.GROUP_ID_NOT_FOUND
+        (member,) = await groups.stable()
+        await groups.commit(7, member_id=member, generation_id=1)
+        assert await removal.delete(GROUP) is E.NON_EMPTY_GROUP
+        groups.leave(member)
+        assert await removal.delete(GROUP) is E.NONE
+        assert await groups.committed() == -1
+        await groups.follow(1)
+        await groups.lead(2)
+        assert groups.groups.terms.loaded()[0].groups == {}
+
+    with_groups(tmp_path, scenario)
+
+
+def test_a_group_whose_deletion_is_in_doubt_is_not_shown_until_it_is_certain(tmp_path: Path) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        committing = groups.commit(7)
+        groups.replicate(2, 3)
+        await committing
+        assert await groups.groups.removal.delete(GROUP) is E.COORDINATOR_NOT_AVAILABLE  # no follower fetches
+        fetching = groups.fetch()
+        groups.replicate(2, 3)
+        assert (await fetching).error_code == E.COORDINATOR_NOT_AVAILABLE
+        assert groups.commit(8).result() == E.COORDINATOR_NOT_AVAILABLE
+        assert groups.join().result().error_code == E.COORDINATOR_NOT_AVAILABLE
+
+        async def followers() -> None:
+            while groups.groups.terms.loaded()[0].groups:
+                groups.replicate(2, 3)
+                await asyncio.sleep(0.05)
+
+        async with asyncio.timeout(30):
+            await followers()
+        committing = groups.commit(8)
+        groups.replicate(2, 3)
+        assert await committing == E.NONE
+
+    with_groups(tmp_path, program, lead=False)
+
+
+# --- retention ---------------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_kept_from_when_their_group_has_been_without_members(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        (member,) = await groups.stable(session_timeout_ms=1_800_000)
+        await groups.commit(7, member_id=member, generation_id=1)
+        await asyncio.sleep(20 * UNIT_S)
+        assert await groups.committed() == 7  # nobody can tell what these members read
+        groups.leave(member)
+        await asyncio.sleep(8 * UNIT_S)
+        assert await groups.committed() == 7
+        await asyncio.sleep(4 * UNIT_S)
+        assert await groups.committed() == -1
+        assert groups.groups.terms.loaded()[0].groups == {}
+        assert {key for key, value in log_of(groups) if value is None} == {key for key, _ in log_of(groups)}
+
+    with_groups(tmp_path, scenario, SHORT)
+
+
+def test_offsets_of_a_loaded_group_are_kept_as_long_as_those_of_any_other(tmp_path: Path) -> None:
+    """KAFKA-8069: the time since when a group has been empty is in the log."""
+
+    async def scenario(groups: CoordinatedGroups) -> None:
+        (member,) = await groups.stable(session_timeout_ms=1_800_000)
+        await groups.commit(7, member_id=member, generation_id=1)
+        await asyncio.sleep(20 * UNIT_S)
+        groups.leave(member)
+        await groups.follow(1)
+        await groups.lead(2)
+        await asyncio.sleep(8 * UNIT_S)
+        assert await groups.committed() == 7
+        await asyncio.sleep(4 * UNIT_S)
+        assert await groups.committed() == -1
+
+    with_groups(tmp_path, scenario, SHORT)
+
+
+def test_what_members_read_is_kept_while_they_rebalance_too_and_what_they_do_not_read_is_not(tmp_path: Path) -> None:
+    """KAFKA-13636: in the middle of a rebalance nobody knows what the members read."""
+
+    async def scenario(groups: CoordinatedGroups) -> None:
+        other = TopicPartition("other", 0)
+        groups.announce({"other": make(1, 9, b"others")}, last=False)
+        await groups.commit(7)
+        await groups.commit(3, partition=other)
+        protocols = subscribed_to("orders")
+
+        async def rejoin(member: str) -> None:
+            joined = await groups.join(
+                member, protocols=protocols, session_timeout_ms=1_800_000, rebalance_timeout_ms=1_800_000
+            )
+            await groups.sync(member, joined.generation_id, {})
+
+        member = groups.join(protocols=protocols).result().member_id
+        await rejoin(member)
+        away = groups.join(protocols=protocols, rebalance_timeout_ms=1_800_000, session_timeout_ms=1_800_000)
+        groups.join(away.result().member_id, protocols=protocols, rebalance_timeout_ms=1_800_000)
+        assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
+        for _ in range(20):
+            groups.heartbeat(member, 1)
+            await asyncio.sleep(UNIT_S)
+        assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
+        assert (await groups.committed(), await groups.committed(other)) == (7, 3)
+        groups.leave(away.result().member_id)
+        await rejoin(member)
+        assert groups.group().is_in(GroupState.STABLE)
+        await asyncio.sleep(2 * UNIT_S)
+        assert (await groups.committed(), await groups.committed(other)) == (7, -1)
+
+    with_groups(tmp_path, scenario, SHORT)
+
+
+def test_a_wall_clock_that_jumps_ahead_deletes_no_offset(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        await groups.commit(7)
+        await asyncio.sleep(UNIT_S)
+        groups.broker.world._host.clock_offset_ms += 30 * 24 * 3_600_000
+        await asyncio.sleep(5 * UNIT_S)
+        assert await groups.committed() == 7
+        await asyncio.sleep(6 * UNIT_S)
+        assert await groups.committed() == -1
+
+    with_groups(tmp_path, scenario, SHORT)

@@ -1,0 +1,189 @@
+"""A group's members, protocols and states, without a coordinator."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from minibroker.broker.groups.group import Group, Member, group_from
+from minibroker.broker.groups.records import decode_group_value, encode_group_value
+from minibroker.broker.groups.states import (
+    VALID_PREVIOUS_STATES,
+    GroupState,
+    IllegalTransition,
+    check_transition,
+)
+from minibroker.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
+from minibroker.protocol.errors import ErrorCode
+
+LEGAL = {
+    ("Empty", "PreparingRebalance"),
+    ("Empty", "Dead"),
+    ("PreparingRebalance", "CompletingRebalance"),
+    ("PreparingRebalance", "Empty"),
+    ("PreparingRebalance", "Dead"),
+    ("CompletingRebalance", "Stable"),
+    ("CompletingRebalance", "PreparingRebalance"),
+    ("CompletingRebalance", "Dead"),
+    ("Stable", "PreparingRebalance"),
+    ("Stable", "Dead"),
+}
+"""As Kafka's GroupState has them."""
+
+
+def member(name: str, *protocols: str, instance: str | None = None) -> Member:
+    known = tuple((protocol, f"{name}:{protocol}".encode()) for protocol in protocols or ("range",))
+    return Member(name, instance, "client", "host", 1_000, 500, known)
+
+
+def group_of(*members: Member) -> Group:
+    group = Group("g")
+    for one in members:
+        group.add(one, "consumer")
+    return group
+
+
+def begun(*members: Member) -> Group:
+    """In its first generation, all having joined."""
+    group = group_of(*members)
+    for one in members:
+        one.join_waiter = lambda response: None
+    group.transition_to(GroupState.PREPARING_REBALANCE, 1)
+    assert group.elect_joined_leader()
+    group.begin_generation(2)
+    return group
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(GroupState, GroupState)))
+def test_a_group_moves_as_the_table_says_and_in_no_other_way(old: GroupState, new: GroupState) -> None:
+    assert ((old.value, new.value) in LEGAL) == (old in VALID_PREVIOUS_STATES[new])
+    if (old.value, new.value) in LEGAL:
+        check_transition("g", old, new)
+    else:
+        with pytest.raises(IllegalTransition, match=f"cannot go from {old.value} to {new.value}"):
+            check_transition("g", old, new)
+
+
+def test_the_protocol_is_one_that_all_know_and_most_like_best() -> None:
+    group = group_of(member("a", "sticky", "range"), member("b", "range", "sticky"), member("c", "range", "sticky"))
+    assert group.select_protocol() == "range"
+    group.add(member("d", "sticky"), "consumer")
+    assert group.select_protocol() == "sticky"
+
+
+def test_of_protocols_with_as_many_votes_the_first_members_choice_wins() -> None:
+    group = group_of(member("a", "sticky", "range"), member("b", "range", "sticky"))
+    assert group.select_protocol() == "sticky"
+
+
+def test_a_member_needs_a_protocol_that_all_others_know() -> None:
+    group = group_of(member("a", "range", "sticky"), member("b", "sticky"))
+    assert group.supports("consumer", ["sticky", "other"])
+    assert not group.supports("consumer", ["range"])
+    assert not group.supports("connect", ["sticky"])
+    assert not group.supports("consumer", [])
+    group.remove("b")
+    assert group.supports("consumer", ["range"])
+
+
+def test_an_empty_group_takes_any_protocol_type_but_none() -> None:
+    group = group_of(member("a"))
+    group.remove("a")
+    assert group.supports("connect", ["x"])
+    assert not group.supports("", ["x"])
+    assert not group.supports("connect", [])
+
+
+def test_the_leader_stays_where_it_has_joined_and_is_another_that_has_otherwise() -> None:
+    first, second = member("a"), member("b")
+    group = group_of(first, second)
+    assert not group.elect_joined_leader()
+    second.join_waiter = lambda response: None
+    assert group.elect_joined_leader()
+    assert group.leader_id == "b"
+    first.join_waiter = lambda response: None
+    assert group.elect_joined_leader()
+    assert group.leader_id == "b"
+
+
+def test_the_generation_after_the_last_number_is_1() -> None:
+    group = Group("g")
+    group.generation_id = 2**31 - 1
+    group.transition_to(GroupState.PREPARING_REBALANCE, 1)
+    group.begin_generation(2)
+    assert group.generation_id == 1
+
+
+def test_a_static_member_goes_on_under_a_new_id_in_its_place() -> None:
+    group = begun(member("a", instance="one"), member("b"))
+    group.rename_static_member("one", "a2")
+    assert list(group.members) == ["a2", "b"]
+    assert group.leader_id == "a2"
+    assert list(group.pending_sync) == ["b", "a2"]
+    assert group.why_not_member("a", "one") is ErrorCode.FENCED_INSTANCE_ID
+    assert group.why_not_member("a", None) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert group.why_not_member("a2", "one") is ErrorCode.NONE
+
+
+def test_a_static_member_that_has_not_joined_is_not_waited_for_to_sync() -> None:
+    silent = member("s", instance="s")
+    group = group_of(member("a"), silent)
+    group.members["a"].join_waiter = lambda response: None
+    group.transition_to(GroupState.PREPARING_REBALANCE, 1)
+    group.begin_generation(2)
+    assert list(group.pending_sync) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("state", "who", "accepted"),
+    [
+        (GroupState.STABLE, "a", True),
+        (GroupState.STABLE, "", False),
+        (GroupState.COMPLETING_REBALANCE, "", False),
+        (GroupState.PREPARING_REBALANCE, "a", True),
+        (GroupState.PREPARING_REBALANCE, "", False),
+    ],
+)
+def test_a_full_group_takes_its_members_and_no_others(state: GroupState, who: str, accepted: bool) -> None:
+    group = begun(member("a"), member("b"))
+    if state is not GroupState.COMPLETING_REBALANCE:
+        group.transition_to(state, 3)
+    assert group.accepts(who, None, 2) is accepted
+
+
+def test_a_full_group_takes_a_static_member_that_comes_back() -> None:
+    group = begun(member("a", instance="one"), member("b"))
+    assert group.accepts("", "one", 2)
+    assert not group.accepts("", "two", 2)
+
+
+def test_a_group_whose_given_out_ids_are_as_many_as_its_members_may_be_gives_out_no_more() -> None:
+    group = Group("g")
+    group.pending_members = dict.fromkeys(("p", "q"))
+    assert not group.accepts("", None, 2)
+    assert group.accepts("p", None, 2)
+
+
+def test_a_stored_group_comes_back_stable_with_what_it_had() -> None:
+    group = begun(member("a", "sticky", "range"), member("b", "sticky", instance="two"))
+    value = decode_group_value(encode_group_value(group.as_value({"a": b"1", "b": b"2"})))
+    back = group_from("g", value)
+    assert back.is_in(GroupState.STABLE)
+    assert (back.generation_id, back.protocol_name, back.leader_id) == (1, "sticky", "a")
+    assert [m.assignment for m in back.members.values()] == [b"1", b"2"]
+    assert back.static_members == {"two": "b"}
+    assert back.select_protocol() == "sticky"
+    assert back.members["b"].session_timeout_ms == 500
+
+
+def test_what_members_read_is_known_while_the_group_is_stable_and_they_are_consumers() -> None:
+    subscription = encode_subscription(ConsumerProtocolSubscription(["orders"]))
+    reader = Member("a", None, "client", "host", 1_000, 500, (("range", subscription),))
+    group = begun(reader)
+    assert group.subscribed_topics() is None
+    group.transition_to(GroupState.STABLE, 3)
+    assert group.subscribed_topics() == frozenset({"orders"})
+    odd = begun(member("a"))
+    odd.transition_to(GroupState.STABLE, 3)
+    assert odd.subscribed_topics() is None

@@ -1,0 +1,107 @@
+"""What a group has committed: memory follows the log, in the log's order; and what need not be kept."""
+
+from __future__ import annotations
+
+from minibroker.broker.groups.offsets import GroupOffsets, is_of_gone_topic, newest_topic_id
+from minibroker.broker.groups.records import OffsetValue
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.topic_ids import make
+
+ORDERS = TopicPartition("orders", 0)
+OTHER = TopicPartition("other", 0)
+OLD, NEW = make(1, 1, b"aaaaaa"), make(1, 2, b"bbbbbb")
+
+
+def value(offset: int, at_ms: int = 0, *, expires_ms: int = -1, topic_id: str = "") -> OffsetValue:
+    return OffsetValue(offset, -1, "", at_ms, topic_id, expires_ms)
+
+
+def offset_of(offsets: GroupOffsets) -> int | None:
+    known = offsets.get(ORDERS)
+    return None if known is None else known.offset
+
+
+def test_a_commit_is_shown_when_it_is_complete_and_not_before() -> None:
+    offsets = GroupOffsets()
+    offsets.begin([ORDERS])
+    assert offset_of(offsets) is None
+    assert not offsets.is_unused
+    offsets.complete(ORDERS, value(5), 10)
+    assert offset_of(offsets) == 5
+
+
+def test_a_commit_that_fails_changes_nothing() -> None:
+    offsets = GroupOffsets()
+    offsets.load(ORDERS, value(3), 1)
+    offsets.begin([ORDERS])
+    offsets.fail([ORDERS])
+    assert offset_of(offsets) == 3
+    offsets = GroupOffsets()
+    offsets.begin([ORDERS])
+    offsets.fail([ORDERS])
+    assert offsets.is_unused
+
+
+def test_of_two_commits_the_one_that_was_written_last_counts_in_whatever_order_they_complete() -> None:
+    offsets = GroupOffsets()
+    offsets.begin([ORDERS])
+    offsets.begin([ORDERS])
+    offsets.complete(ORDERS, value(6), 11)
+    offsets.complete(ORDERS, value(5), 10)
+    assert offset_of(offsets) == 6
+
+
+def test_a_commit_that_was_written_after_a_tombstone_outlives_it() -> None:
+    offsets = GroupOffsets()
+    offsets.load(ORDERS, value(3), 1)
+    offsets.begin([ORDERS])
+    offsets.begin([ORDERS])
+    offsets.complete(ORDERS, value(5), 11)
+    offsets.complete(ORDERS, None, 10)
+    assert offset_of(offsets) == 5
+
+
+def test_an_offset_expires_from_its_commit_or_from_when_it_was_last_in_use() -> None:
+    offsets = GroupOffsets()
+    offsets.load(ORDERS, value(3, 1_000), 1)
+
+    def expired(now_ms: int, since_ms: int | None = None, subscribed: frozenset[str] = frozenset()) -> bool:
+        return offsets.expired(now_ms, 100, unused_since_ms=since_ms, subscribed=subscribed) == [ORDERS]
+
+    assert not expired(1_099)
+    assert expired(1_100)
+    assert not expired(1_100, since_ms=1_050)
+    assert expired(1_150, since_ms=1_050)
+    assert expired(1_100, since_ms=500)
+    assert not expired(5_000, subscribed=frozenset({"orders"}))
+
+
+def test_an_offset_that_is_being_committed_does_not_expire() -> None:
+    offsets = GroupOffsets()
+    offsets.load(ORDERS, value(3, 0), 1)
+    offsets.begin([ORDERS])
+    assert offsets.expired(1_000_000, 100, unused_since_ms=None, subscribed=()) == []
+    assert offsets.settled() == []
+
+
+def test_an_offset_of_old_that_says_when_it_expires_does_then() -> None:
+    offsets = GroupOffsets()
+    offsets.load(ORDERS, value(3, 0, expires_ms=50), 1)
+    assert offsets.expired(49, 1_000, unused_since_ms=None, subscribed=()) == []
+    assert offsets.expired(50, 1_000, unused_since_ms=None, subscribed=()) == [ORDERS]
+
+
+def test_a_topic_is_gone_where_a_newer_one_has_its_name_or_a_later_controller_does_not_name_it() -> None:
+    of_old = value(1, topic_id=OLD)
+    assert is_of_gone_topic(of_old, NEW, 1)
+    assert not is_of_gone_topic(of_old, OLD, 1)
+    assert not is_of_gone_topic(value(1, topic_id=NEW), OLD, 1)  # this broker has not heard of the newer one yet
+    assert not is_of_gone_topic(of_old, None, 1)  # nor perhaps of this one
+    assert is_of_gone_topic(of_old, None, 2)
+    assert not is_of_gone_topic(value(1), None, 2)
+
+
+def test_the_newest_of_the_topics_of_a_name_is_found() -> None:
+    assert newest_topic_id([OLD, NEW, OLD]) == NEW
+    assert newest_topic_id(["", OLD]) == OLD
+    assert newest_topic_id([]) == ""
