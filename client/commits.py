@@ -271,6 +271,11 @@ class Commits:
             if code is not ErrorCode.NONE:
                 raise BrokerError(code, f"{OFFSET_FETCH.name} of group {self.group}")
             last: BrokerError | None = None
+            newer = [topic.name for topic in group.topics if self._is_newer(topic)]
+            if newer and clock.monotonic() < deadline:  # metadata is behind, or its broker is cut off
+                await self._runtime.metadata.ask_everyone(newer)
+                await asyncio.sleep(self._runtime.retry_backoff_s)
+                continue
             for of_topic in group.topics:
                 for answer in of_topic.partitions:
                     partition = TopicPartition(of_topic.name, answer.partition_index)
@@ -297,6 +302,11 @@ class Commits:
     def _is_older(self, topic: g.OffsetFetchTopicResponse) -> bool:
         info = self._runtime.metadata.cluster.topics.get(topic.name)
         return info is not None and is_older(topic.topic_id, info.topic_id)
+
+    def _is_newer(self, topic: g.OffsetFetchTopicResponse) -> bool:
+        """What was committed is of a topic that was created after the one that this client knows."""
+        info = self._runtime.metadata.cluster.topics.get(topic.name)
+        return info is not None and is_older(info.topic_id, topic.topic_id)
 
     def _code_of_fetch(self, response: g.OffsetFetchResponse) -> int:
         return next((group.error_code for group in response.groups if group.group_id == self.group), ErrorCode.NONE)

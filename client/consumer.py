@@ -266,7 +266,8 @@ class Consumer(Client):
         """Begin to read what was subscribed to, or assigned."""
         self._want()
         if self._assigned is not None:
-            self._fetcher.remove(self._fetcher.states.keys() - set(self._assigned))
+            kept = set(self._assigned)
+            self._fetcher.remove([partition for partition in self._fetcher.states if partition not in kept])
             if self._commits is None:
                 new = [partition for partition in self._assigned if partition not in self._fetcher.states]
                 self._fetcher.assign_partitions(new)
@@ -430,6 +431,8 @@ class Consumer(Client):
                 "partitions", partitions, "this consumer has subscribed to topics: unsubscribe() first"
             )
         checked = check_partitions("partitions", partitions)
+        if not checked:
+            raise InvalidSetting("partitions", partitions, "give at least one; unsubscribe() reads nothing")
         if self._commits is not None and self._member is not None and self._assigned is None:
             self._commits.committer = Nobody(self._commits.group)
         self._assigned = checked
@@ -805,7 +808,11 @@ class Consumer(Client):
         without a group."""
         commits = self._commits_of_group()
         asked = check_partitions("partitions", partitions) or self.assignment()
-        found = await commits.fetch(asked, self._api_timeout_s)
+        metadata = self._runtime.metadata
+        with metadata.wanted(partition.topic for partition in asked):
+            if any(partition.topic not in metadata.cluster.topics for partition in asked):
+                await metadata.refreshed()
+            found = await commits.fetch(asked, self._api_timeout_s)
         return {
             partition: None if (at := found.get(partition)) is None or at.is_of_older_topic else at.offset
             for partition in asked

@@ -10,7 +10,7 @@ but nobody has to call anything: the member waits for that moment by itself, and
 heartbeats go on (see `heart`). Others wait for it meanwhile, for `max_poll_interval_ms` at most. What takes nothing
 away needs no such moment: the first join, and, with the cooperative protocol, all of a rebalance but the giving up.
 
-The walk of a rebalance, R1 to R9, is in ARCHITECTURE.md; the labels are in the code.
+The walk of a rebalance, M1 to M9, is in ARCHITECTURE.md; the labels are in the code.
 
 Rejected: rebalances in a task that asks nobody (aiokafka); callbacks that the user must keep short (Kafka's, which run
 in `poll`, so that is what they do, too, but nothing bounds them).
@@ -142,6 +142,8 @@ class GroupMember:
         """Why to join (again); None: there is no reason to."""
         self._loss: tuple[Reaction, MinibrokerError | None] | None = None
         """The group goes on without this member: what to do, and what to tell the user."""
+        self._is_taking_over = False
+        """It has its assignment, so the coordinator takes commits in this generation, though it is not stable yet."""
         self._is_giving_up = False
         """Partitions are about to be taken away: commits are possible, and the last chance."""
         self._joined_topics: list[str] = []
@@ -231,7 +233,7 @@ class GroupMember:
 
     async def left(self) -> None:
         """Until the member is in no group, after `subscribe(None)`."""
-        while self.state is not MemberState.UNJOINED:
+        while self.state is not MemberState.UNJOINED or self._loss is not None:
             await self._settled.wait()
 
     async def _leave(self) -> None:
@@ -269,6 +271,12 @@ class GroupMember:
             return  # of an earlier generation
         if self.state is MemberState.PREPARING_REBALANCE and not self._is_giving_up and self._is_cooperative:
             return  # it has asked to join, so there may be a later generation, which it will hear of
+        if (
+            self.state is MemberState.COMPLETING_REBALANCE
+            and not self._is_taking_over
+            and code is ErrorCode.REBALANCE_IN_PROGRESS
+        ):
+            return  # the rebalance that it is in the middle of; were it another one, a heartbeat would say so
         why = f"the coordinator says {code.name}"
         match reaction(code):
             case Reaction.REJOIN:
@@ -280,10 +288,14 @@ class GroupMember:
                 self._lost(what, BrokerError(code, f"group {self._group}"))
 
     async def can_retry(self, membership: Membership, code: ErrorCode) -> bool:
+        """Not before it has its assignment, but then at once: the partitions that it is to give up wait for a user who
+        may be waiting for this commit."""
         if self._is_giving_up:
             return False
         while self._loss is None and self.generation_id != NO_GENERATION:
-            if self.membership() != membership and self.state in (MemberState.STABLE, MemberState.COMPLETING_REBALANCE):
+            if self._is_taking_over and code is ErrorCode.REBALANCE_IN_PROGRESS:
+                return True
+            if self.membership() != membership and (self.state is MemberState.STABLE or self._is_taking_over):
                 return True
             await self._settled.wait()
         return False
@@ -359,11 +371,11 @@ class GroupMember:
     # -- the walk of a rebalance --
 
     async def _rebalance(self, why: str) -> None:
-        """R1: somebody has asked for it (a heartbeat's answer, the subscription, metadata, a loss)."""
+        """M1: somebody has asked for it (a heartbeat's answer, the subscription, metadata, a loss)."""
         assert self._subscribed is not None
         logger.info("%s: joins: %s", self._who, why)
         self._move(MemberState.PREPARING_REBALANCE)
-        # R2: the eager protocol gives up all; the cooperative one, what is not subscribed to any more.
+        # M2: the eager protocol gives up all; the cooperative one, what is not subscribed to any more.
         topics = self._joined_topics = self._subscribed.names(self._metadata.cluster.topics)
         owned = sorted(self._fetcher.states)
         generation_id = self.generation_id
@@ -376,15 +388,18 @@ class GroupMember:
         membership = self.membership()
         assert membership is not None or self._loss is not None
         self._check()
-        # R5: from here on it is silent no longer, whatever the other steps take.
+        # M4: heartbeats name the new generation from here on, whatever time the other steps take.
         self._heart.beat(membership)
         assigned = await self._sync(joined)
-        await self._take_over(assigned)
+        try:
+            await self._take_over(assigned)
+        finally:
+            self._is_taking_over = False
 
     async def _join(
         self, topics: Sequence[str], owned: Sequence[TopicPartition], generation_id: int
     ) -> g.JoinGroupResponse:
-        """R3: ask to be in the next generation. The answer comes when all members have asked, or were given up."""
+        """M3: ask to be in the next generation. The answer comes when all members have asked, or were given up."""
         self._heart.beat(None)
         while True:
             self._why_rejoin = None
@@ -418,7 +433,7 @@ class GroupMember:
             await self._failed(code, "joining")
 
     async def _sync(self, joined: g.JoinGroupResponse) -> list[TopicPartition]:
-        """R4: the leader decides who reads what. Then all get their part, with SyncGroup."""
+        """M5: the leader decides who reads what. Then all get their part, with SyncGroup."""
         assignments: list[g.SyncGroupAssignment] = []
         self.is_leader = joined.leader == joined.member_id
         self._watched = None
@@ -482,23 +497,25 @@ class GroupMember:
         ]
 
     async def _take_over(self, assigned: list[TopicPartition]) -> None:
-        """R6 to R9."""
+        """M6 to M9: what was assigned becomes what is read."""
+        self._is_taking_over = True
+        self._settled.notify()
         owned = list(self._fetcher.states)
-        # R6: cooperative: what goes to others is given up, and they get it in another rebalance, which that asks for.
+        # M6: cooperative: what goes to others is given up, and they get it in another rebalance, which that asks for.
         gone = sorted(set(owned) - set(assigned))
         if gone:
             await self._give_up(gone, is_lost=False)
             self._check()
             self._why_rejoin = f"{len(gone)} partitions were given up, for others"
-        # R7: where the group has got to in what is new.
+        # M7: where the group has got to in what is new.
         added = [partition for partition in assigned if partition not in self._fetcher.states]
         if added:
             await self._begin_at_committed(added)
-        # R8: the user is told; then it gets records.
+        # M8: the user is told; then it gets records.
         await self._tell("on_partitions_assigned", added)
         self._check()
         self._fetcher.release(self._fetcher.states[p] for p in added if p in self._fetcher.states)
-        # R9
+        # M9: records of all partitions are handed out again.
         self._move(MemberState.STABLE)
         self._activity.is_quiet = False
         self._fetcher.pulse.notify()
@@ -582,18 +599,18 @@ class GroupMember:
     async def _failed(self, code: ErrorCode, doing: str) -> None:
         """The coordinator refuses a step. Raises _Interrupted, and the walk begins anew."""
         logger.info("%s: %s: %s", self._who, doing, code.name)
-        match reaction(code):
-            case Reaction.REJOIN:
-                self._rejoin(f"the coordinator says {code.name}")
-                self._failures += 1
-                pause_s = exponential_backoff_s(
-                    self._failures, self._runtime.retry_backoff_s, self._runtime.world.random
-                )
-                await asyncio.sleep(pause_s)
-            case Reaction.RAISE | Reaction.FENCED as what:
-                self._lost(what, BrokerError(code, f"{doing} group {self._group}"))
-            case what:
-                self._lost(what, None)
+        what = reaction(code)
+        if what in (Reaction.RAISE, Reaction.FENCED):
+            self._lost(what, BrokerError(code, f"{doing} group {self._group}"))
+            raise _Interrupted
+        if what is Reaction.REJOIN:
+            self._rejoin(f"the coordinator says {code.name}")
+        else:
+            self._lost(what, None)
+        self._failures += 1
+        await asyncio.sleep(
+            exponential_backoff_s(self._failures, self._runtime.retry_backoff_s, self._runtime.world.random)
+        )
         raise _Interrupted
 
     async def _lose(self, what: Reaction, error: MinibrokerError | None) -> None:
@@ -606,7 +623,8 @@ class GroupMember:
         self._rejoin("it has lost its membership")
         if error is not None:
             self._errors.append(error)
-            self._fetcher.pulse.notify()
+        self._fetcher.pulse.notify()
+        self._settled.notify()
         if what is Reaction.FENCED:
             self._is_parked = True
             self.fenced = error

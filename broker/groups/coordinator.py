@@ -318,9 +318,8 @@ class GroupCoordinator(TermListener):
             if member.join_waiter is not None:
                 if member.is_new:
                     member.is_new = False
-                    self._session_begins(term, group, member)  # it was watched for the time that a new one has
-                else:
-                    self._heard_of(member)
+                    self._session_begins(term, group, member)
+                self._heard_of(member)
                 _answer_join(member, _joined(group, member, with_members=member.member_id == group.leader_id))
         self._await_syncs(term, group)
 

@@ -243,7 +243,10 @@ def _print(batch: ConsumerBatch, print_as: Formatter, limit: int | None) -> int:
     """Raises BrokenPipeError if the reader is gone, and MinibrokerError for other failures, such as a full disk."""
     records = batch.records()[:limit]
     try:
-        sys.stdout.buffer.write(b"".join(map(print_as, records)))
+        left = memoryview(b"".join(map(print_as, records)))
+        # With PYTHONUNBUFFERED=1 a signal, such as Ctrl-C, ends a write that waits in the middle of it.
+        while left:
+            left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise

@@ -7,7 +7,9 @@ from typing import Literal
 
 from minibroker.client.admin import Admin as AsyncAdmin
 from minibroker.client.admin import ClusterDescription, LogDirDescription, NewTopic, OffsetSpec, TopicDescription
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource
+from minibroker.client.groups import GroupDescription, GroupListing
 from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.reassignment import PartitionReassignment
 from minibroker.client.sync.facade import Facade
@@ -166,6 +168,40 @@ class Admin(Facade[AsyncAdmin]):
         """For each partition the offset that is asked for: "earliest", "latest", "max_timestamp", or milliseconds since
         1970. None: there is no such record. Raises BrokerError, NetworkError."""
         return self._call(lambda: self._client.list_offsets(offsets))
+
+    # -- groups --
+
+    def list_groups(self, states: Iterable[str] | None = None) -> list[GroupListing]:
+        """All groups, or those in these states, sorted by name. Raises BrokersFailed with what the others said, where a
+        broker does not answer; NetworkError where none does."""
+        return self._call(lambda: self._client.list_groups(states))
+
+    def describe_groups(self, groups: Iterable[str]) -> dict[str, GroupDescription]:
+        """State, coordinator, assignor and members of these groups, by name. Raises GroupErrors with what was found,
+        and an error for each other group."""
+        return self._call(lambda: self._client.describe_groups(groups))
+
+    def delete_groups(self, groups: Iterable[str]) -> None:
+        """Delete groups without members, with all that they have committed. Raises GroupErrors with an error for each
+        that failed; the others are deleted."""
+        self._call(lambda: self._client.delete_groups(groups))
+
+    def list_group_offsets(
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What a group has committed: of these partitions, None where that is nothing; or of all of which it has.
+        Raises BrokerError, NetworkError."""
+        return self._call(lambda: self._client.list_group_offsets(group, partitions))
+
+    def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
+        """Commit offsets for a group that has no members, or does not exist yet. Raises PartitionErrors with an error
+        for each partition that was refused; BrokerError (NON_EMPTY_GROUP), NetworkError."""
+        self._call(lambda: self._client.alter_group_offsets(group, offsets))
+
+    def delete_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        """Delete what a group has committed of these partitions. Raises PartitionErrors with an error for each that was
+        refused; BrokerError (GROUP_ID_NOT_FOUND, ...), NetworkError."""
+        self._call(lambda: self._client.delete_group_offsets(group, partitions))
 
     # -- at the controller --
 

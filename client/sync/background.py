@@ -34,6 +34,7 @@ import selectors
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread, get_ident
 from typing import Any, Generic, TypeVar
@@ -64,6 +65,7 @@ class Call(Generic[T]):
         self._is_cancelled = False
         self.error: BaseException | None = None
         self.is_over = False
+        self.has_result = False
         self.result: T
 
     # -- in the loop --
@@ -87,6 +89,7 @@ class Call(Generic[T]):
             self.fail(error)
         else:
             self.result = task.result()
+            self.has_result = True
             self._end()
 
     def fail(self, error: BaseException) -> None:
@@ -94,6 +97,7 @@ class Call(Generic[T]):
         self._end()
 
     def _end(self) -> None:
+        self._task = None
         self.is_over = True
         self._mailbox.put(False)
 
@@ -137,7 +141,7 @@ class Background:
         self._loop: asyncio.AbstractEventLoop
         self._stop = asyncio.Event()
         self._calls: dict[Call[Any], None] = {}
-        self._is_over = False
+        self._is_stopping = self._is_over = False
         self.on_fork = WeakMethod(on_fork)
         self.at_exit = WeakMethod(at_exit)
         self._thread = Thread(target=self._run, name=f"minibroker {noun}", daemon=True)
@@ -159,6 +163,13 @@ class Background:
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
+        self._is_stopping = True  # what has begun is cancelled now; nothing else may begin
+
+    def _begin(self, call: Call[Any]) -> None:
+        if self._is_stopping:
+            call.fail(_closed())
+        else:
+            call.begin()
 
     def _finish(self) -> None:
         """The loop is closed: calls that came too late get their answer."""
@@ -205,7 +216,7 @@ class Background:
         try:
             if self._is_over:
                 raise _closed()
-            self.soon(call.begin)
+            self.soon(partial(self._begin, call))
             call.wait()
         except BaseException:
             if not call.is_over:
@@ -215,15 +226,16 @@ class Background:
             raise
         finally:
             self._calls.pop(call, None)
-        if call.error is not None:
+        error, call.error = call.error, None
+        if error is not None:
             try:
-                raise _closed() if isinstance(call.error, asyncio.CancelledError) else call.error
+                raise _closed() if isinstance(error, asyncio.CancelledError) else error
             finally:
-                del call  # the error's traceback leads here
+                error = None  # its traceback leads here
 
     def begin(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine in the loop, without waiting. Raises Closed."""
-        self.soon(Call(make).begin)
+        self.soon(partial(self._begin, Call(make)))
 
     def stop_soon(self) -> None:
         """End the loop and the thread. The client must be closed."""

@@ -600,7 +600,6 @@ class Producer(Facade[AsyncProducer]):
         self,
         topic: str,
         value: Any,
-        *,
         key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,

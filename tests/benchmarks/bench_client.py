@@ -9,7 +9,8 @@ changes little.
 
 Each figure stands beside a baseline of the same run: for `send`, a future and a tuple per record, which is what a
 client without batches of columns would have to make; for produce and consume, encoding and decoding the same batches
-with nothing around it; for the round trip, a bare request on the same connection class.
+with nothing around it; for the round trip, a bare request on the same connection class; for the blocking clients, the
+asynchronous ones.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ import multiprocessing.connection
 import sys
 import time
 import zlib
+from itertools import islice
 from pathlib import Path
 from random import Random
+from threading import Thread
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import uvloop
 
+from minibroker import sync
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
@@ -44,6 +48,8 @@ PARTITIONS = 6
 BATCH_RECORDS = 2_000
 POOL = 20_000
 KEPT = TopicPartition("kept", 0)
+CRUMBS = 20_000
+"""Batches of one record each."""
 
 
 def pool(value_bytes: int) -> list[bytes]:
@@ -62,6 +68,9 @@ def serve(pipe: multiprocessing.connection.Connection, records: int, value_bytes
             for start in range(0, records, BATCH_RECORDS):
                 chunk = [values[index % POOL] for index in range(start, min(start + BATCH_RECORDS, records))]
                 log.append(encode_batch(chunk, base_timestamp=1_000))
+            crumbs = cluster.add_topic("crumbs").logs[0]
+            for index in range(CRUMBS):
+                crumbs.append(encode_batch([values[index % POOL]], base_timestamp=1_000))
             pipe.send(cluster.bootstrap)
             while not pipe.poll():
                 await asyncio.sleep(0.05)
@@ -170,6 +179,63 @@ async def round_trip(bootstrap: str, value: bytes) -> None:
         report("awaited send", (time.perf_counter() - start) / rounds * 1e6, "us", baseline, "a bare request")
 
 
+def blocking_clients(bootstrap: str, values: list[bytes], records: int) -> None:
+    """Each figure beside that of the asynchronous client, in this same run."""
+
+    async def asynchronous(name: str) -> float:
+        start = time.process_time()
+        if name == "send":
+            async with Producer(bootstrap) as producer:
+                for index in range(records):
+                    producer.send("null", values[index % POOL])
+                    await producer.drain()
+            return records / (time.process_time() - start)
+        count, topic = (CRUMBS, "crumbs") if name == "crumbs" else (records, "kept")
+        async with Consumer(bootstrap, topics=[topic]) as consumer:
+            seen = 0
+            async for _ in consumer:
+                seen += 1
+                if seen == count:
+                    break
+        return count / (time.process_time() - start)
+
+    def send(producer: sync.Producer, share: int) -> None:
+        for index in range(share):
+            producer.send("null", values[index % POOL])
+
+    baseline = asyncio.run(asynchronous("send"))
+    for threads in (1, 4):
+        start = time.process_time()
+        with sync.Producer(bootstrap) as producer:
+            workers = [Thread(target=send, args=(producer, records // threads)) for _ in range(threads)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        figure = records / (time.process_time() - start)
+        report(f"blocking send, {threads} threads", figure, "rec/CPU-s", baseline, "send and drain")
+    start = time.process_time()
+    with sync.Producer(bootstrap) as producer:
+        for first in range(0, records, BATCH_RECORDS):
+            producer.send_batch("null", [values[index % POOL] for index in range(first, first + BATCH_RECORDS)])
+    report("blocking send_batch", records / (time.process_time() - start), "rec/CPU-s", baseline, "send and drain")
+    for name, count, topic in (("records", records, "kept"), ("crumbs", CRUMBS, "crumbs")):
+        baseline = asyncio.run(asynchronous(name))
+        start = time.process_time()
+        with sync.Consumer(bootstrap, topics=[topic]) as reader:
+            for _ in islice(reader, count):
+                pass
+        figure = count / (time.process_time() - start)
+        report(f"blocking consume by {name}", figure, "rec/CPU-s", baseline, "async for")
+    rounds = 2_000
+    with sync.Producer(bootstrap) as producer:
+        producer.send("null", b"warm").result()
+        start = time.perf_counter()
+        for _ in range(rounds):
+            producer.send("null", values[0]).result()
+        print(f"{'blocking send and result':44}{(time.perf_counter() - start) / rounds * 1e6:12,.0f} us")
+
+
 async def measure(bootstrap: str, records: int, value_bytes: int) -> None:
     values = pool(value_bytes)
     print(f"{records} records of {value_bytes} bytes (pool checksum {zlib.crc32(b''.join(values)):#x})")
@@ -190,7 +256,9 @@ def main() -> None:
     process = context.Process(target=serve, args=(theirs, records, options.value_bytes), daemon=True)
     process.start()
     try:
-        uvloop.run(measure(ours.recv(), records, options.value_bytes))
+        bootstrap = ours.recv()
+        uvloop.run(measure(bootstrap, records, options.value_bytes))
+        blocking_clients(bootstrap, pool(options.value_bytes), records)
     finally:
         ours.send("end")
         process.join(10)

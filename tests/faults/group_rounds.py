@@ -272,9 +272,9 @@ class Stage:
                 await asyncio.to_thread(self.cluster.start, ZooKeeperServer())
                 return time.monotonic()
             case Kind.RESTART:
-                began = time.monotonic()
-                await asyncio.to_thread(self.cluster.stop, BrokerId(number % BROKERS))
-                return began
+                broker = self.cluster.file().brokers[number % BROKERS].id
+                await asyncio.to_thread(self.cluster.stop, BrokerId(broker))
+                return time.monotonic()
         victim = view.partitions[partition].leader_id
         if self.kind is Kind.CONTROLLER:
             assert view.controller_id is not None  # the cluster is whole

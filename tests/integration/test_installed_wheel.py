@@ -147,8 +147,8 @@ def test_a_user_whose_modules_are_called_like_ours_runs_a_cluster_produces_and_c
     user.minibroker("down")
 
 
-def test_mypy_sees_the_types_of_the_installed_package(user: User) -> None:
-    program = user.write("typed.py", TYPED_PROGRAM)
+def check_types(user: User, program: str) -> str:
+    """What mypy says."""
     mypy = [
         sys.executable,
         "-m",
@@ -159,7 +159,16 @@ def test_mypy_sees_the_types_of_the_installed_package(user: User) -> None:
         str(user.python),
         program,
     ]
-    told = subprocess.run(mypy, cwd=user.directory, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    return subprocess.run(mypy, cwd=user.directory, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+
+
+def test_mypy_sees_the_types_of_the_installed_package(user: User) -> None:
+    told = check_types(user, user.write("typed.py", TYPED_PROGRAM))
     assert re.search(r'typed.py:6: note: Revealed type is "(builtins\.)?int"', told), told
     assert "typed.py:9: error: Incompatible types in assignment" in told
     assert "Found 1 error in 1 file" in told
+
+
+def test_mypy_strict_passes_on_a_users_file_that_uses_the_whole_public_api(user: User) -> None:
+    shutil.copy(ROOT / "tests" / "typed_user.py", user.directory)
+    assert check_types(user, "typed_user.py").startswith("Success")

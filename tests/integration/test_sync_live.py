@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -282,6 +284,51 @@ with Consumer(bootstrap, topics=[topic], group="waiting") as consumer:
     assert ended(process) == (0, "b'v'\n", "")
 
 
+def test_a_member_whose_script_ends_without_close_leaves_its_group_and_commits_no_more(
+    cluster: LocalCluster, topic: str
+) -> None:
+    with Producer(cluster.bootstrap()) as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=0)
+    process = program(
+        cluster,
+        topic,
+        """
+from minibroker.sync import RebalanceListener
+class Listener(RebalanceListener):
+    def on_partitions_revoked(self, partitions):
+        print("told", flush=True)
+consumer = Consumer(
+    bootstrap, topics=[topic], group="left", listener=Listener(), enable_auto_commit=True, session_timeout_ms=60_000
+)
+consumer.start()
+assert [next(consumer).value for _ in range(3)] == [b"0", b"1", b"2"]
+consumer.commit({TopicPartition(topic, 0): 2})
+""",
+    )
+    code, out, err = ended(process)
+    assert (code, out, err) == (0, "", "")
+    with Consumer(cluster.bootstrap(), topics=[topic], group="left") as consumer:
+        began = time.monotonic()
+        assert next(consumer).value == b"2"
+        assert time.monotonic() - began < 30  # less than the session
+
+
+def test_what_a_listener_raises_is_raised_to_the_thread_that_asks(cluster: LocalCluster, topic: str) -> None:
+    class Failing(RebalanceListener):
+        def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            raise ZeroDivisionError
+
+    with Producer(cluster.bootstrap()) as producer:
+        producer.send(topic, b"v")
+    with Consumer(cluster.bootstrap(), topics=[topic], group="failing", listener=Failing()) as consumer:
+        with pytest.raises(ZeroDivisionError):
+            next(consumer)
+        assert next(consumer).value == b"v"
+        committed = consumer.commit_nowait()
+        committed.result(30)
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_close_is_bounded_while_no_broker_answers(
     cluster: LocalCluster, topic: str, caplog: pytest.LogCaptureFixture
@@ -373,3 +420,22 @@ def test_a_producer_and_a_consumer_go_on_while_each_broker_is_killed_and_restart
     for name in (0, 1):
         # At least once: what was read and not committed when the coordinator was killed may come again.
         assert list(dict.fromkeys(seen[name])) == [*range(sent[name]), -1]
+
+
+def test_the_examples_of_the_page_run_without_a_warning(cluster: LocalCluster, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "sync.md"
+    examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(examples) == 5
+    address = cluster.bootstrap().split(",")[0]
+    told = []
+    for number, example in enumerate(examples):
+        script = tmp_path / f"example_{number}.py"
+        script.write_text(example.replace("localhost:9092", address))
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", "-X", "dev", script], capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        assert (ran.returncode, ran.stderr) == (0, ""), example
+        told.append(ran.stdout)
+    assert told[0].strip().isdigit()
+    assert "of" in told[2]
+    assert told[3].startswith("assigned: payments-0 payments-1 payments-2\n")

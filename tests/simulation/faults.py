@@ -711,6 +711,7 @@ FAULTS: dict[str, Fault] = {
     "late change": operations_configs.late_change,
     "kill coordinator": faults_of_groups.kill_coordinator,
     "pause member": faults_of_groups.pause_member,
+    "coordinator there and back": faults_of_groups.coordinator_there_and_back,
     "ambush of a commit": faults_of_groups.ambush_of_a_commit,
     "ambush of a coordinator": faults_of_groups.ambush_of_a_coordinator,
 }

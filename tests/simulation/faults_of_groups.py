@@ -55,7 +55,7 @@ async def ambush_of_a_commit(storm: Storm) -> None:
         return
     network, dice = storm.simulation.network, storm.dice
     storm.event("ambush of a commit: laid")
-    strike = dice.choice(["killed", "killed later", "answer lost", "alone", "paused"])
+    strike = dice.choice(["killed", "killed later", "answer lost", "alone", "alone", "paused"])
 
     def is_commit(arrival: Arrival) -> tuple[str, str] | None:
         if arrival.target_port != PORT or request_key(arrival.data) != OFFSET_COMMIT.key:
@@ -133,6 +133,23 @@ async def ambush_of_a_coordinator(storm: Storm) -> None:
                 await asyncio.sleep(storm.session_timeout_s * storm.dice.choice([0.3, 1.5]))
             finally:
                 storm.cluster.resume_broker(leader)
+
+
+async def coordinator_there_and_back(storm: Storm) -> None:
+    """Groups move to another coordinator, which works on them for a while, and back to the same process."""
+    if not (coordinators := _coordinators(storm)):
+        return
+    first = storm.dice.choice(coordinators)
+    storm.event("coordinator there and back: laid")
+    storm.simulation.zookeeper.expire(host_name(first))
+    change = await storm.next_change(lambda before, after: before.leader == first and _elects_another(before, after))
+    if change is None:
+        return
+    storm.count("coordinator there and back", f"from broker {first} to {change.after.leader}")
+    await asyncio.sleep(storm.dice.uniform(1, 4))
+    for broker_id in _coordinators(storm):
+        if broker_id != first:
+            storm.simulation.zookeeper.expire(host_name(broker_id))
 
 
 def _elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:

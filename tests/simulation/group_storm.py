@@ -15,6 +15,10 @@ from tests.simulation.storm import Report, Storm
 from tests.simulation.workload import DURABLE, SHRINKING
 
 FAULTS_OF_GROUPS = (
+    *("kill coordinator", "pause member", "coordinator there and back"),
+    *("ambush of a commit", "ambush of a coordinator"),
+)
+OTHER_FAULTS = (
     *(
         "kill",
         "kill leader",
@@ -27,7 +31,7 @@ FAULTS_OF_GROUPS = (
         "reset",
     ),
     *("slow network", "late bytes", "refusals", "ZooKeeper expiry", "ZooKeeper cut", "add partitions", "suspend"),
-    *("kill coordinator", "pause member", "ambush of a commit", "ambush of a coordinator", "ambush of an election"),
+    "ambush of an election",
 )
 
 
@@ -46,5 +50,6 @@ class GroupStorm(Storm):
         self.workload.guests.append(self.groups)
 
     def _draw_weights(self) -> dict[str, float]:
-        drawn = super()._draw_weights()
-        return {kind: self.dice.choice([0.0, 1.0, 3.0]) if kind in FAULTS_OF_GROUPS else 0.0 for kind in drawn}
+        weights = dict.fromkeys(super()._draw_weights(), 0.0)
+        weights |= {kind: self.dice.choice([0.0, 1.0]) for kind in OTHER_FAULTS}
+        return weights | {kind: self.dice.choice([1.0, 3.0]) for kind in FAULTS_OF_GROUPS}

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from minibroker.client.errors import MaxPollIntervalExceeded
-from tests.simulation.group_workload import GroupWork
+from tests.simulation.group_workload import GroupWork, Member
 from tests.simulation.loop import run
 
 pytestmark = pytest.mark.slow
@@ -196,6 +196,27 @@ def test_a_static_member_that_is_restarted_gets_what_it_had_and_nobody_rebalance
         await work.finish()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no_rebalance(seed: int) -> None:
+    """Each waited for the other: the commit for the end of the rebalance, and that for the records to be done with."""
+
+    async def scenario() -> None:
+        work = await GroupWork.start(members=1)
+        work.cluster.simulation.network.set_latency(0.03, 0.06)
+        for number in range(3):
+            began = asyncio.get_running_loop().time()
+            late = work.add(f"late-{number}")
+            await work.until(partial(has_its_share, work, late))
+            assert asyncio.get_running_loop().time() - began < 10
+        await work.finish()
+
+    run(scenario(), seed=seed)
+
+
+def has_its_share(work: GroupWork, member: Member) -> bool:
+    return bool(member.assignment()) and work.is_shared()
 
 
 def test_a_user_that_takes_too_long_loses_its_place_and_is_told() -> None:

@@ -24,7 +24,7 @@ from minibroker.protocol.apis import (
     SYNC_GROUP,
     Api,
 )
-from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP, DROP, HANG, Action, Received, ScriptedCluster, reject
 from tests.unit.client.test_consumer import fill, numbers, take
@@ -417,7 +417,7 @@ def test_a_commit_nobody_waits_for_does_not_fail_silently(caplog: pytest.LogCapt
             commit = consumer.commit_nowait({P0: 1})
             await asyncio.wait([commit])
             with pytest.raises(CommitFailed, match="offset.metadata.max.bytes"):
-                await consumer.commit({P1: OffsetAndMetadata(1, None, "x")}) if False else await commit
+                await commit
 
     with caplog.at_level(logging.WARNING):
         run(scenario)
@@ -643,3 +643,61 @@ def test_settings_of_members_are_checked() -> None:
         Consumer("localhost:9092", pattern="(")
     with pytest.raises(InvalidSetting, match="cooperative-sticky"):
         Consumer("localhost:9092", group="g", topics=["t"], partition_assignment_strategy="fair")
+
+
+def test_a_function_may_assign_and_what_is_wrong_with_its_decision_is_raised() -> None:
+    calls = []
+
+    def last_first(members: Any, partitions: Any) -> Any:
+        calls.append(partitions)
+        if len(calls) == 1:
+            return {member_id: [] for member_id in members}
+        return {
+            max(members): [TopicPartition(topic, index) for topic in partitions for index in range(partitions[topic])]
+        }
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        async with member(cluster, partition_assignment_strategy=last_first) as consumer:
+            with pytest.raises(MinibrokerError, match=r"last_first.*nobody got"):
+                await anext(consumer)
+            assert numbers(await take(consumer, 2)) == [0, 1]
+
+    run(scenario)
+
+
+def test_iterations_that_are_cancelled_lose_nothing_through_rebalances() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders", 0), 30)
+        fill(cluster.log("orders", 1), 30)
+        seen: list[tuple[int, int]] = []
+        async with member(cluster) as consumer:
+            while len(seen) < 60:
+                try:
+                    async with asyncio.timeout(0.002):
+                        async for record in consumer:
+                            seen.append((record.partition, record.offset))
+                            await asyncio.sleep(0)
+                except TimeoutError:
+                    if len(seen) % 7 == 0:
+                        consumer.subscribe(["orders"])
+                await consumer.commit()
+        assert sorted(seen) == [(partition, offset) for partition in (0, 1) for offset in range(30)]
+
+    run(scenario)
+
+
+def test_unsubscribe_and_close_free_a_rebalance_that_waits_for_the_record_in_hand() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders", 0), 10)
+        for way in ("unsubscribe", "close"):
+            first = member(cluster, partition_assignment_strategy="range")
+            await first.start()
+            await anext(first)
+            async with member(cluster, partition_assignment_strategy="range") as second:
+                await until(lambda first=first: "asked for the next" in first.status().summary, 10)  # type: ignore[misc]
+                await (first.unsubscribe() if way == "unsubscribe" else first.close())
+                await assigned(second, P0, P1)
+            await first.close()
+
+    run(scenario)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +79,35 @@ def test_nothing_is_there_that_the_asynchronous_clients_lack() -> None:
 def test_the_blocking_clients_are_where_users_look_for_them() -> None:
     for name in minibroker.sync.__all__:
         assert getattr(minibroker.sync, name) is getattr(minibroker.client.sync, name)
+
+
+USER = ast.parse((Path(__file__).parents[2] / "typed_user.py").read_text())
+"""The file that mypy checks where the wheel is installed (tests/integration/test_installed_wheel.py)."""
+
+
+def called_in(function: str) -> set[str]:
+    (found,) = [node for node in USER.body if getattr(node, "name", "") == function]
+    return {node.attr for node in ast.walk(found) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        (minibroker.Producer, "produce"),
+        (minibroker.Consumer, "consume"),
+        (minibroker.Admin, "administer"),
+        (Producer, "produce_blocking"),
+        (Consumer, "consume_blocking"),
+        (Admin, "administer_blocking"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_users_file_calls_every_method_of_each_client(kind: type, function: str) -> None:
+    assert {name for name in public(kind) if name not in {*OF_TASKS, *OF_TASKS.values()}} - called_in(function) == set()
+
+
+def test_the_users_file_uses_every_public_name() -> None:
+    used = {node.id for node in ast.walk(USER) if isinstance(node, ast.Name)}
+    attributes = {node.attr for node in ast.walk(USER) if isinstance(node, ast.Attribute)}
+    assert set(minibroker.__all__) - used == set()
+    assert set(minibroker.sync.__all__) - attributes == set()

@@ -18,7 +18,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.delivery import Delivery
 from minibroker.client.errors import Closed
 from minibroker.client.producer import Producer
-from minibroker.protocol.apis import PRODUCE
+from minibroker.protocol.apis import PRODUCE, SYNC_GROUP
 from tests.unit.client.scripted_broker import HANG, ScriptedCluster
 
 
@@ -297,5 +297,21 @@ def test_clients_say_in_their_repr_how_they_are() -> None:
             assert repr(consumer) == f"<Consumer running, bootstrap={bootstrap}, partitions=1, batches_waiting=0>"
             assert repr(admin) == f"<Admin running, bootstrap={bootstrap}>"
         assert repr(producer) == f"<Producer closed, bootstrap={bootstrap}, unacknowledged=0>"
+
+    run(scenario)
+
+
+def test_a_member_of_a_group_that_is_dropped_says_so_and_its_heart_stops() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        consumer: Consumer | None = Consumer(cluster.bootstrap, group="billing", topics=["orders"])
+        assert consumer is not None
+        await consumer.start()
+        await cluster.until(lambda: len(cluster.requests(SYNC_GROUP)) == 1)
+        assert await consumer.poll(timeout_ms=100) == []
+        with resource_warnings() as warned:
+            consumer = None
+            gc.collect()
+        assert len(warned) == 1
+        # `run` waits until no connection is left, the heart's included.
 
     run(scenario)

@@ -1,0 +1,396 @@
+"""A user's file that uses the whole public API, for mypy: nobody runs it. A test copies it to where minibroker is
+installed, and another sees to it that nothing public is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import assert_type
+
+from minibroker import (
+    Admin,
+    AlterOperation,
+    ApiTimedOut,
+    BatchDelivery,
+    BatchDeliveryFailed,
+    BatchMetadata,
+    BrokerDescription,
+    BrokerError,
+    BrokersFailed,
+    BufferFull,
+    ClientCrashed,
+    Closed,
+    ClusterDescription,
+    CommitFailed,
+    ConfigChange,
+    ConfigEntry,
+    ConfigErrors,
+    ConfigResource,
+    ConfigSource,
+    ConfigSynonym,
+    ConfigType,
+    Consumer,
+    ConsumerBatch,
+    ConsumerStatus,
+    Coordinator,
+    CorruptBatch,
+    Delivery,
+    DeliveryFailed,
+    DeliveryTimedOut,
+    DeserializationFailed,
+    ErrorCode,
+    FailedRecord,
+    ForkedClient,
+    GroupDescription,
+    GroupErrors,
+    GroupListing,
+    InvalidSetting,
+    LogDirDescription,
+    LogDirReplica,
+    LogTruncated,
+    MaxPollIntervalExceeded,
+    MemberDescription,
+    MinibrokerError,
+    NetworkError,
+    NewTopic,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    PartitionDescription,
+    Partitioner,
+    PartitionerFailed,
+    PartitionErrors,
+    PartitionReassignment,
+    Partitions,
+    PartMetadata,
+    Producer,
+    RebalanceListener,
+    Record,
+    RecordMetadata,
+    ResourceType,
+    RoundRobin,
+    SerializationFailed,
+    TopicDescription,
+    TopicErrors,
+    TopicPartition,
+    WithoutKey,
+    WrongEventLoop,
+    crc32,
+    main,
+    murmur2,
+    sync,
+)
+
+BOOTSTRAP = "localhost:9092"
+P0 = TopicPartition("orders", 0)
+
+
+# --- asynchronous ---
+
+
+def told(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+    if metadata is not None:
+        assert_type(metadata.offset, int)
+    else:
+        print(error)
+
+
+def by_length(topic: str, key: bytes | None, value: bytes | None, partitions: Partitions) -> int:
+    return len(value or b"") % partitions.count if partitions.available else 0
+
+
+async def produce() -> None:
+    async with Producer(
+        [BOOTSTRAP],
+        acks="all",
+        compression="zstd",
+        partitioner=Partitioner(by_key=murmur2, without_key=WithoutKey.STICKY),
+        key_serializer="str",
+        value_serializer=lambda value: repr(value).encode(),
+    ) as producer:
+        delivery = producer.send("orders", {"n": 1}, key="k", headers=[("h", b"1")], on_delivery=told)
+        assert_type(delivery, Delivery)
+        assert_type(delivery.done(), bool)
+        assert_type(await delivery, RecordMetadata)
+        task = asyncio.create_task(producer.send("orders", 2, partition=0, timestamp_ms=1))
+        assert_type(await task, RecordMetadata)
+        await producer.drain()
+        batch = producer.send_batch("orders", [b"a", b"b"], keys=["k", None], timestamps_ms=[1, 2], partition=0)
+        assert_type(batch, BatchDelivery)
+        places = await batch
+        assert_type(places, BatchMetadata)
+        assert_type(places.parts, tuple[PartMetadata, ...])
+        assert_type(places.offsets(), list[tuple[int, int]])
+        await producer.flush()
+    for partitioner in (by_length, RoundRobin()):
+        other = Producer(BOOTSTRAP, partitioner=partitioner)
+        await other.start()
+        await other.close()
+    Producer(BOOTSTRAP, partitioner=Partitioner(by_key=crc32))
+
+
+class Committing(RebalanceListener):
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+
+    async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        await self.consumer.commit()
+
+    async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            print(await self.consumer.position(partition))
+
+    async def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        print(partitions)
+
+
+async def consume() -> None:
+    async with Consumer(BOOTSTRAP, group="billing", auto_offset_reset="latest", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["orders"], listener=Committing(consumer))
+        consumer.subscribe(pattern="orders-.*")
+        assert_type(consumer.subscription(), list[str])
+        async for record in consumer:
+            assert_type(record, Record)
+            assert_type(record.headers, Sequence[tuple[str, bytes | None]])
+            break
+        assert_type(await anext(consumer), Record)
+        assert_type(consumer.batches(), AsyncIterator[ConsumerBatch])
+        async for batch in consumer.batches():
+            assert_type(batch.records(), list[Record])
+            assert_type(batch.offsets, Sequence[int])
+            batch.to_arrow()
+            break
+        assert_type(await consumer.poll(timeout_ms=100, max_records=10), list[Record])
+        await consumer.commit()
+        await consumer.commit({P0: 7})
+        await consumer.commit_nowait({P0: OffsetAndMetadata(7, leader_epoch=1, metadata="m")})
+        assert_type(await consumer.committed(P0), dict[TopicPartition, OffsetAndMetadata | None])
+        assert_type(await consumer.position(P0), int)
+        assert_type(consumer.position_epoch(P0), int | None)
+        consumer.seek(P0, 3, leader_epoch=1)
+        consumer.seek_to_beginning(P0)
+        consumer.seek_to_end()
+        consumer.seek_to_time(1_700_000_000_000, P0)
+        consumer.pause(P0)
+        consumer.resume(*consumer.paused())
+        assert_type(await consumer.lag(), dict[TopicPartition, int])
+        assert_type(await consumer.beginning_offsets([P0]), dict[TopicPartition, int])
+        assert_type(await consumer.end_offsets(consumer.assignment()), dict[TopicPartition, int])
+        found = await consumer.offsets_for_times({P0: 1})
+        assert_type(found, dict[TopicPartition, OffsetAndTimestamp | None])
+        status = consumer.status()
+        assert_type(status, ConsumerStatus)
+        assert_type(status.partitions, dict[TopicPartition, str])
+        await consumer.unsubscribe()
+        consumer.assign([P0])
+    by_hand = Consumer(BOOTSTRAP, partitions=[P0])
+    await by_hand.start()
+    await by_hand.close(timeout_ms=1_000)
+
+
+async def administer() -> None:
+    async with Admin(BOOTSTRAP, default_api_timeout_ms=10_000) as admin:
+        await admin.create_topic("orders", partitions=3, replication_factor=3, configs={"retention.ms": "1000"})
+        await admin.create_topics([NewTopic("a", partitions=1), NewTopic("b", assignments=[[1, 2]])])
+        await admin.create_partitions("a", 2)
+        assert_type(await admin.list_topics(internal=True), list[str])
+        topic = await admin.describe_topic("orders")
+        assert_type(topic, TopicDescription)
+        assert_type(topic.partitions, tuple[PartitionDescription, ...])
+        assert_type(await admin.describe_topics(["a"]), dict[str, TopicDescription])
+        cluster = await admin.describe_cluster()
+        assert_type(cluster, ClusterDescription)
+        assert_type(cluster.brokers, tuple[BrokerDescription, ...])
+        dirs = await admin.describe_log_dirs([1])
+        assert_type(dirs, dict[int, tuple[LogDirDescription, ...]])
+        assert_type(dirs[1][0].replicas, Mapping[TopicPartition, LogDirReplica])
+        await admin.alter_partition_reassignments({P0: [1, 2, 3], TopicPartition("a", 0): None})
+        moving = await admin.list_partition_reassignments([P0])
+        assert_type(moving, dict[TopicPartition, PartitionReassignment])
+        resource = ConfigResource.of_topic("orders")
+        described = await admin.describe_configs([resource, ConfigResource.of_broker(1)], synonyms=True)
+        entry = described[resource]["retention.ms"]
+        assert_type(entry, ConfigEntry)
+        assert_type(entry.source, ConfigSource)
+        assert_type(entry.type, ConfigType)
+        assert_type(entry.synonyms, tuple[ConfigSynonym, ...])
+        assert_type(resource.type, ResourceType)
+        change = ConfigChange.set("retention.ms", 1_000)
+        assert_type(change.operation, AlterOperation)
+        await admin.incremental_alter_configs({resource: [change, ConfigChange.delete("retention.bytes")]})
+        assert_type(await admin.delete_records({P0: -1}), dict[TopicPartition, int])
+        offsets = await admin.list_offsets({P0: "max_timestamp", TopicPartition("a", 0): 1_700_000_000_000})
+        assert_type(offsets, dict[TopicPartition, OffsetAndTimestamp | None])
+        assert_type(await admin.elect_leaders("preferred", [P0]), dict[TopicPartition, bool])
+        assert_type(await admin.list_groups(["Stable"]), list[GroupListing])
+        group = (await admin.describe_groups(["billing"]))["billing"]
+        assert_type(group, GroupDescription)
+        assert_type(group.coordinator, Coordinator)
+        assert_type(group.members, tuple[MemberDescription, ...])
+        committed = await admin.list_group_offsets("billing")
+        assert_type(committed, dict[TopicPartition, OffsetAndMetadata | None])
+        await admin.alter_group_offsets("billing", {P0: 7})
+        await admin.delete_group_offsets("billing", [P0])
+        await admin.delete_groups(["billing"])
+        print((await admin.timeline()).entries)
+        print((await admin.timeline_reader(since_ms=1).read()).errors)
+        await admin.delete_topic("orders")
+        await admin.delete_topics(["a", "b"])
+    other = Admin(BOOTSTRAP)
+    await other.start()
+    await other.close()
+
+
+# --- blocking ---
+
+
+def produce_blocking() -> None:
+    with sync.Producer(BOOTSTRAP, value_serializer="json", key_serializer=str.encode) as producer:
+        delivery = producer.send("orders", {"n": 1}, key="k", headers=[("h", None)], on_delivery=told)
+        assert_type(delivery, sync.Delivery)
+        assert_type(delivery.done(), bool)
+        assert_type(delivery.result(), RecordMetadata)
+        assert_type(producer.send("orders", 1, partition=0, timestamp_ms=1).result(timeout_ms=10), RecordMetadata)
+        producer.drain()
+        batch = producer.send_batch("orders", [1, 2], keys=["k", None], timestamps_ms=[1, 2], partition=0)
+        assert_type(batch, sync.BatchDelivery)
+        assert_type(batch.done(), bool)
+        assert_type(batch.result(timeout_ms=10), BatchMetadata)
+        producer.flush()
+        producer.flush(timeout_ms=10)
+    other = sync.Producer([BOOTSTRAP], partitioner=by_length)
+    other.start()
+    other.close(timeout_ms=10)
+
+
+class CommittingBlocking(sync.RebalanceListener):
+    def __init__(self, consumer: sync.Consumer) -> None:
+        self.consumer = consumer
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self.consumer.commit()
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        print([self.consumer.position(partition) for partition in partitions])
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        print(partitions)
+
+
+def consume_blocking() -> None:
+    with sync.Consumer(BOOTSTRAP, group="billing") as consumer:
+        consumer.subscribe(["orders"], listener=CommittingBlocking(consumer))
+        consumer.subscribe(pattern="orders-.*")
+        assert_type(consumer.subscription(), list[str])
+        for record in consumer:
+            assert_type(record, Record)
+            break
+        assert_type(next(consumer), Record)
+        assert_type(consumer.batches(), Iterator[ConsumerBatch])
+        for batch in consumer.batches():
+            assert_type(batch, ConsumerBatch)
+            break
+        assert_type(consumer.poll(timeout_ms=100, max_records=10), list[Record])
+        consumer.commit()
+        consumer.commit({P0: 7})
+        committing = consumer.commit_nowait({P0: OffsetAndMetadata(7)})
+        assert_type(committing, concurrent.futures.Future[None])
+        assert_type(consumer.committed(P0), dict[TopicPartition, OffsetAndMetadata | None])
+        assert_type(consumer.position(P0), int)
+        assert_type(consumer.position_epoch(P0), int | None)
+        consumer.seek(P0, 3, leader_epoch=1)
+        consumer.seek_to_beginning(P0)
+        consumer.seek_to_end()
+        consumer.seek_to_time(1_700_000_000_000, P0)
+        consumer.pause(P0)
+        consumer.resume(*consumer.paused())
+        assert_type(consumer.lag(), dict[TopicPartition, int])
+        assert_type(consumer.beginning_offsets([P0]), dict[TopicPartition, int])
+        assert_type(consumer.end_offsets(consumer.assignment()), dict[TopicPartition, int])
+        assert_type(consumer.offsets_for_times({P0: 1}), dict[TopicPartition, OffsetAndTimestamp | None])
+        assert_type(consumer.status(), ConsumerStatus)
+        consumer.unsubscribe()
+        consumer.assign([P0])
+    by_hand = sync.Consumer(BOOTSTRAP, partitions=[P0])
+    by_hand.start()
+    by_hand.close(timeout_ms=1_000)
+
+
+def administer_blocking() -> None:
+    with sync.Admin(BOOTSTRAP) as admin:
+        admin.create_topic("orders", partitions=3, replication_factor=3, configs={"retention.ms": "1000"})
+        admin.create_topics([NewTopic("a", partitions=1)])
+        admin.create_partitions("a", 2)
+        assert_type(admin.list_topics(internal=True), list[str])
+        assert_type(admin.describe_topic("orders"), TopicDescription)
+        assert_type(admin.describe_topics(["a"]), dict[str, TopicDescription])
+        assert_type(admin.describe_cluster(), ClusterDescription)
+        assert_type(admin.describe_log_dirs([1]), dict[int, tuple[LogDirDescription, ...]])
+        admin.alter_partition_reassignments({P0: [1, 2, 3]})
+        assert_type(admin.list_partition_reassignments([P0]), dict[TopicPartition, PartitionReassignment])
+        resource = ConfigResource.of_all_brokers()
+        described = admin.describe_configs([resource], names=["retention.ms"])
+        assert_type(described, dict[ConfigResource, dict[str, ConfigEntry]])
+        admin.incremental_alter_configs({resource: [ConfigChange.append("a", "b")]}, validate_only=True)
+        assert_type(admin.delete_records({P0: -1}), dict[TopicPartition, int])
+        assert_type(admin.list_offsets({P0: "latest"}), dict[TopicPartition, OffsetAndTimestamp | None])
+        assert_type(admin.elect_leaders("unclean"), dict[TopicPartition, bool])
+        assert_type(admin.list_groups(), list[GroupListing])
+        assert_type(admin.describe_groups(["billing"]), dict[str, GroupDescription])
+        committed = admin.list_group_offsets("billing", [P0])
+        assert_type(committed, dict[TopicPartition, OffsetAndMetadata | None])
+        admin.alter_group_offsets("billing", {P0: OffsetAndMetadata(7)})
+        admin.delete_group_offsets("billing", [P0])
+        admin.delete_groups(["billing"])
+        print(admin.timeline().entries)
+        reader = admin.timeline_reader()
+        assert_type(reader, sync.TimelineReader)
+        print(reader.read().errors)
+        admin.delete_topic("orders")
+        admin.delete_topics(["a"])
+    other = sync.Admin(BOOTSTRAP)
+    other.start()
+    other.close()
+
+
+# --- errors ---
+
+
+def explain(error: MinibrokerError) -> object:
+    match error:
+        case BrokerError(code=code):
+            return assert_type(code, ErrorCode)
+        case BatchDeliveryFailed(indexes=indexes, metadata=metadata):
+            assert_type(metadata, BatchMetadata)
+            return assert_type(indexes, tuple[int, ...])
+        case DeliveryFailed(failures=failures):
+            return assert_type(failures, tuple[FailedRecord, ...])
+        case TopicErrors(errors=by_topic):
+            return assert_type(by_topic, dict[str, MinibrokerError])
+        case GroupErrors(results=of_groups):
+            return of_groups
+        case PartitionErrors(errors=by_partition) | CommitFailed(errors=by_partition):
+            return by_partition
+        case BrokersFailed(results=of_brokers):
+            return of_brokers
+        case ConfigErrors(results=of_resources):
+            return of_resources
+        case CorruptBatch(next_offset=offset):
+            return assert_type(offset, int | None)
+        case LogTruncated(diverging_offset=offset):
+            return assert_type(offset, int)
+        case InvalidSetting(name=name):
+            return assert_type(name, str)
+        case DeserializationFailed() | SerializationFailed() | PartitionerFailed():
+            return "the user's own functions"
+        case ApiTimedOut() | DeliveryTimedOut() | BufferFull() | NetworkError() | MaxPollIntervalExceeded():
+            return "try again"
+        case Closed() | ClientCrashed() | WrongEventLoop() | ForkedClient():
+            return "make another client"
+        case _:
+            return error
+
+
+if __name__ == "__main__":
+    asyncio.run(produce())
+    main()
