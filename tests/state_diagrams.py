@@ -1,4 +1,5 @@
-"""The diagrams of both state machines in ARCHITECTURE.md, drawn from the tables in `controller/states`.
+"""The diagrams of the state machines in ARCHITECTURE.md, drawn from the tables in `controller/states` and
+`broker/groups`.
 
 `make diagrams` writes them into the document; a test fails where they are not what the tables say.
 """
@@ -11,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
+from minibroker.broker.groups import states as group
 from minibroker.controller.states import partition, replica
 
 DOCUMENT = Path(__file__).parents[1] / "ARCHITECTURE.md"
@@ -31,10 +33,11 @@ def diagram(valid_previous_states: Mapping[S, frozenset[S]]) -> str:
 
 
 def drawn(document: str) -> str:
-    """The document, with both diagrams as the tables have them."""
+    """The document, with the diagrams as the tables have them."""
     for name, table in (
         ("partition", diagram(partition.VALID_PREVIOUS_STATES)),
         ("replica", diagram(replica.VALID_PREVIOUS_STATES)),
+        ("group", diagram(group.VALID_PREVIOUS_STATES)),
     ):
         block = re.compile(rf"(?<=<!-- states of a {name} -->\n```mermaid\n).*?(?=\n```\n)", re.DOTALL)
         document, places = block.subn(table, document, count=1)

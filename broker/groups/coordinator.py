@@ -29,7 +29,7 @@ NEW_MEMBER_TIMEOUT_MS = 300_000
 """How long one that joins for the first time may wait for its first generation (Kafka's NewMemberJoinTimeoutMs): it
 sends no heartbeats meanwhile."""
 MAX_GROUPS = 100_000
-"""Of one coordinator; in Kafka without a bound."""
+"""Of one partition of `__consumer_offsets`; in Kafka without a bound."""
 MAX_MEMBER_BYTES = 1024 * 1024
 """What a member may tell its leader, in all protocols together; in Kafka without a bound."""
 SLEPT_S = 1.0

@@ -21,6 +21,8 @@ from minibroker.protocol.messages import (
 logger = logging.getLogger("minibroker.groups")
 
 TIMEOUT_S = 10.0
+MAX_RECORD_BYTES = 10 * 1024 * 1024
+"""A group with all its members is one record: a thousand of them, of 10 KiB each."""
 PAUSE_S = 0.5
 """After an attempt, before the next one is made where somebody asks."""
 
@@ -69,6 +71,7 @@ class OffsetsTopic:
             configs=[
                 CreatableConfig("cleanup.policy", "compact"),
                 CreatableConfig("segment.bytes", str(config.offsets_topic_segment_bytes)),
+                CreatableConfig("max.message.bytes", str(MAX_RECORD_BYTES)),
             ],
         )
         if self._administration.is_active:

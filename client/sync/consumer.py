@@ -167,10 +167,10 @@ class Consumer(Facade[AsyncConsumer]):
     ends: leave the loop, or use `poll`. After an iteration that was interrupted or left, the next one goes on where it
     was.
 
-    Guarantees, settings and errors are those of `minibroker.Consumer`. A function that assigns partitions is called in
-    the background; the methods of a `listener` in the thread that asks for records. Heartbeats go on in the background,
-    whatever the caller's threads do; but `max_poll_interval_ms` after one of them has last asked for records, or taken
-    one, the member leaves its group.
+    Guarantees, settings and errors are those of `minibroker.Consumer`. Functions that assign partitions or deserialize
+    are called in the background; the methods of a `listener` in the thread that asks for records. Heartbeats go on in
+    the background, whatever the caller's threads do; but `max_poll_interval_ms` after one of them has last asked for
+    records, or taken one, the member leaves its group.
 
     Several threads may iterate: each record goes to one of them. (A record counts as consumed when any of them asks for
     the next batch: with a group, commit what was done by passing offsets.)

@@ -272,10 +272,9 @@ class Stage:
                 await asyncio.to_thread(self.cluster.start, ZooKeeperServer())
                 return time.monotonic()
             case Kind.RESTART:
-                began = time.monotonic()
                 broker = self.cluster.file().brokers[number % BROKERS].id
                 await asyncio.to_thread(self.cluster.stop, BrokerId(broker))
-                return began
+                return time.monotonic()
         victim = view.partitions[partition].leader_id
         if self.kind is Kind.CONTROLLER:
             assert view.controller_id is not None  # the cluster is whole

@@ -33,9 +33,7 @@ def test_the_file_map_names_no_module_that_is_gone() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-LABELS = (
-    [f"P{step}" for step in range(1, 8)] + [f"C{step}" for step in range(1, 7)] + [f"M{step}" for step in range(1, 10)]
-)
+LABELS = [f"{walk}{step}" for walk, steps in {"P": 7, "C": 6, "R": 7, "M": 9}.items() for step in range(1, steps + 1)]
 
 
 @pytest.mark.parametrize("label", LABELS)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from minibroker.broker.handlers.authorization import why_refused
+from minibroker.broker.handlers.dispatch import HANDLERS
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import APIS, FETCH, LEADER_AND_ISR, PRODUCE, Caller, Plane
 from minibroker.protocol.model import ANONYMOUS, Principal
@@ -49,3 +50,7 @@ def test_a_broker_may_do_in_its_own_name_what_nobody_else_may() -> None:
 
 def test_an_order_in_the_name_of_no_broker_is_refused() -> None:
     assert why_refused(LEADER_AND_ISR, order(-1), ANONYMOUS) is not None
+
+
+def test_every_api_in_the_table_has_a_handler_and_the_other_way_round() -> None:
+    assert HANDLERS.keys() == APIS.keys()
