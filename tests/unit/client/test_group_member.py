@@ -363,8 +363,8 @@ def test_auto_commit_leaves_out_the_record_that_is_being_worked_on() -> None:
 
 def test_what_is_revoked_was_committed_before_another_member_gets_it() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
-        fill(cluster.log("orders", 0), 20)
-        fill(cluster.log("orders", 1), 20)
+        fill(cluster.log("orders", 0), 60)
+        fill(cluster.log("orders", 1), 60)
         seen: list[Record] = []
 
         async def consume(consumer: Consumer) -> None:
@@ -374,14 +374,14 @@ def test_what_is_revoked_was_committed_before_another_member_gets_it() -> None:
 
         async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=60_000) as first:
             one = asyncio.ensure_future(consume(first))
-            await until(lambda: len(seen) > 5, 10)
+            await until(lambda: len({record.partition for record in seen}) == 2, 10)
             async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=60_000) as second:
                 two = asyncio.ensure_future(consume(second))
-                await until(lambda: len(seen) >= 40, 10)
+                await until(lambda: len(seen) >= 120, 10)
                 one.cancel()
                 two.cancel()
         assert sorted((record.partition, record.offset) for record in seen) == [
-            (partition, offset) for partition in (0, 1) for offset in range(20)
+            (partition, offset) for partition in (0, 1) for offset in range(60)
         ]
 
     run(scenario)
