@@ -329,7 +329,8 @@ class Groups:
             except MaxPollIntervalExceeded:
                 self._storm.event("a member sat on its records for too long")
             self.look_at(life)
-            if life.uncommitted >= member.records_per_commit or random.random() < 0.05:
+            # In the end there may be no further records to remind it of a commit that failed.
+            if life.uncommitted >= member.records_per_commit or random.random() < 0.05 or self._is_last_life:
                 await self._commit(life, random)
             if member.style != "records":
                 await asyncio.sleep(member.pause_s * random.random())
