@@ -215,6 +215,28 @@ def test_where_the_assignment_cannot_be_stored_the_members_join_again(tmp_path: 
     with_groups(tmp_path, program, lead=False)
 
 
+def test_an_assignment_that_is_stored_when_the_next_generation_has_begun_is_nobodys(tmp_path: Path) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        leader, joining = groups.join_new()
+        await joining
+        former = groups.sync(leader, 1, {leader: b"former"})
+        other, joining = groups.join_new()
+        assert code(await former) is E.REBALANCE_IN_PROGRESS
+        again = groups.join(leader)
+        assert (await joining).generation_id == (await again).generation_id == 2
+        waiting = groups.sync(other, 2)
+        groups.replicate(2, 3)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        assert groups.group().is_in(GroupState.COMPLETING_REBALANCE)
+        syncing = groups.sync(leader, 2, {leader: b"L", other: b"O"})
+        groups.replicate(2, 3)
+        assert [bytes((await one).assignment) for one in (syncing, waiting)] == [b"L", b"O"]
+
+    with_groups(tmp_path, program, lead=False)
+
+
 def test_the_others_wait_for_the_leader_and_who_it_left_out_has_nothing(tmp_path: Path) -> None:
     async def scenario(groups: CoordinatedGroups) -> None:
         (leader, first), (other, second) = groups.join_new(), groups.join_new()
