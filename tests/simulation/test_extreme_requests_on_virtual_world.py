@@ -16,6 +16,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
+from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, Plane
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -90,6 +91,25 @@ HARMLESS: list[tuple[Api[Any, Any], m.Message]] = [
         apis.LIST_PARTITION_REASSIGNMENTS,
         m.ListPartitionReassignmentsRequest(500, [m.ListPartitionReassignmentsTopic(TOPIC, [0])]),
     ),
+    (apis.FIND_COORDINATOR, g.FindCoordinatorRequest(0, ["billing"])),
+    (
+        apis.JOIN_GROUP,
+        g.JoinGroupRequest("billing", 10_000, 1_000, "", None, "consumer", [g.JoinGroupProtocol("range", b"")]),
+    ),
+    (apis.SYNC_GROUP, g.SyncGroupRequest("billing", 1, "m", None, "consumer", "range", [])),
+    (apis.HEARTBEAT, g.HeartbeatRequest("billing", 1, "m", None)),
+    (apis.LEAVE_GROUP, g.LeaveGroupRequest("billing", [g.LeavingMember("m", None)])),
+    (
+        apis.OFFSET_COMMIT,
+        g.OffsetCommitRequest(
+            "billing", -1, "", None, [g.OffsetCommitTopic(TOPIC, [g.OffsetCommitPartition(0, 5, -1)])]
+        ),
+    ),
+    (apis.OFFSET_FETCH, g.OffsetFetchRequest([g.OffsetFetchGroup("billing", [g.OffsetFetchTopic(TOPIC, [0])])])),
+    (apis.OFFSET_DELETE, g.OffsetDeleteRequest("billing", [g.OffsetDeleteTopic(TOPIC, [0])])),
+    (apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"])),
+    (apis.LIST_GROUPS, g.ListGroupsRequest()),
+    (apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"])),
     (apis.ENVELOPE, m.EnvelopeRequest(1, True, memoryview(b"none"))),
     (apis.DESCRIBE_TIMELINE, m.DescribeTimelineRequest(0, 0, 10)),
     (apis.BROKER_HANDSHAKE, m.BrokerHandshakeRequest(1, 0, bytes(32))),

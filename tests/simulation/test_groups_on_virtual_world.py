@@ -258,8 +258,11 @@ def test_a_group_outlives_the_coordinator_at_every_step_of_a_rebalance() -> None
             await asyncio.gather(*joins, *first, return_exceptions=True)
             given = await asyncio.gather(*(member.join_and_sync(120) for member in members))
             while len({member.generation_id for member in members}) > 1 or len(set(given)) < 2:
-                # One may have come too late for the other's generation.
-                given = await asyncio.gather(*(member.join_and_sync(120) for member in members))
+                # One came too late for the other's generation. It joins first, or the other would be alone once more.
+                late, other = sorted(members, key=lambda member: member.generation_id)
+                joining = asyncio.ensure_future(late.join_and_sync(120))
+                await asyncio.sleep(1)
+                given = list(await asyncio.gather(joining, other.join_and_sync(120)))
             assert {bytes(one) for one in given} == {member.member_id.encode() for member in members}
             assert [await member.heartbeat() for member in members] == [ErrorCode.NONE] * 2
             await cluster.start_broker(coordinator)
