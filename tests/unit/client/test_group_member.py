@@ -143,6 +143,60 @@ def test_with_the_cooperative_protocol_a_member_reads_on_through_a_rebalance_tha
     run(scenario)
 
 
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+@pytest.mark.parametrize("step", [JOIN_GROUP, SYNC_GROUP])
+def test_a_subscription_that_changes_in_the_middle_of_a_rebalance_is_what_is_read(
+    step: Api[Any, Any], strategy: str
+) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.add_topic("payments", 2)
+        fill(cluster.log("orders"), 10)
+        fill(cluster.log("payments"), 10)
+        async with member(cluster, partition_assignment_strategy=strategy) as consumer:
+
+            def change(received: Received) -> Action | None:
+                if received.api is step and consumer.subscription() == ["orders"]:
+                    consumer.subscribe(["payments"])
+                return None
+
+            cluster.rules.append(change)
+            records = await take(consumer, 10)
+            assert {record.topic for record in records} == {"payments"}
+            assert {partition.topic for partition in consumer.assignment()} == {"payments"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_a_subscription_that_changes_while_partitions_wait_to_be_given_up_is_what_is_read(strategy: str) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.add_topic("payments", 2)
+        fill(cluster.log("orders"), 10)
+        fill(cluster.log("payments"), 10)
+        async with member(cluster, partition_assignment_strategy=strategy) as consumer:
+            await take(consumer, 1)  # and is worked on
+            consumer.subscribe(["gone"])
+            await until(lambda: consumer.status().member_state == "preparing rebalance", 10)
+            consumer.subscribe(["payments"])
+            assert {record.topic for record in await take(consumer, 10)} == {"payments"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_what_is_subscribed_to_again_at_once_is_read_on(strategy: str) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.add_topic("payments", 2)
+        fill(cluster.log("orders"), 10)
+        async with member(cluster, partition_assignment_strategy=strategy) as consumer:
+            await assigned(consumer, P0, P1)
+            consumer.subscribe(["payments"])
+            consumer.subscribe(["orders"])
+            assert numbers(await take(consumer, 10)) == list(range(10))
+
+    run(scenario)
+
+
 def test_a_commit_that_meets_a_rebalance_is_repeated_in_the_next_generation() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 10)
