@@ -199,9 +199,14 @@ class Fetcher:
                 assert state.position is not None
                 self.go_back(state, state.position)
 
-    def topic_id(self, topic: str) -> str:
+    def topic_id(self, partition: TopicPartition) -> str:
         """Of the topic that is fetched under this name; empty: not known."""
-        return self._topics.get(topic, "")
+        return self._topics.get(partition.topic, "")
+
+    def handed_out_of(self, partition: TopicPartition) -> str:
+        """The id of the topic of which the user has records, though it may have been created again since."""
+        state = self.states.get(partition)
+        return (state.handed_out_of if state is not None else "") or self.topic_id(partition)
 
     @property
     def reset(self) -> int | None:
@@ -296,6 +301,7 @@ class Fetcher:
                 half = self._max_partition_bytes // 2
                 if state.fetched_bytes <= half < before or not state.fetched or self._is_full:
                     self.wake()
+                state.handed_out_of = self.topic_id(state.partition)
                 return batch
         return None
 

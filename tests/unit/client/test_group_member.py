@@ -212,6 +212,53 @@ def test_a_commit_that_meets_a_rebalance_is_repeated_in_the_next_generation() ->
     run(scenario)
 
 
+def test_what_was_read_of_a_deleted_topic_is_not_committed_for_the_one_that_was_created_again() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        async with member(cluster, metadata_max_age_ms=20, fetch_max_wait_ms=20) as consumer:
+            record = (await take(consumer, 5))[-1]
+            before = cluster.topics["orders"].topic_id
+            cluster.add_topic("orders", 2)
+            after = cluster.topics["orders"].topic_id
+            fill(cluster.log("orders"), 10, prefix="new-")
+            assert consumer.position_epoch(P0) == 0
+            await until(lambda: consumer.position_epoch(P0) is None, 10)  # it has gone over to the new one
+            await consumer.commit({P0: record.offset + 1})
+            assert cluster.groups.group("billing").offsets["orders", 0].topic_id == before
+            await consumer.position(P0)
+            await consumer.commit()
+            assert cluster.groups.group("billing").offsets["orders", 0].topic_id == after
+            record = (await take(consumer, 1))[-1]
+            assert record.value == b"new-0"
+            await consumer.commit({P0: record.offset + 1})
+            assert cluster.groups.group("billing").offsets["orders", 0].topic_id == after
+
+    run(scenario)
+
+
+def test_auto_commit_counts_an_offset_of_a_topic_that_was_created_again_as_another_one() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 5)
+        fast: dict[str, Any] = {"metadata_max_age_ms": 20, "fetch_max_wait_ms": 20, "retry_backoff_ms": 10}
+        offsets = cluster.groups.group("billing").offsets
+
+        async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=1_000, **fast) as consumer:
+            await take(consumer, 5)
+            waiting = asyncio.ensure_future(anext(consumer))
+            await until(lambda: ("orders", 0) in offsets, 10)
+            cluster.add_topic("orders", 2)
+            fill(cluster.log("orders"), 5, prefix="new-")
+            await waiting
+            await take(consumer, 4)
+            waiting = asyncio.ensure_future(anext(consumer))
+            await until(lambda: offsets["orders", 0].topic_id == cluster.topics["orders"].topic_id, 10)
+            assert offsets["orders", 0].offset == 5
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
 def test_a_member_that_was_put_out_says_what_it_could_not_commit_and_goes_on_where_the_group_is(
     code: ErrorCode,
