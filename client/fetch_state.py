@@ -55,6 +55,8 @@ class PartitionState:
         self.is_paused = False
         self.is_held = False
         """As paused, but by the consumer: it does not know yet where to begin, or the user is being told of it."""
+        self.awaits_committed = False
+        """Nothing is looked up: perhaps the group has committed an offset to begin at."""
         self.high_watermark: int | None = None
         """As of the last answer."""
         self.is_busy = True

@@ -167,7 +167,7 @@ class Fetcher:
                 self._metadata.want(partition.topic)
                 self._add(partition, self._reset)
                 state = self.states[partition]
-                state.is_held = True
+                state.is_held = state.awaits_committed = True
                 added.append(state)
         return added
 
@@ -416,10 +416,11 @@ class Fetcher:
         next_at = inf
         by_leader: dict[Leader, list[_Asked]] = {}
         for state in self.states.values():
-            if state.position is not None or state.error is not None or state.is_held:
+            if state.position is not None or state.error is not None or state.awaits_committed:
                 continue
             if state.reset is None:
-                self._stop(state, self._no_position(state.partition))
+                if not state.is_held:  # else the user is being told of the partition, and may call `seek`
+                    self._stop(state, self._no_position(state.partition))
                 continue
             leader = self._metadata.cluster.leader(*state.partition)
             if leader is None:

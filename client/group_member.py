@@ -704,3 +704,5 @@ def begin_at_committed(
         if offset is not None and state.position is None and state.generation == 0:
             epoch = NO_EPOCH if offset.leader_epoch is None else offset.leader_epoch
             fetcher.move(state, offset.offset, epoch=epoch)
+        state.awaits_committed = False
+    fetcher.wake()

@@ -236,6 +236,41 @@ def test_what_was_read_of_a_deleted_topic_is_not_committed_for_the_one_that_was_
     run(scenario)
 
 
+def test_a_listener_can_ask_for_positions_where_nothing_is_committed() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        told: list[Any] = []
+
+        class Asks(RebalanceListener):
+            async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+                told.append([await consumer.position(partition) for partition in partitions])
+                told.append(await consumer.lag())
+
+        settings: dict[str, Any] = {"auto_offset_reset": "latest", "default_api_timeout_ms": 2_000}
+        async with member(cluster, listener=Asks(), **settings) as consumer:
+            await assigned(consumer, P0, P1)
+            await until(lambda: len(told) == 2, 10)
+            assert told == [[10, 0], {P0: 0, P1: 0}]
+
+    run(scenario)
+
+
+def test_a_listener_takes_its_time_before_it_seeks_where_nothing_is_committed() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+
+        class Seeks(RebalanceListener):
+            async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+                await asyncio.sleep(0.2)  # it asks a database
+                for partition in partitions:
+                    consumer.seek(partition, 0)
+
+        async with member(cluster, listener=Seeks(), auto_offset_reset="none") as consumer:
+            assert numbers(await take(consumer, 10)) == list(range(10))
+
+    run(scenario)
+
+
 def test_auto_commit_counts_an_offset_of_a_topic_that_was_created_again_as_another_one() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 5)
