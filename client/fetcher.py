@@ -236,7 +236,8 @@ class Fetcher:
                 for index in sorted(info.partitions):
                     partition = TopicPartition(topic, index)
                     if partition not in self.states:
-                        self._add(partition, m.EARLIEST_TIMESTAMP if known else self._reset)
+                        is_new = bool(known) or self._metadata.is_new(topic)
+                        self._add(partition, m.EARLIEST_TIMESTAMP if is_new else self._reset)
             if known_id and info.topic_id and known_id != info.topic_id:
                 for state in known:
                     self._topic_was_recreated(state, state.partition.partition in info.partitions)

@@ -154,8 +154,9 @@ class GroupMember:
         """Those that were subscribed to when it joined."""
         self._watched: dict[str, tuple[str, int]] | None = None
         """At the leader: id and number of partitions of all topics of the group, as they were assigned."""
-        self._first_counts: dict[str, int] = {}
-        """How many partitions topics had when they were first assigned: later ones are read from their beginning."""
+        self._first: dict[str, tuple[str, int]] = {}
+        """Id and number of partitions of the topics when they were first joined for: what came later is read from its
+        beginning."""
         self._failures = 0
         self.state = MemberState.UNJOINED
         self.state_since = self._clock.monotonic()
@@ -386,6 +387,9 @@ class GroupMember:
         topics: list[str] | None = None
         while topics != (now := self._subscribed.names(self._metadata.cluster.topics)):  # it may change meanwhile
             topics = self._joined_topics = now
+            for topic, at in self._counted(topics).items():
+                if at[1]:
+                    self._first.setdefault(topic, at)
             gone = [p for p in sorted(self._fetcher.states) if not self._is_cooperative or p.topic not in topics]
             await self._give_up(gone, is_lost=False)
             self._check()
@@ -557,12 +561,16 @@ class GroupMember:
         if self._fetcher.reset is None:
             return
         for state in states:
-            topic, index = state.partition
-            info = self._metadata.cluster.topics.get(topic)
-            first_count = self._first_counts.setdefault(topic, 0 if info is None else len(info.partitions))
             is_of_older_topic = state.partition in committed and committed[state.partition].is_of_older_topic
-            if state.position is None and (is_of_older_topic or index >= first_count > 0):
+            if state.position is None and (is_of_older_topic or self._is_new(state.partition)):
                 self._fetcher.move(state, None, m.EARLIEST_TIMESTAMP)  # it came later, so all of it is news
+
+    def _is_new(self, partition: TopicPartition) -> bool:
+        info = self._metadata.cluster.topics.get(partition.topic)
+        if info is None:
+            return False
+        topic_id, count = self._first.setdefault(partition.topic, (info.topic_id, len(info.partitions)))
+        return topic_id != info.topic_id or partition.partition >= count or self._metadata.is_new(partition.topic)
 
     # -- steps of it --
 

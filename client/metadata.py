@@ -229,6 +229,8 @@ class Metadata:
         self._max_age_s = max_age_s
         self._wanted: dict[str, None] = {}
         self._wants_all = False
+        self._first_topics: dict[str, str] | None = None
+        """Ids by name, in the first answer for all topics since they are wanted."""
         self._lookers: dict[str, int] = {}
         """How many `wanted` blocks ask for a topic just now."""
         self._waker = Waker()
@@ -260,6 +262,8 @@ class Metadata:
             self._is_urgent = True
             self.request_refresh()
         self._wants_all = is_wanted
+        if not is_wanted:
+            self._first_topics = None
 
     def unwant(self, topic: str) -> None:
         """Undo `want`, and forget the topic."""
@@ -301,6 +305,8 @@ class Metadata:
         self._learn(response)
         if request.topics is not None or not response.brokers:
             return
+        if self._wants_all and self._first_topics is None:
+            self._first_topics = {topic.name: topic.topic_id for topic in response.topics}
         there = {topic.name for topic in response.topics}
         for topic in [topic for topic in self.cluster.topics if topic not in there]:
             if topic not in self._wanted and topic not in self._lookers:
@@ -311,6 +317,11 @@ class Metadata:
                 errors = {**self.cluster.errors, topic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
                 self.cluster = self.cluster._replace(errors=errors)
                 self.wrong_since.setdefault(topic, now)
+
+    def is_new(self, topic: str) -> bool:
+        """Whether it was created since all topics are wanted, as far as is known."""
+        info, first = self.cluster.topics.get(topic), self._first_topics
+        return info is not None and first is not None and first.get(topic) != info.topic_id
 
     def address(self, node_id: int) -> Address | None:
         return self.cluster.brokers.get(node_id)

@@ -271,6 +271,39 @@ def test_a_listener_takes_its_time_before_it_seeks_where_nothing_is_committed() 
     run(scenario)
 
 
+@pytest.mark.parametrize("group", [None, "billing"])
+def test_a_topic_that_begins_to_match_is_read_from_its_beginning_if_it_is_new(group: str | None) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        cluster.add_topic("notes", 1)
+        settings: dict[str, Any] = {"auto_offset_reset": "latest", "metadata_max_age_ms": 20, "fetch_max_wait_ms": 20}
+        async with member(cluster, pattern="orders.*", group=group, **settings) as consumer:
+            await assigned(consumer, P0, P1)
+            assert await consumer.position(P0) == 10
+            cluster.add_topic("orders-2", 1)
+            fill(cluster.log("orders-2"), 3)
+            assert [(r.topic, r.offset) for r in await take(consumer, 3)] == [("orders-2", n) for n in range(3)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_with_latest_a_topic_that_is_created_again_is_read_from_its_beginning(strategy: str) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        settings: dict[str, Any] = {"auto_offset_reset": "latest", "metadata_max_age_ms": 20, "fetch_max_wait_ms": 20}
+        async with member(cluster, partition_assignment_strategy=strategy, **settings) as consumer:
+            await assigned(consumer, P0, P1)
+            assert await consumer.position(P0) == 10
+            cluster.add_topic("orders", 1)
+            await assigned(consumer, P0)
+            cluster.add_topic("orders", 3)
+            fill(cluster.log("orders"), 3)
+            assert numbers(await take(consumer, 3)) == [0, 1, 2]
+
+    run(scenario)
+
+
 def test_auto_commit_counts_an_offset_of_a_topic_that_was_created_again_as_another_one() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 5)
