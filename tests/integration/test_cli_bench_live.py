@@ -73,6 +73,7 @@ def test_what_was_not_sent_by_a_benchmark_is_found(minibroker: Shell) -> None:
 
 
 @pytest.mark.parametrize("acks", ["all", *(pytest.param(acks, marks=pytest.mark.slow) for acks in ("1", "0"))])
+@pytest.mark.slow
 def test_latency_is_told_of_every_record_from_due_to_sent_to_acknowledged_to_consumed(
     acks: str, minibroker: Shell
 ) -> None:
@@ -91,6 +92,7 @@ def test_latency_is_told_of_every_record_from_due_to_sent_to_acknowledged_to_con
     assert minibroker("bench", "consume", f"times-{acks}", "--format", "json").json()["checked"] == 606
 
 
+@pytest.mark.slow
 def test_synced_topics_are_measured_next_to_replicated_ones_and_leave_nothing(minibroker: Shell) -> None:
     asked = ("--partitions", "1", "--partitions", "2", "--records", "500", "--seconds", "0.2", "--rounds", "1")
     rows = minibroker("bench", "durability", *asked, "--format", "json").json()

@@ -64,6 +64,7 @@ def interrupt(process: subprocess.Popen[bytes]) -> str:
     return out.decode()
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_where_it_was_and_an_operator_sees_resets_and_deletes_it(minibroker: Shell) -> None:
     fill(minibroker, "orders", 2, 5)
     consume = ("consume", "orders", "--group", "billing", "--exit-at-end")

@@ -354,6 +354,7 @@ def test_a_reader_that_has_had_enough_ends_consume_silently(minibroker: Shell) -
 
 
 @pytest.mark.parametrize("kind", ["msgpack", "json"])
+@pytest.mark.slow
 def test_a_topic_goes_through_a_pipe_into_another_one(minibroker: Shell, kind: str) -> None:
     for topic in (f"from-{kind}", f"into-{kind}"):
         minibroker.ok("topics", "create", topic, "--partitions", "3")
@@ -616,6 +617,7 @@ def test_logs_are_printed_and_followed(minibroker: Shell) -> None:
     assert following.returncode == 130
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_down_says_so_and_comes_up_again_with_its_records(running: Shell, numbers: str) -> None:
     before = running.ok("consume", numbers, "--exit-at-end")
     assert running("down", "--format", "json").json() == {"action": "down", "ids": [1, 2, 3, "zookeeper"]}

@@ -97,6 +97,7 @@ async def live(seed: int, steps: int, keys: int) -> None:
 
 
 @pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.slow
 def test_a_compaction_that_dies_at_any_step_leaves_the_log_as_before_or_after(power_cut: bool) -> None:
     outcomes: Counter[str] = Counter()
     struck = [change for seed in range(3) for change in die_at_each_step(seed, power_cut, outcomes)]

@@ -348,6 +348,7 @@ class Driver:
         assert self.manager.failure is None
 
 
+@pytest.mark.slow
 def test_a_segment_whose_removal_a_kill_interrupted_does_not_come_back() -> None:
     """The next process takes the names that it finds for granted, so it must make sure that they stay."""
 
@@ -401,6 +402,7 @@ def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
 
 
 @pytest.mark.parametrize("by", ["recovery", "a truncation"])
+@pytest.mark.slow
 def test_what_was_cut_does_not_come_back_behind_a_segment_that_was_rolled_at_once(by: str) -> None:
     """The recovery point is where the next segment begins: the one before it counts as flushed, and what came back in
     it as damage."""

@@ -136,7 +136,7 @@ def _all_have(acknowledged: dict[str, list[bytes]], wanted: dict[str, int]) -> b
     return all(len(acknowledged[topic]) >= count for topic, count in wanted.items())
 
 
-@pytest.mark.parametrize("spare", range(4))
+@pytest.mark.parametrize("spare", [0, *(pytest.param(spare, marks=pytest.mark.slow) for spare in range(1, 4))])
 def test_what_cannot_be_opened_for_a_while_is_opened_later_and_nothing_is_lost(spare: int) -> None:
     acknowledged: dict[str, list[bytes]] = {topic: [] for topic in KINDS}
 

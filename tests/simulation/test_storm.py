@@ -31,7 +31,7 @@ def _story(report: Report) -> str:
     return "\n".join([*map(str, report.anomalies), "what came before:", *report.timeline[-40:]])
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))])
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, *range(3, 9)))])
 def test_a_storm_breaks_no_promise(seed: int) -> None:
     report = simulate(seed, SHORT_MINUTES)
     assert not report.anomalies, _story(report)

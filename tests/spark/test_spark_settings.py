@@ -14,6 +14,8 @@ import pytest
 from minibroker.spark_jobs.jobs import DEFAULT_MASTER
 from minibroker.spark_jobs.session import prepare_environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """

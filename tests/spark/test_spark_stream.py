@@ -18,6 +18,8 @@ from minibroker.spark_jobs.progress import LagListener
 from tests.spark.logs import Logs
 from tests.waiting import until_true
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60.0
 
 

@@ -142,7 +142,10 @@ def in_a_shell(redirected: str, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-", "<&- >&-"))],
+)
 def test_closed_standard_streams_are_no_trouble(closed: str) -> None:
     printed = in_a_shell(closed, "--version")
     assert (printed.returncode, printed.stderr) == (0, "")
