@@ -26,6 +26,10 @@ class GroupOffsets:
         self._committed: dict[TopicPartition, Committed] = {}
         self._pending: dict[TopicPartition, int] = {}
         """How many records of each partition are on their way, tombstones included."""
+        self._deleted_at: dict[TopicPartition, int] = {}
+        """Where the log has the latest tombstone of each, while other records of it are on their way."""
+        self._in_doubt: dict[TopicPartition, None] = {}
+        """Of which a record may be in the log that is not known here."""
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -40,6 +44,11 @@ class GroupOffsets:
     def settled(self) -> list[tuple[TopicPartition, OffsetValue]]:
         """Those of which no newer record is on its way."""
         return [(one, committed.value) for one, committed in self._committed.items() if one not in self._pending]
+
+    def to_delete(self) -> list[TopicPartition]:
+        """Whatever the log may have, now or later: what is on its way ends up before a tombstone that is written now,
+        and would be all there is without one."""
+        return list(dict.fromkeys([*self._committed, *self._pending, *self._in_doubt]))
 
     @property
     def is_unused(self) -> bool:
@@ -59,19 +68,24 @@ class GroupOffsets:
             self._pending[topic_partition] = count
         else:
             del self._pending[topic_partition]
+            self._deleted_at.pop(topic_partition, None)
 
-    def fail(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """They will not be told of again; what is shown stays."""
+    def fail(self, topic_partitions: Iterable[TopicPartition], *, is_in_doubt: bool = False) -> None:
+        """They will not be told of again; what is shown stays. `is_in_doubt`: they may be in the log."""
         for topic_partition in topic_partitions:
             self._end(topic_partition)
+            if is_in_doubt:
+                self._in_doubt[topic_partition] = None
 
     def complete(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int) -> None:
         """The record that began is replicated; None: it was a tombstone. One that was written after it counts more."""
-        self._end(topic_partition)
         known = self._committed.get(topic_partition)
-        if known is not None and known.log_offset > log_offset:
-            return
-        self.load(topic_partition, value, log_offset)
+        newest = max(-1 if known is None else known.log_offset, self._deleted_at.get(topic_partition, -1))
+        if log_offset > newest:
+            self.load(topic_partition, value, log_offset)
+            if value is None:
+                self._deleted_at[topic_partition] = log_offset
+        self._end(topic_partition)
 
     def load(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int) -> None:
         """What the log has, in its order."""

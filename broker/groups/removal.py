@@ -72,7 +72,7 @@ class GroupRemoval(TermListener):
 
     async def _delete(self, term: Term, group: Group) -> Outcome:
         """Its offsets and itself."""
-        offsets = [topic_partition for topic_partition, _ in group.offsets.items()]
+        offsets = group.offsets.to_delete()
         if offsets:
             outcome = await self._remove(term, group, offsets)
             if outcome.code is not _E.NONE:

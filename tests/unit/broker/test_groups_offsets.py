@@ -105,3 +105,27 @@ def test_the_newest_of_the_topics_of_a_name_is_found() -> None:
     assert newest_topic_id([OLD, NEW, OLD]) == NEW
     assert newest_topic_id(["", OLD]) == OLD
     assert newest_topic_id([]) == ""
+
+
+def test_a_commit_that_was_written_before_a_tombstone_stays_deleted_in_whatever_order_they_complete() -> None:
+    offsets = GroupOffsets()
+    offsets.begin([ORDERS])
+    offsets.begin([ORDERS])
+    offsets.complete(ORDERS, None, 11)
+    offsets.complete(ORDERS, value(5), 10)
+    assert offset_of(offsets) is None
+    assert offsets.is_unused
+
+
+def test_what_is_on_its_way_or_in_doubt_is_to_be_deleted_like_what_is_known() -> None:
+    offsets = GroupOffsets()
+    offsets.load(ORDERS, value(3), 1)
+    offsets.begin([ORDERS, OTHER])
+    assert offsets.to_delete() == [ORDERS, OTHER]
+    offsets.fail([ORDERS])
+    offsets.fail([OTHER], is_in_doubt=True)
+    assert offsets.to_delete() == [ORDERS, OTHER]
+    offsets = GroupOffsets()
+    offsets.begin([ORDERS])
+    offsets.fail([ORDERS])
+    assert offsets.to_delete() == []
