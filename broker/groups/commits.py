@@ -184,7 +184,7 @@ class OffsetCommits:
         return g.OffsetFetchGroupResponse(asked.group_id, topics, _E.NONE)
 
     def _is_gone(self, topic: str, value: OffsetValue) -> bool:
-        return is_of_gone_topic(value, self._metadata.topic_id(topic), self._metadata.told_all_epoch)
+        return is_of_gone_topic(value, self._metadata.topic_id(topic))
 
     # -- OffsetDelete (KIP-496) --
 

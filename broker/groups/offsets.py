@@ -12,7 +12,7 @@ import msgspec
 
 from minibroker.broker.groups.records import OffsetValue
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.topic_ids import controller_epoch, is_older
+from minibroker.protocol.topic_ids import is_older
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -114,18 +114,15 @@ class GroupOffsets:
         return expired
 
 
-def is_of_gone_topic(value: OffsetValue, topic_id: str | None, told_all_epoch: int) -> bool:
-    """Whether the topic that an offset was committed for is certainly gone. `topic_id`: of the topic that has the name
-    now, as far as is known; None: none is known. `told_all_epoch`: of the controller that has named all topics.
+def is_of_gone_topic(value: OffsetValue, topic_id: str | None) -> bool:
+    """Whether the topic that an offset was committed for is certainly gone: a newer one has its name. `topic_id`: of
+    the topic that has the name now, as far as is known; None: none is known.
 
-    A topic that is not known here may have been created just now, and its offsets committed at another coordinator. It
-    is gone where it was created under a former controller, and the present one does not name it. An offset without a
-    topic's id belongs to the name, whatever becomes of it.
+    A topic that nobody names is not gone for that: it may have been created just now, or its znode cannot be read for a
+    while. Its offsets are deleted when its deletion is told, or expire. An offset without a topic's id belongs to the
+    name, whatever becomes of it.
     """
-    if topic_id is not None:
-        return is_older(value.topic_id, topic_id)
-    created_in = controller_epoch(value.topic_id)
-    return created_in is not None and created_in < told_all_epoch
+    return topic_id is not None and is_older(value.topic_id, topic_id)
 
 
 def newest_topic_id(topic_ids: Iterable[str]) -> str:

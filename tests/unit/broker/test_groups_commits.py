@@ -214,8 +214,14 @@ def test_a_topic_that_this_broker_has_not_heard_of_yet_keeps_its_offsets(tmp_pat
         await asyncio.sleep(1)
         fetched = (await groups.fetch()).topics[0]
         assert (fetched.topic_id, fetched.partitions[0].committed_offset) == (ORDERS_ID, 7)
-        # The next controller names all topics, and this one is not among them.
+        # The next controller names all topics, and this one is not among them: it cannot read the topic's znode.
         groups.announce({OFFSETS_TOPIC: OFFSETS_ID}, epoch=2)
+        await asyncio.sleep(1)
+        assert await groups.committed() == 7
+        groups.announce({"orders": ORDERS_ID}, epoch=3)
+        assert await groups.committed() == 7
+        groups.broker.metadata._topics.pop("orders")
+        groups.announce({}, deleted={"orders": ORDERS_ID}, epoch=3)
         await groups.until(lambda: not len(groups.group().offsets))
 
     with_groups(tmp_path, program, lead=False)

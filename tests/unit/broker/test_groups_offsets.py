@@ -91,14 +91,13 @@ def test_an_offset_of_old_that_says_when_it_expires_does_then() -> None:
     assert offsets.expired(50, 1_000, unused_since_ms=None, subscribed=()) == [ORDERS]
 
 
-def test_a_topic_is_gone_where_a_newer_one_has_its_name_or_a_later_controller_does_not_name_it() -> None:
+def test_a_topic_is_gone_where_a_newer_one_has_its_name() -> None:
     of_old = value(1, topic_id=OLD)
-    assert is_of_gone_topic(of_old, NEW, 1)
-    assert not is_of_gone_topic(of_old, OLD, 1)
-    assert not is_of_gone_topic(value(1, topic_id=NEW), OLD, 1)  # this broker has not heard of the newer one yet
-    assert not is_of_gone_topic(of_old, None, 1)  # nor perhaps of this one
-    assert is_of_gone_topic(of_old, None, 2)
-    assert not is_of_gone_topic(value(1), None, 2)
+    assert is_of_gone_topic(of_old, NEW)
+    assert not is_of_gone_topic(of_old, OLD)
+    assert not is_of_gone_topic(value(1, topic_id=NEW), OLD)  # this broker has not heard of the newer one yet
+    assert not is_of_gone_topic(of_old, None)  # nor perhaps of this one
+    assert not is_of_gone_topic(value(1), NEW)
 
 
 def test_the_newest_of_the_topics_of_a_name_is_found() -> None:
