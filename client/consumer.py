@@ -28,7 +28,14 @@ from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.client.serializers import DeserializerChoice, choose_deserializer
-from minibroker.client.settings import check_choice, check_integer, check_ms, check_names, check_partitions
+from minibroker.client.settings import (
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_ms,
+    check_names,
+    check_partitions,
+)
 from minibroker.client.stalls import STALL_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
@@ -144,6 +151,7 @@ class Consumer(Client):
         """By hand; None: not by hand."""
         if partitions is not None:
             self._assigned = check_partitions("partitions", partitions)
+        check_boolean("enable_auto_commit", enable_auto_commit)
         check_choice("auto_offset_reset", auto_offset_reset, ["earliest", "latest", "none"])
         check_integer("fetch_min_bytes", fetch_min_bytes, 0, 1 << 30)
         check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)

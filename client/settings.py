@@ -79,6 +79,13 @@ def check_integer(name: str, value: int, lowest: int, highest: int) -> int:
     return value
 
 
+def check_boolean(name: str, value: bool) -> bool:
+    """The value, if it is True or False: the text "false" is true to Python. Raises InvalidSetting."""
+    if type(value) is not bool:
+        raise InvalidSetting(name, value, "give True or False")
+    return value
+
+
 def check_ms(name: str, value: float, lowest: int = 0) -> float:
     """The milliseconds as seconds. Fractions are allowed. Raises InvalidSetting."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= MAX_MS:

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+import minibroker
+import minibroker.sync
+from minibroker import Admin, ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.producer import Producer
@@ -68,6 +74,30 @@ def test_a_producer_setting_with_an_impossible_value_is_refused_by_name(settings
     with pytest.raises(InvalidSetting) as caught:
         Producer("localhost:9092", **settings)  # type: ignore[arg-type]
     assert caught.value.name in settings
+
+
+@pytest.mark.parametrize("value", ["false", "no", 1, 0, None])
+@pytest.mark.parametrize("module", [minibroker, minibroker.sync])
+def test_what_is_no_boolean_is_not_taken_for_one(module: Any, value: object) -> None:
+    with pytest.raises(InvalidSetting, match=r"enable_auto_commit=.*: give True or False"):
+        module.Consumer("localhost:9092", topics=["a"], group="g", enable_auto_commit=value)
+    if value is not None:  # that is the default: as acks says
+        with pytest.raises(InvalidSetting, match=r"enable_idempotence=.*: give True or False"):
+            module.Producer("localhost:9092", enable_idempotence=value)
+
+
+def test_an_admin_takes_no_text_for_a_boolean() -> None:
+    admin = Admin("localhost:9092")
+    orders = ConfigResource.of_topic("orders")
+    changes = {orders: [ConfigChange.set("retention.ms", 1)]}
+    for call, name in (
+        (lambda: admin.list_topics(internal="no"), "internal"),  # type: ignore[arg-type]
+        (lambda: admin.describe_configs([orders], synonyms="no"), "synonyms"),  # type: ignore[arg-type]
+        (lambda: admin.describe_configs([orders], documentation=1), "documentation"),  # type: ignore[arg-type]
+        (lambda: admin.incremental_alter_configs(changes, validate_only="no"), "validate_only"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidSetting, match=f"{name}=.*: give True or False"):
+            asyncio.run(call())  # type: ignore[arg-type]
 
 
 def test_an_unknown_setting_is_a_type_error() -> None:
