@@ -97,7 +97,7 @@ def test_an_admin_takes_no_text_for_a_boolean() -> None:
         (lambda: admin.incremental_alter_configs(changes, validate_only="no"), "validate_only"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidSetting, match=f"{name}=.*: give True or False"):
-            asyncio.run(call())  # type: ignore[arg-type]
+            asyncio.run(call())
 
 
 def test_an_unknown_setting_is_a_type_error() -> None:
