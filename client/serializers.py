@@ -8,8 +8,8 @@ for it. So JSON's null can only be inside of a value.
 What goes wrong is a SerializationFailed or DeserializationFailed that names the topic, and the type of the value or the
 partition and offset of the record; its cause is the error itself.
 
-JSON is msgspec's: it also takes dataclasses, datetimes, UUIDs and the like. Bytes, NaN and infinity, which it would write
-as text in base64 and as null, are refused at any depth: they would come back as something else.
+JSON is msgspec's: it also takes dataclasses, datetimes, UUIDs and the like. Bytes, NaN and infinity, which it would
+write as text in base64 and as null, are refused at any depth: they would come back as something else.
 MessagePack is the `msgpack` package's, which users know: tuples come back as lists, keys of
 maps may be of any type that a dict takes, timestamps are datetimes in UTC.
 """
