@@ -30,6 +30,9 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
         raise InvalidSetting("bootstrap", bootstrap, rule)
     addresses = []
     for entry in (entry.strip() for entry in entries):
+        if "://" in entry:
+            rule = f"leave the scheme away: {entry.partition('://')[2].rstrip('/') or 'localhost:9092'}"
+            raise InvalidSetting("bootstrap", entry, rule)
         host, separator, port = entry.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
