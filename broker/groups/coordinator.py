@@ -170,7 +170,7 @@ class GroupCoordinator(TermListener):
             return
         member = group.members[joining.member_id]
         is_leader = group.leader_id == member.member_id
-        is_same = member.protocols == joining.protocols
+        is_same = member.protocols == joining.protocols and member.has_joined
         # A member whose answer was lost asks again, and is told what it was told before. A leader that comes back in a
         # stable group has seen a change that its assignor is to hear of, as new partitions.
         if is_same and (group.is_in(_S.COMPLETING_REBALANCE) or (group.is_in(_S.STABLE) and not is_leader)):

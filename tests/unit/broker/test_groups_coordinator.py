@@ -627,3 +627,18 @@ def test_what_a_former_term_writes_late_is_not_written(tmp_path: Path) -> None:
         assert groups.broker.partition(OFFSETS).log.log_end_offset == end
 
     with_groups(tmp_path, scenario)
+
+
+def test_the_number_of_a_generation_that_was_not_stored_is_not_used_again(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        leader, follower = await groups.stable(2)
+        joins = [groups.join(member) for member in (leader, follower)]
+        assert [(await join).generation_id for join in joins] == [2, 2]  # and nobody brings its assignment
+        await groups.follow(1)
+        await groups.lead(2)
+        assert groups.heartbeat(follower, 2) is E.ILLEGAL_GENERATION
+        assert groups.heartbeat(leader, 1) is E.NONE
+        joins = [groups.join(member) for member in (follower, leader)]
+        assert [(await join).generation_id > 2 for join in joins] == [True, True]
+
+    with_groups(tmp_path, scenario)
