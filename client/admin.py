@@ -48,7 +48,15 @@ from minibroker.client.lifecycle import Client
 from minibroker.client.new_partitions import Growth
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.reassignment import Alteration, Listing, PartitionReassignment
-from minibroker.client.settings import Address, check_choice, check_integer, check_ms, check_names, check_partitions
+from minibroker.client.settings import (
+    Address,
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_ms,
+    check_names,
+    check_partitions,
+)
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.timeline import TimelineRead, TimelineReader
 from minibroker.protocol import group_messages as g
@@ -293,6 +301,7 @@ class Admin(Client):
 
     async def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted; with `internal`, also those of the brokers' own topics."""
+        check_boolean("internal", internal)
         response = await self._metadata(None)
         return sorted(topic.name for topic in response.topics if internal or not topic.is_internal)
 
@@ -424,6 +433,8 @@ class Admin(Client):
         INVALID_CONFIG where what is in ZooKeeper makes no sense, ...), NetworkError where a broker cannot be reached.
         """
         asked = check_resources(resources)
+        check_boolean("synonyms", synonyms)
+        check_boolean("documentation", documentation)
         results: dict[ConfigResource, dict[str, ConfigEntry]] = {}
 
         async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
@@ -453,6 +464,7 @@ class Admin(Client):
         NetworkError where a broker cannot be reached.
         """
         asked = check_changes(changes)
+        check_boolean("validate_only", validate_only)
 
         async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
             deadline = self._runtime.clock.monotonic() + self._api_timeout_s

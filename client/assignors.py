@@ -214,14 +214,16 @@ def assignor_of(choice: str | Assignor | AssignorCallable) -> Assignor:
     an Assignor. Raises InvalidSetting."""
     if isinstance(choice, str):
         if choice not in ASSIGNORS:
-            raise InvalidSetting("assignor", choice, f"must be one of {', '.join(ASSIGNORS)}, or a callable")
+            raise InvalidSetting(
+                "partition_assignment_strategy", choice, f"must be one of {', '.join(ASSIGNORS)}, or a callable"
+            )
         return ASSIGNORS[choice]
     if not callable(choice) and hasattr(choice, "assign"):
         return choice
     name = getattr(choice, "__name__", "<")
     if not callable(choice) or name.startswith("<"):
         rule = "must be a name, a function with a name (all members name theirs alike), or an object like Assignor"
-        raise InvalidSetting("assignor", choice, rule)
+        raise InvalidSetting("partition_assignment_strategy", choice, rule)
     return _OfUser(name, choice)
 
 

@@ -28,7 +28,14 @@ from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.client.serializers import DeserializerChoice, choose_deserializer
-from minibroker.client.settings import check_choice, check_integer, check_ms, check_names, check_partitions
+from minibroker.client.settings import (
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_ms,
+    check_names,
+    check_partitions,
+)
 from minibroker.client.stalls import STALL_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
@@ -144,6 +151,7 @@ class Consumer(Client):
         """By hand; None: not by hand."""
         if partitions is not None:
             self._assigned = check_partitions("partitions", partitions)
+        check_boolean("enable_auto_commit", enable_auto_commit)
         check_choice("auto_offset_reset", auto_offset_reset, ["earliest", "latest", "none"])
         check_integer("fetch_min_bytes", fetch_min_bytes, 0, 1 << 30)
         check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
@@ -153,6 +161,26 @@ class Consumer(Client):
         self._deserialize_value = choose_deserializer("value_deserializer", value_deserializer)
         self._max_poll_records = check_integer("max_poll_records", max_poll_records, 1, 1 << 30)
         self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
+        # Whatever is read how: a mistake is not to come out on the day that a group is added.
+        auto_commit_interval_s = check_ms("auto_commit_interval_ms", auto_commit_interval_ms, lowest=1)
+        session_timeout_s = check_ms("session_timeout_ms", session_timeout_ms, lowest=1)
+        heartbeat_interval_s = check_ms("heartbeat_interval_ms", heartbeat_interval_ms, lowest=1)
+        if heartbeat_interval_s >= session_timeout_s:
+            rule = f"must be less than session_timeout_ms={session_timeout_ms}, better a third of it"
+            raise InvalidSetting("heartbeat_interval_ms", heartbeat_interval_ms, rule)
+        max_poll_interval_s = check_ms("max_poll_interval_ms", max_poll_interval_ms, lowest=1)
+        assignors = _assignors(partition_assignment_strategy)
+        _checked_instance_id(group_instance_id)
+        _checked_listener(listener)
+        for name, of_member in (("group_instance_id", group_instance_id), ("listener", listener)):
+            if of_member is not None and group is None:
+                raise InvalidSetting(name, of_member, 'it is for members of a group: give group="name", too')
+            if of_member is not None and partitions is not None:
+                rule = "it is for members of a group, which share topics: give topics instead of partitions"
+                raise InvalidSetting(name, of_member, rule)
+        if enable_auto_commit and group is None:
+            rule = 'offsets are committed for a group: give group="name", too'
+            raise InvalidSetting("enable_auto_commit", enable_auto_commit, rule)
         super().__init__(
             bootstrap,
             client_id=client_id,
@@ -184,14 +212,10 @@ class Consumer(Client):
             coordinators = Coordinators(self._runtime, Purpose.COORDINATOR)
             self._commits = Commits(self._runtime, coordinators, group)
             if enable_auto_commit:
-                interval_s = check_ms("auto_commit_interval_ms", auto_commit_interval_ms, lowest=1)
-                self._auto_commit = AutoCommit(self._fetcher, self._commits, self._activity, client_id, interval_s)
+                self._auto_commit = AutoCommit(
+                    self._fetcher, self._commits, self._activity, client_id, auto_commit_interval_s
+                )
             if self._assigned is None:
-                session_timeout_s = check_ms("session_timeout_ms", session_timeout_ms, lowest=1)
-                interval_s = check_ms("heartbeat_interval_ms", heartbeat_interval_ms, lowest=1)
-                if interval_s >= session_timeout_s:
-                    rule = f"must be less than session_timeout_ms={session_timeout_ms}, better a third of it"
-                    raise InvalidSetting("heartbeat_interval_ms", heartbeat_interval_ms, rule)
                 self._member = GroupMember(
                     self._runtime,
                     self._fetcher,
@@ -200,23 +224,15 @@ class Consumer(Client):
                     self._commits,
                     self._errors,
                     group=group,
-                    group_instance_id=_checked_instance_id(group_instance_id),
-                    assignors=_assignors(partition_assignment_strategy),
+                    group_instance_id=group_instance_id,
+                    assignors=assignors,
                     session_timeout_s=session_timeout_s,
-                    heartbeat_interval_s=interval_s,
-                    max_poll_interval_s=check_ms("max_poll_interval_ms", max_poll_interval_ms, lowest=1),
+                    heartbeat_interval_s=heartbeat_interval_s,
+                    max_poll_interval_s=max_poll_interval_s,
                     auto_commit=None if self._auto_commit is None else self._auto_commit.commit,
                 )
-                self._member.listen(_checked_listener(listener))
+                self._member.listen(listener)
                 self._commits.committer = self._member
-        else:
-            for name, is_given in (
-                ("group_instance_id", group_instance_id is not None),
-                ("listener", listener is not None),
-                ("enable_auto_commit", enable_auto_commit),
-            ):
-                if is_given:
-                    raise InvalidSetting(name, True, 'is for members of a group: give group="name", too')
         self._yielded_at = 0.0
         self._batch: ConsumerBatch | None = None
         """The batch that is being handed out by records, in partition `_current`."""
@@ -925,9 +941,12 @@ def _subscribed(topics: Sequence[str] | None, pattern: str | re.Pattern[str] | N
             raise InvalidSetting("topics", topics, 'give at least one, as in topics=["name"]')
         return Subscribed(tuple(checked))
     try:
-        return Subscribed((), re.compile(pattern))
+        compiled: re.Pattern[Any] = re.compile(pattern)
     except (re.error, TypeError) as error:
         raise InvalidSetting("pattern", pattern, f"is no regular expression: {error}") from error
+    if isinstance(compiled.pattern, bytes):
+        raise InvalidSetting("pattern", pattern, "names of topics are text: give a pattern of str, not of bytes")
+    return Subscribed((), compiled)
 
 
 def _assignors(strategy: Strategy | list[Strategy] | tuple[Strategy, ...]) -> list[Assignor]:

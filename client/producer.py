@@ -37,7 +37,7 @@ from minibroker.client.partitioners import Partitioner, RecordPartitioner, Witho
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.sender import Sender
 from minibroker.client.serializers import Serializer, SerializerChoice, choose_serializer, serialize
-from minibroker.client.settings import check_choice, check_integer, check_ms
+from minibroker.client.settings import check_boolean, check_choice, check_integer, check_ms
 from minibroker.client.tasks import Pulse, Turns
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -125,6 +125,8 @@ class Producer(Client):
         if isinstance(acks, bool) or acks not in _ACKS:
             raise InvalidSetting("acks", acks, 'use "all", 1 or 0')
         acks_number = _ACKS[acks]
+        if enable_idempotence is not None:
+            check_boolean("enable_idempotence", enable_idempotence)
         is_idempotent = acks_number == -1 if enable_idempotence is None else enable_idempotence
         if is_idempotent and acks_number != -1:
             raise InvalidSetting(

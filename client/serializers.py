@@ -8,13 +8,15 @@ for it. So JSON's null can only be inside of a value.
 What goes wrong is a SerializationFailed or DeserializationFailed that names the topic, and the type of the value or the
 partition and offset of the record; its cause is the error itself.
 
-JSON is msgspec's: it also takes dataclasses, datetimes, UUIDs and the like, and makes NaN null, as JSON has none.
+JSON is msgspec's: it also takes dataclasses, datetimes, UUIDs and the like. Bytes, NaN and infinity, which it would
+write as text in base64 and as null, are refused at any depth: they would come back as something else.
 MessagePack is the `msgpack` package's, which users know: tuples come back as lists, keys of
 maps may be of any type that a dict takes, timestamps are datetimes in UTC.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -50,6 +52,35 @@ def _from_str(data: bytes) -> str:
     return data.decode()
 
 
+_BYTES_LIKE = (bytes, bytearray, memoryview)
+
+
+def _json(value: object) -> bytes:
+    data = msgspec.json.encode(value)  # first: it refuses what contains itself
+    left = [value]
+    while left:
+        each = left.pop()
+        kind = type(each)
+        if kind is str or kind is int:
+            continue
+        if isinstance(each, dict):
+            left += [key for key in each if type(key) is not str]
+            left += each.values()
+        elif isinstance(each, (list, tuple, set, frozenset)):
+            left += each
+        elif isinstance(each, float):
+            if not math.isfinite(each):
+                raise ValueError(f"JSON has no {each}: send None in its place, or use msgpack")
+        elif isinstance(each, _BYTES_LIKE):
+            rule = "JSON has no bytes: decode them to str, or use msgpack, or bytes for values that are JSON already"
+            raise TypeError(rule)
+        else:  # such as a dataclass
+            plain = msgspec.to_builtins(each, builtin_types=_BYTES_LIKE)
+            if type(plain) is not kind:
+                left.append(plain)
+    return data
+
+
 def _msgpack(value: object) -> bytes:
     packed: bytes = msgpack.packb(value, datetime=True)
     return packed
@@ -63,7 +94,7 @@ def _from_msgpack(data: bytes) -> object:
 SERIALIZERS: Mapping[str, Serializer] = {
     "bytes": _bytes,
     "str": _str,
-    "json": msgspec.json.encode,
+    "json": _json,
     "msgpack": _msgpack,
 }
 DESERIALIZERS: Mapping[str, Deserializer] = {

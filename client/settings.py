@@ -30,6 +30,9 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
         raise InvalidSetting("bootstrap", bootstrap, rule)
     addresses = []
     for entry in (entry.strip() for entry in entries):
+        if "://" in entry:
+            rule = f"leave the scheme away: {entry.partition('://')[2].rstrip('/') or 'localhost:9092'}"
+            raise InvalidSetting("bootstrap", entry, rule)
         host, separator, port = entry.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
@@ -76,6 +79,13 @@ def check_integer(name: str, value: int, lowest: int, highest: int) -> int:
     """The value, if it is an int within both bounds. Raises InvalidSetting."""
     if type(value) is not int or not lowest <= value <= highest:
         raise InvalidSetting(name, value, f"give a whole number from {lowest} to {highest}")
+    return value
+
+
+def check_boolean(name: str, value: bool) -> bool:
+    """The value, if it is True or False: the text "false" is true to Python. Raises InvalidSetting."""
+    if type(value) is not bool:
+        raise InvalidSetting(name, value, "give True or False")
     return value
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from minibroker.broker.groups.offsets import GroupOffsets
 from minibroker.broker.groups.records import GroupValue, MemberValue
 from minibroker.broker.groups.states import GroupState, check_transition
-from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_subscription
+from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.group_messages import JoinGroupMember, JoinGroupResponse, SyncGroupResponse
 
@@ -20,6 +20,10 @@ JoinWaiter = Callable[[JoinGroupResponse], None]
 SyncWaiter = Callable[[SyncGroupResponse], None]
 
 NO_GENERATION = -1
+
+UNSTORED_GENERATIONS = 100
+"""As many as may have been begun by a coordinator whose assignments never came into the log. The next coordinator does
+not know their numbers, and must not give them to others: somebody may still commit in their name."""
 
 
 def never() -> bool:
@@ -52,6 +56,8 @@ class Member:
         """Whether nobody would get the answer to its join any more."""
         self.is_new = False
         """It has never been in a generation: until then it need not send heartbeats, for it does not know its id."""
+        self.has_joined = True
+        """At this coordinator. Else it may have been in a generation since that is not in the log."""
         self.session_end_s = 0.0
         """When it is put out unless it is heard of before; by the coordinator's clock."""
         self.session_watches = 0
@@ -81,6 +87,8 @@ class Group:
         self.protocol_type: str | None = None
         """None: nobody has ever joined."""
         self.generation_id = 0
+        self.generations_used = 0
+        """The highest number that may have been given to a generation, by any coordinator."""
         self.protocol_name: str | None = None
         self.leader_id: str | None = None
         self.members: dict[str, Member] = {}
@@ -152,6 +160,7 @@ class Group:
         member.rebalance_timeout_ms = joining.rebalance_timeout_ms
         member.session_timeout_ms = joining.session_timeout_ms
         member.client_id, member.client_host = joining.client_id, joining.client_host
+        member.has_joined = True
         member.join_waiter, member.is_gone = joining.join_waiter, joining.is_gone
 
     def rename_static_member(self, group_instance_id: str, member_id: str) -> None:
@@ -236,6 +245,38 @@ class Group:
             votes[choice] = votes.get(choice, 0) + 1
         return max(votes, key=lambda name: votes[name])
 
+    def reads_the_same(self, protocols: Protocols, others: Protocols) -> bool:
+        """Whether a static member that comes back with `others` asks its leader for what it asked with `protocols`, in
+        the generation's protocol. What it has, since when, and what its assignor remembers of that is no part of it:
+        whoever comes back has nothing."""
+        assert self.protocol_name is not None
+        known, now = (dict(some).get(self.protocol_name, b"") for some in (protocols, others))
+        if known == now:
+            return True
+        if self.protocol_type != PROTOCOL_TYPE:
+            return False
+        try:
+            before, after = decode_subscription(known), decode_subscription(now)
+        except InvalidMessage:
+            return False
+        return frozenset(before.topics) == frozenset(after.topics) and before.rack_id == after.rack_id
+
+    def assigns_all(self, partition_count: Callable[[str], int]) -> bool:
+        """Whether the members have exactly the partitions of what they read, as far as that can be said.
+        `partition_count`: of a topic; 0 where it is not known."""
+        topics = self.subscribed_topics()
+        if topics is None:
+            return True
+        assigned: dict[str, set[int]] = {}
+        try:
+            for member in self.members.values():
+                for one in decode_assignment(member.assignment).assigned_partitions:
+                    assigned.setdefault(one.topic, set()).add(one.partition)
+        except InvalidMessage:
+            return True
+        counts = {topic: partition_count(topic) for topic in topics}
+        return all(assigned.get(topic, set()) == set(range(count)) for topic, count in counts.items() if count)
+
     # -- generations --
 
     def elect_joined_leader(self) -> bool:
@@ -250,7 +291,9 @@ class Group:
 
     def begin_generation(self, now_ms: int) -> None:
         """The next generation, of the members that there are."""
-        self.generation_id = self.generation_id + 1 if self.generation_id < 2**31 - 1 else 1
+        highest = max(self.generation_id, self.generations_used)
+        self.generation_id = highest + 1 if highest < 2**31 - 1 else 1
+        self.generations_used = self.generation_id
         self.pending_sync = {}
         if self.members:
             self.protocol_name = self.select_protocol()
@@ -311,6 +354,7 @@ def group_from(group_id: str, value: GroupValue) -> Group:
     """A group as it was stored: Stable with the members of its last generation that got an assignment, or Empty."""
     group = Group(group_id, GroupState.STABLE if value.members else GroupState.EMPTY)
     group.generation_id = value.generation_id
+    group.generations_used = min(value.generation_id + UNSTORED_GENERATIONS, 2**31 - 1)
     group.protocol_type = value.protocol_type or None
     group.protocol_name = value.protocol_name
     group.state_since_ms = None if value.state_timestamp_ms < 0 else value.state_timestamp_ms
@@ -325,6 +369,7 @@ def group_from(group_id: str, value: GroupValue) -> Group:
             ((value.protocol_name or "", stored.subscription),),
             stored.assignment,
         )
+        member.has_joined = False
         group.add(member, value.protocol_type)
     group.leader_id = value.leader if value.leader in group.members else next(iter(group.members), None)
     return group

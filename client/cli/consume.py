@@ -21,7 +21,7 @@ from minibroker.client.cli.output import (
     UsageError,
     bootstrap_servers,
     note,
-    run,
+    run_until_terminated,
 )
 from minibroker.client.cli.record_format import Formatter, formatter
 from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition, parse_start_position
@@ -94,10 +94,10 @@ def consume(
     servers = bootstrap_servers(bootstrap, data)
     if group is not None:
         reset: Literal["earliest", "latest"] = "earliest" if position is Edge.BEGINNING else "latest"
-        consumed = run(_consume_group(servers, names, group, reset, count, exit_at_end, print_as))
+        consumed = run_until_terminated(_consume_group(servers, names, group, reset, count, exit_at_end, print_as))
         note(f"{consumed} records")
         return
-    consumed = run(_consume(servers, names, position, partition, count, exit_at_end, print_as))
+    consumed = run_until_terminated(_consume(servers, names, position, partition, count, exit_at_end, print_as))
     note(f"{consumed} records")
 
 

@@ -7,7 +7,7 @@ out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin, TopicDescription
@@ -40,12 +40,19 @@ class PartitionLag(NamedTuple):
 class GroupDetails(NamedTuple):
     group: GroupDescription
     partitions: tuple[PartitionLag, ...]
-    """Those of which the group has committed something, and those that its members are assigned, sorted."""
+    """All of the topics of which the group has committed something, and those that its members are assigned, sorted."""
 
     @property
-    def lag(self) -> int:
-        """As far as it is known."""
-        return sum(each.lag or 0 for each in self.partitions)
+    def lag(self) -> int | None:
+        """As far as it is known; None: of no partition."""
+        known = [each.lag for each in self.partitions if each.lag is not None]
+        return sum(known) if known else None
+
+    @property
+    def without_commit(self) -> int:
+        """Of so many partitions with records nothing is committed. Where members begin there is theirs to say
+        (`auto_offset_reset`), so no lag is known."""
+        return sum(each.committed is None and each.end_offset != 0 for each in self.partitions)
 
 
 async def details_of(admin: Admin, group: str) -> GroupDetails:
@@ -56,19 +63,29 @@ async def details_of(admin: Admin, group: str) -> GroupDetails:
         raise failed.errors[group] from None
     committed = await admin.list_group_offsets(group)
     owners = {partition: each.member_id for each in described.members for partition in each.partitions or ()}
-    partitions = sorted({*committed, *owners})
-    ends = await end_offsets(admin, partitions)
+    topics = await topics_of(admin, {partition.topic for partition in (*committed, *owners)})
+    with_commits = {partition.topic for partition in committed}
+    others = [
+        TopicPartition(name, each.partition)
+        for name, topic in topics.items()
+        if name in with_commits
+        for each in topic.partitions
+    ]
+    partitions = sorted({*committed, *owners, *others})
+    ends = await end_offsets(admin, topics, partitions)
     return GroupDetails(
         described,
         tuple(PartitionLag(p, committed.get(p), ends.get(p), owners.get(p)) for p in partitions),
     )
 
 
-async def end_offsets(admin: Admin, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+async def end_offsets(
+    admin: Admin, topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, int]:
     """Of those whose leaders say so in time; each is asked for itself."""
     wanted = set(partitions)
     led: dict[int, list[TopicPartition]] = {}
-    for topic in (await topics_of(admin, {partition.topic for partition in wanted})).values():
+    for topic in topics.values():
         for each in topic.partitions:
             partition = TopicPartition(topic.name, each.partition)
             if partition in wanted and each.leader is not None:

@@ -293,7 +293,7 @@ def _blocks(details: GroupDetails) -> list[list[str]]:
         f"coordinator broker {group.coordinator.node_id} ({group.coordinator.address})",
         *([f"assignor {group.assignor}"] if group.assignor else []),
         f"{len(group.members)} member{'' if len(group.members) == 1 else 's'}",
-        f"lag {details.lag}",
+        _lag(details),
     ]
     blocks = [[", ".join(parts)]]
     if group.members:
@@ -325,6 +325,13 @@ def _blocks(details: GroupDetails) -> list[list[str]]:
     return blocks
 
 
+def _lag(details: GroupDetails) -> str:
+    """Such as `lag 3 (2 partitions without a commit)`: a sum of 0 would hide records that nobody has read."""
+    count = details.without_commit
+    unknown = f" ({count} partition{'' if count == 1 else 's'} without a commit)" if count else ""
+    return f"lag {'-' if details.lag is None else details.lag}{unknown}"
+
+
 def _short(member: MemberDescription) -> str | None:
     """Such as `orders 0,1,2; stock 0`."""
     if member.partitions is None:
@@ -338,7 +345,7 @@ def _short(member: MemberDescription) -> str | None:
 def _line(details: GroupDetails) -> str:
     behind = ", ".join(f"{each.partition} {each.lag}" for each in details.partitions if each.lag)
     members = f"{len(details.group.members)} member{'' if len(details.group.members) == 1 else 's'}"
-    return f"{details.group.state}, {members}, lag {details.lag}{f' ({behind})' if behind else ''}"
+    return f"{details.group.state}, {members}, {_lag(details)}{f' ({behind})' if behind else ''}"
 
 
 def _object(details: GroupDetails) -> dict[str, object]:

@@ -6,11 +6,15 @@ with `error:`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
+import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -39,6 +43,7 @@ TIMED_OUT = 3
 UNHEALTHY = 4
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+TERMINATED = 143
 
 # Typer has contained Click since 0.20 or so, and depended on it before; this finds the class in both cases.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -145,6 +150,40 @@ def settings_of(option: str, texts: Sequence[str], example: str) -> dict[str, st
 def run(command: Coroutine[Any, Any, T]) -> T:
     """Run an asynchronous command to its end."""
     return uvloop.run(command)
+
+
+def run_until_terminated(command: Coroutine[Any, Any, T]) -> T:
+    """As `run`, but SIGTERM ends the command as Ctrl-C does: it is cancelled, and so can finish what it has begun. A
+    second SIGTERM does not wait for that. Then the exit code is 143. Where SIGTERM is ignored, it stays so."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return run(command)
+    is_terminated = False
+
+    async def cancellable() -> T:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        # A handler of Python's, as asyncio's own for SIGINT: one of the loop's would not end a write that waits.
+        def terminate(number: int, frame: FrameType | None) -> None:
+            nonlocal is_terminated
+            if is_terminated:
+                raise KeyboardInterrupt
+            is_terminated = True
+            task.cancel()
+            loop.call_soon_threadsafe(lambda: None)
+
+        signal.signal(signal.SIGTERM, terminate)
+        return await command
+
+    try:
+        return run(cancellable())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        if not is_terminated:
+            raise
+        raise typer.Exit(TERMINATED) from None
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def print_json(value: object) -> None:

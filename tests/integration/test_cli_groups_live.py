@@ -56,11 +56,11 @@ def lines_of(stream: IO[bytes] | None, count: int) -> list[str]:
     return [stream.readline().decode().rstrip("\n") for _ in range(count)]
 
 
-def interrupt(process: subprocess.Popen[bytes]) -> str:
-    """Ctrl-C; what it has printed that nobody has read."""
-    process.send_signal(signal.SIGINT)
+def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGINT) -> str:
+    """Ctrl-C, or another signal; what it has printed that nobody has read."""
+    process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, err) == (130, b"")
+    assert (process.returncode, err) == (128 + number, b"")
     return out.decode()
 
 
@@ -95,13 +95,16 @@ def test_a_group_goes_on_where_it_was_and_an_operator_sees_resets_and_deletes_it
 
 
 @pytest.mark.slow
-def test_ctrl_c_commits_what_was_printed_and_nothing_more(minibroker: Shell) -> None:
-    fill(minibroker, "ticks", 1, 1_000)
-    process = start(["consume", "ticks", "--group", "clock"], minibroker.directory)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_commit_what_was_printed_and_nothing_more(minibroker: Shell, number: signal.Signals) -> None:
+    topic, group = f"ticks-{number.name}", f"clock-{number.name}"
+    fill(minibroker, topic, 1, 1_000)
+    process = start(["consume", topic, "--group", group], minibroker.directory)
     printed = lines_of(process.stdout, 1_000)
     assert "" not in printed
-    assert interrupt(process) == ""
-    assert committed(minibroker, "clock") == {0: 1_000}
+    assert interrupt(process, number) == ""
+    assert committed(minibroker, group) == {0: 1_000}
+    assert described(minibroker, group)["state"] == "Empty"
 
 
 @pytest.mark.slow

@@ -113,7 +113,10 @@ def test_what_a_users_assignor_decided_wrongly_is_named(decided: dict[str, str],
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ("stikcy", "assignor='stikcy': must be one of range, roundrobin, sticky, cooperative-sticky, or a callable"),
+        (
+            "stikcy",
+            "partition_assignment_strategy='stikcy': must be one of range, roundrobin, sticky, cooperative-sticky",
+        ),
         (lambda members, partitions: {}, "must be a name, a function with a name"),
         (7, "must be a name, a function with a name"),
     ],

@@ -136,6 +136,7 @@ def test_a_group_without_members_is_described_with_what_it_has_committed_and_its
             ["topic", "partition", "committed", "end", "lag", "member"],
             ["orders", "0", "4", "10", "6", "-"],
             ["orders", "1", "4", "4", "0", "-"],
+            ["orders", "2", "-", "0", "-", "-"],
         ]
 
     run(scenario)
@@ -171,6 +172,27 @@ def test_members_are_described_with_what_they_read_and_partitions_without_a_comm
     run(scenario)
 
 
+def test_partitions_with_records_and_without_a_commit_are_counted_and_no_lag_of_0_hides_them() -> None:
+    async def scenario(cluster: GroupCluster, command: Command) -> None:
+        del cluster.committed["billing"][P0]
+        lines = table((await command("describe", "billing")).out)
+        assert " ".join(lines[0]).endswith("0 members, lag 0 (1 partition without a commit)")
+        assert lines[3:] == [
+            ["orders", "0", "-", "10", "-", "-"],
+            ["orders", "1", "4", "4", "0", "-"],
+            ["orders", "2", "-", "0", "-", "-"],
+        ]
+        cluster.committed["billing"] = {}
+        cluster.members["billing"] = [member("a", P0, P1, P2)]
+        lines = table((await command("describe", "billing")).out)
+        assert " ".join(lines[0]).endswith("1 member, lag - (2 partitions without a commit)")
+        found = json.loads((await command("describe", "billing", "--format", "json")).out)
+        assert found["lag"] is None
+        assert [each["lag"] for each in found["partitions"]] == [None, None, None]
+
+    run(scenario)
+
+
 def test_a_leader_that_does_not_answer_and_a_topic_that_is_gone_do_not_hide_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -184,6 +206,7 @@ def test_a_leader_that_does_not_answer_and_a_topic_that_is_gone_do_not_hide_the_
             ["gone", "0", "7", "-", "-", "-"],
             ["orders", "0", "4", "-", "-", "-"],
             ["orders", "1", "4", "4", "0", "-"],
+            ["orders", "2", "-", "0", "-", "-"],
         ]
 
     run(scenario)

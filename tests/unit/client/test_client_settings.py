@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import re
+from typing import Any
+
 import pytest
 
+import minibroker
+import minibroker.sync
+from minibroker import Admin, ConfigChange, ConfigResource, RebalanceListener
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.producer import Producer
@@ -30,6 +37,11 @@ def test_a_malformed_bootstrap_is_refused_with_the_value_and_the_rule(bootstrap:
     assert isinstance(caught.value, MinibrokerError)
     assert isinstance(caught.value, ValueError)
     assert "bootstrap=" in str(caught.value)
+
+
+def test_a_bootstrap_with_a_scheme_is_refused_with_what_to_write() -> None:
+    with pytest.raises(InvalidSetting, match=r"^bootstrap='http://a:1/': leave the scheme away: a:1$"):
+        Producer("b:2,http://a:1/")
 
 
 @pytest.mark.parametrize("bootstrap", [[], b"localhost:9092", 9092, ["localhost:9092", 1]])
@@ -68,6 +80,65 @@ def test_a_producer_setting_with_an_impossible_value_is_refused_by_name(settings
     with pytest.raises(InvalidSetting) as caught:
         Producer("localhost:9092", **settings)  # type: ignore[arg-type]
     assert caught.value.name in settings
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("partition_assignment_strategy", "nonsense"),
+        ("partition_assignment_strategy", []),
+        ("session_timeout_ms", -5),
+        ("heartbeat_interval_ms", 45_000),
+        ("max_poll_interval_ms", "6000"),
+        ("auto_commit_interval_ms", "5"),
+    ],
+)
+@pytest.mark.parametrize("read", [{}, {"group": "g"}, {"group": "g", "enable_auto_commit": True}])
+def test_a_setting_is_checked_also_where_it_has_no_effect(read: dict[str, Any], setting: str, value: object) -> None:
+    for what in ({"topics": ["a"]}, {"partitions": [TopicPartition("a", 0)]}):
+        with pytest.raises(InvalidSetting, match=f"^{setting}="):
+            Consumer("localhost:9092", **what, **read, **{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("setting", "value"), [("listener", RebalanceListener()), ("group_instance_id", "one")])
+def test_what_is_for_members_is_refused_where_nobody_is_a_member(setting: str, value: object) -> None:
+    given: dict[str, Any] = {setting: value}
+    with pytest.raises(InvalidSetting, match=f'^{setting}=.*give group="name", too'):
+        Consumer("localhost:9092", topics=["a"], **given)
+    with pytest.raises(InvalidSetting, match=f"^{setting}=.*give topics instead of partitions"):
+        Consumer("localhost:9092", partitions=[TopicPartition("a", 0)], group="g", **given)
+    Consumer("localhost:9092", topics=["a"], group="g", **given)
+    Consumer("localhost:9092", group="g", **given)
+
+
+@pytest.mark.parametrize("pattern", [b"ord.*", re.compile(b"ord.*"), 3, "orders["])
+def test_a_pattern_that_cannot_match_a_name_is_refused_at_once(pattern: Any) -> None:
+    with pytest.raises(InvalidSetting, match="^pattern="):
+        Consumer("localhost:9092", pattern=pattern)
+
+
+@pytest.mark.parametrize("value", ["false", "no", 1, 0, None])
+@pytest.mark.parametrize("module", [minibroker, minibroker.sync])
+def test_what_is_no_boolean_is_not_taken_for_one(module: Any, value: object) -> None:
+    with pytest.raises(InvalidSetting, match=r"enable_auto_commit=.*: give True or False"):
+        module.Consumer("localhost:9092", topics=["a"], group="g", enable_auto_commit=value)
+    if value is not None:  # that is the default: as acks says
+        with pytest.raises(InvalidSetting, match=r"enable_idempotence=.*: give True or False"):
+            module.Producer("localhost:9092", enable_idempotence=value)
+
+
+def test_an_admin_takes_no_text_for_a_boolean() -> None:
+    admin = Admin("localhost:9092")
+    orders = ConfigResource.of_topic("orders")
+    changes = {orders: [ConfigChange.set("retention.ms", 1)]}
+    for call, name in (
+        (lambda: admin.list_topics(internal="no"), "internal"),  # type: ignore[arg-type]
+        (lambda: admin.describe_configs([orders], synonyms="no"), "synonyms"),  # type: ignore[arg-type]
+        (lambda: admin.describe_configs([orders], documentation=1), "documentation"),  # type: ignore[arg-type]
+        (lambda: admin.incremental_alter_configs(changes, validate_only="no"), "validate_only"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidSetting, match=f"{name}=.*: give True or False"):
+            asyncio.run(call())
 
 
 def test_an_unknown_setting_is_a_type_error() -> None:

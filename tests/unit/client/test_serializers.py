@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
+import decimal
+import json
 import pickle
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +32,7 @@ TREES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=10,
 )
+NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
 FINITE = TREES.filter(lambda tree: "inf" not in repr(tree))
 
 
@@ -76,6 +82,43 @@ def test_what_cannot_be_serialized_is_named_with_its_type(name: str, value: obje
         serialize(SERIALIZERS[name], value, "t", "value")
     assert caught.value.__cause__ is not None
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@dataclasses.dataclass
+class _Reading:
+    at: datetime.datetime
+    value: Any
+
+
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"a": [1, (v,)]}, lambda v: _Reading(NOON, v)])
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (b"abc", "JSON has no bytes: decode them to str"),
+        (bytearray(b"abc"), "JSON has no bytes"),
+        (memoryview(b"abc"), "JSON has no bytes"),
+        (float("nan"), "JSON has no nan: send None"),
+        (float("-inf"), "JSON has no -inf"),
+    ],
+)
+def test_json_takes_nothing_that_would_come_back_as_something_else(
+    wrap: Callable[[Any], Any], value: object, problem: str
+) -> None:
+    with pytest.raises(SerializationFailed, match=problem):
+        serialize(SERIALIZERS["json"], wrap(value), "t", "value")
+
+
+def test_json_takes_dataclasses_times_numbers_of_any_size_and_sets() -> None:
+    value = [_Reading(NOON, 1 << 70), uuid.UUID(int=7), decimal.Decimal("1.5"), {1: {2}}, True, None, 0.5]
+    assert json.loads(serialize(SERIALIZERS["json"], value, "t", "value") or b"") == [
+        {"at": "2026-01-02T12:00:00Z", "value": 1 << 70},
+        "00000000-0000-0000-0000-000000000007",
+        "1.5",
+        {"1": [2]},
+        True,
+        None,
+        0.5,
+    ]
 
 
 def test_a_function_that_returns_no_bytes_is_named() -> None:
