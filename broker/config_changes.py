@@ -18,10 +18,11 @@ from minibroker.broker.config import (
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import AlterableConfig
-from minibroker.protocol.model import DURABILITY, AlterOperation
+from minibroker.protocol.model import DURABILITY, INTERNAL_TOPICS, AlterOperation
 
 _TOPIC_SETTINGS = frozenset(field.encode_name for field in msgspec.structs.fields(TopicConfig))
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
+CLEANUP_POLICY = "cleanup.policy"
 
 
 def altered(
@@ -67,9 +68,14 @@ def _items(text: str) -> list[str]:
 
 
 def altered_topic(
-    known: Mapping[str, str], changes: Sequence[AlterableConfig], broker: BrokerConfig, replication_factor: int
+    known: Mapping[str, str],
+    changes: Sequence[AlterableConfig],
+    broker: BrokerConfig,
+    replication_factor: int,
+    topic: str = "",
 ) -> dict[str, str]:
-    """A topic's settings after the changes. Raises BrokerError with the value, the rule and the remedy.
+    """A topic's settings after the changes. Raises BrokerError with the value, the rule and the remedy. `topic`: its
+    name.
 
     Whatever is there and no topic has may be deleted: it was edited by hand, and that mends it."""
     _check_known([c for c in changes if c.name not in known or c.config_operation != AlterOperation.DELETE])
@@ -85,6 +91,14 @@ def altered_topic(
     problem = topic_config_problem(values, broker)
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
+    if topic in INTERNAL_TOPICS and any(change.name == CLEANUP_POLICY for change in changes):
+        policy = values.get(CLEANUP_POLICY, fallback[CLEANUP_POLICY])
+        if policy != "compact":
+            raise BrokerError(
+                ErrorCode.INVALID_CONFIG,
+                f"{CLEANUP_POLICY}={policy}, but the brokers keep their own state in {topic}, and what is older than "
+                f"its retention would be lost: give {CLEANUP_POLICY}=compact",
+            )
     least = topic_config(values).min_insync_replicas
     if least is not None and least > replication_factor and any(c.name == MIN_INSYNC_REPLICAS for c in changes):
         raise BrokerError(

@@ -41,7 +41,8 @@ class AutoCommit:
         self._activity = activity
         self._who = who
         self._interval_s = interval_s
-        self._last: dict[TopicPartition, tuple[PartitionState | None, OffsetAndMetadata]] = {}
+        self._last: dict[TopicPartition, tuple[PartitionState | None, str, OffsetAndMetadata]] = {}
+        """What was committed last, and in the topic of which id."""
 
     async def run(self) -> None:
         """The task."""
@@ -57,16 +58,19 @@ class AutoCommit:
 
     async def commit_these(self, offsets: dict[TopicPartition, OffsetAndMetadata], patience_s: float) -> None:
         """Those of them that are news."""
-        noted = {partition: (self._fetcher.states.get(partition), offset) for partition, offset in offsets.items()}
+        noted = {
+            partition: (self._fetcher.states.get(partition), self._fetcher.topic_id(partition), offset)
+            for partition, offset in offsets.items()
+        }
         news = {
             partition: offset
-            for partition, (_, offset) in noted.items()
+            for partition, (*_, offset) in noted.items()
             if self._last.get(partition) != noted[partition]
         }
         if not news:
             return
         try:
-            await self._commits.commit(self._commits.ticket(news), patience_s)
+            await self._commits.commit(self._commits.ticket(news, self._fetcher.topic_id), patience_s)
         except CommitFailed as error:
             logger.warning("%s: auto-commit: %s", self._who, error)
         else:

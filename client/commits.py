@@ -56,7 +56,7 @@ class _Ticket(NamedTuple):
 
     offsets: Mapping[TopicPartition, OffsetAndMetadata]
     claims: Mapping[TopicPartition, object]
-    topic_ids: Mapping[str, str]
+    topic_ids: Mapping[TopicPartition, str]
 
 
 class Committed(NamedTuple):
@@ -118,13 +118,10 @@ class Nobody:
 class Commits:
     """See the module."""
 
-    def __init__(
-        self, runtime: ClientRuntime, coordinators: Coordinators, group: str, topic_id: Callable[[str], str]
-    ) -> None:
+    def __init__(self, runtime: ClientRuntime, coordinators: Coordinators, group: str) -> None:
         self._runtime = runtime
         self._coordinators = coordinators
         self.group = group
-        self._topic_id = topic_id
         self.committer: Committer = Nobody(group)
         self._queue: deque[_Ticket] = deque()
         """The commits that are under way, in the order of the calls."""
@@ -132,12 +129,15 @@ class Commits:
 
     # -- writing --
 
-    def ticket(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> _Ticket:
-        """A place in the queue, for `commit`."""
+    def ticket(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], topic_id: Callable[[TopicPartition], str]
+    ) -> _Ticket:
+        """A place in the queue, for `commit`. `topic_id`: of the topic that a partition's offset is in; empty: of
+        whichever has the name."""
         ticket = _Ticket(
             dict(offsets),
             {partition: self.committer.claim(partition) for partition in offsets},
-            {partition.topic: self._topic_id(partition.topic) for partition in offsets},
+            {partition: topic_id(partition) for partition in offsets},
         )
         self._queue.append(ticket)
         return ticket
@@ -218,19 +218,20 @@ class Commits:
         self,
         membership: Membership,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        topic_ids: Mapping[str, str],
+        topic_ids: Mapping[TopicPartition, str],
         timeout_s: float,
     ) -> dict[TopicPartition, ErrorCode]:
-        topics: dict[str, list[g.OffsetCommitPartition]] = {}
-        for (topic, index), (offset, epoch, metadata) in offsets.items():
+        topics: dict[tuple[str, str], list[g.OffsetCommitPartition]] = {}
+        for partition, (offset, epoch, metadata) in offsets.items():
+            topic, index = partition
             committed = g.OffsetCommitPartition(index, offset, NO_EPOCH if epoch is None else epoch, metadata or None)
-            topics.setdefault(topic, []).append(committed)
+            topics.setdefault((topic, topic_ids[partition]), []).append(committed)
         request = g.OffsetCommitRequest(
             membership.group,
             membership.generation_id,
             membership.member_id,
             membership.group_instance_id,
-            [g.OffsetCommitTopic(name, partitions, topic_ids[name]) for name, partitions in topics.items()],
+            [g.OffsetCommitTopic(name, partitions, topic_id) for (name, topic_id), partitions in topics.items()],
         )
         answered = await self._coordinators.request(
             self.group, OFFSET_COMMIT, request, code_of=_code_of_commit, timeout_s=timeout_s

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import length_hint
 from typing import Any, Literal
@@ -210,7 +210,7 @@ class Consumer(Client):
             if not isinstance(group, str) or not group:
                 raise InvalidSetting("group", group, "give a name that is not empty")
             coordinators = Coordinators(self._runtime, Purpose.COORDINATOR)
-            self._commits = Commits(self._runtime, coordinators, group, self._fetcher.topic_id)
+            self._commits = Commits(self._runtime, coordinators, group)
             if enable_auto_commit:
                 self._auto_commit = AutoCommit(
                     self._fetcher, self._commits, self._activity, client_id, auto_commit_interval_s
@@ -747,6 +747,7 @@ class Consumer(Client):
             if state is self._current:
                 self._drop_batch()
             self._fetcher.move(state, position, reset, epoch)
+            state.handed_out_of = ""
 
     def seek_to_time(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
         """Go on at the first record at or after that time, in milliseconds since 1970; where there is none, at the end.
@@ -795,7 +796,7 @@ class Consumer(Client):
         commits = self._commits_of_group()
         to_commit = self._to_commit(offsets)
         if to_commit:
-            await commits.commit(commits.ticket(to_commit), self._api_timeout_s)
+            await commits.commit(commits.ticket(to_commit, self._topic_id_of(offsets)), self._api_timeout_s)
 
     def commit_nowait(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
@@ -804,7 +805,7 @@ class Consumer(Client):
         Commits are carried out in the order of the calls."""
         commits = self._commits_of_group()
         to_commit = self._to_commit(offsets)
-        ticket = commits.ticket(to_commit)
+        ticket = commits.ticket(to_commit, self._topic_id_of(offsets))
         task = asyncio.get_running_loop().create_task(commits.commit(ticket, self._api_timeout_s), name="commit")
         self._commit_tasks[task] = None
         running, who = self._commit_tasks, self._runtime.connections.client_id
@@ -839,6 +840,11 @@ class Consumer(Client):
         if self._commits is None:
             raise InvalidSetting("group", None, 'offsets are committed for a group: Consumer(..., group="name")')
         return self._commits
+
+    def _topic_id_of(self, offsets: object) -> Callable[[TopicPartition], str]:
+        """Which topic the offsets are in that are to be committed. Those that the user gives are of records that it
+        has, perhaps of a topic that was created again since; positions are never."""
+        return self._fetcher.topic_id if offsets is None else self._fetcher.handed_out_of
 
     def _to_commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None

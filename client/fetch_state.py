@@ -47,11 +47,16 @@ class PartitionState:
         """What was read, up to `fetch_offset`: leader epochs, and where each begins, both ascending."""
         self.generation = 0
         """Grows when the position is moved: the rest of older batches, and answers to older requests, are dropped."""
+        self.handed_out_of = ""
+        """The id of the topic that has the records that were handed out last; empty: there were none since the user
+        chose the position."""
         self.absent_since: float | None = None
         """Since when metadata has had no such partition, or no leader as recent as the position's epoch."""
         self.is_paused = False
         self.is_held = False
         """As paused, but by the consumer: it does not know yet where to begin, or the user is being told of it."""
+        self.awaits_committed = False
+        """Nothing is looked up: perhaps the group has committed an offset to begin at."""
         self.high_watermark: int | None = None
         """As of the last answer."""
         self.is_busy = True

@@ -167,7 +167,7 @@ class Fetcher:
                 self._metadata.want(partition.topic)
                 self._add(partition, self._reset)
                 state = self.states[partition]
-                state.is_held = True
+                state.is_held = state.awaits_committed = True
                 added.append(state)
         return added
 
@@ -199,9 +199,14 @@ class Fetcher:
                 assert state.position is not None
                 self.go_back(state, state.position)
 
-    def topic_id(self, topic: str) -> str:
+    def topic_id(self, partition: TopicPartition) -> str:
         """Of the topic that is fetched under this name; empty: not known."""
-        return self._topics.get(topic, "")
+        return self._topics.get(partition.topic, "")
+
+    def handed_out_of(self, partition: TopicPartition) -> str:
+        """The id of the topic of which the user has records, though it may have been created again since."""
+        state = self.states.get(partition)
+        return (state.handed_out_of if state is not None else "") or self.topic_id(partition)
 
     @property
     def reset(self) -> int | None:
@@ -296,6 +301,7 @@ class Fetcher:
                 half = self._max_partition_bytes // 2
                 if state.fetched_bytes <= half < before or not state.fetched or self._is_full:
                     self.wake()
+                state.handed_out_of = self.topic_id(state.partition)
                 return batch
         return None
 
@@ -410,10 +416,11 @@ class Fetcher:
         next_at = inf
         by_leader: dict[Leader, list[_Asked]] = {}
         for state in self.states.values():
-            if state.position is not None or state.error is not None or state.is_held:
+            if state.position is not None or state.error is not None or state.awaits_committed:
                 continue
             if state.reset is None:
-                self._stop(state, self._no_position(state.partition))
+                if not state.is_held:  # else the user is being told of the partition, and may call `seek`
+                    self._stop(state, self._no_position(state.partition))
                 continue
             leader = self._metadata.cluster.leader(*state.partition)
             if leader is None:

@@ -81,6 +81,10 @@ class Subscribed(NamedTuple):
             name for name, info in topics.items() if not info.is_internal and self.pattern.fullmatch(name) is not None
         )
 
+    def includes(self, topic: str) -> bool:
+        """Whether this topic is meant, known or not."""
+        return topic in self.topics if self.pattern is None else self.pattern.fullmatch(topic) is not None
+
 
 class _Interrupted(Exception):
     """The step of the rebalance that was under way makes no sense any more."""
@@ -179,9 +183,8 @@ class GroupMember:
         """Join for these topics; None: leave."""
         self._subscribed = subscribed
         if subscribed is not None:
-            names = subscribed.names(self._metadata.cluster.topics)
             for partition, state in self._fetcher.states.items():
-                if partition.topic not in names:  # until it is given up
+                if not subscribed.includes(partition.topic):  # until it is given up, or subscribed to again (M8)
                     state.is_held = True
             self._fetcher.cut()
         self._why_rejoin = "the subscription has changed"
@@ -352,7 +355,8 @@ class GroupMember:
             return None
         topics = self._metadata.cluster.topics
         if self._subscribed.names(topics) != self._joined_topics:
-            return f"other topics match {self._subscribed.pattern.pattern!r}" if self._subscribed.pattern else None
+            pattern = self._subscribed.pattern
+            return "the subscription has changed" if pattern is None else f"other topics match {pattern.pattern!r}"
         if self._watched is not None and self._watched != (now := self._counted(self._watched)):
             changed = [name for name in now if now[name] != self._watched[name]]
             return f"topics or partitions have come or gone: {', '.join(changed)}"
@@ -376,12 +380,15 @@ class GroupMember:
         logger.info("%s: joins: %s", self._who, why)
         self._move(MemberState.PREPARING_REBALANCE)
         # M2: the eager protocol gives up all; the cooperative one, what is not subscribed to any more.
-        topics = self._joined_topics = self._subscribed.names(self._metadata.cluster.topics)
         owned = sorted(self._fetcher.states)
         generation_id = self.generation_id
         self._check()
-        await self._give_up([p for p in owned if not self._is_cooperative or p.topic not in topics], is_lost=False)
-        self._check()
+        topics: list[str] | None = None
+        while topics != (now := self._subscribed.names(self._metadata.cluster.topics)):  # it may change meanwhile
+            topics = self._joined_topics = now
+            gone = [p for p in sorted(self._fetcher.states) if not self._is_cooperative or p.topic not in topics]
+            await self._give_up(gone, is_lost=False)
+            self._check()
         joined = await self._join(topics, owned, generation_id)
         self._move(MemberState.COMPLETING_REBALANCE)
         self.member_id, self.generation_id = joined.member_id, joined.generation_id
@@ -401,8 +408,8 @@ class GroupMember:
     ) -> g.JoinGroupResponse:
         """M3: ask to be in the next generation. The answer comes when all members have asked, or were given up."""
         self._heart.beat(None)
+        self._why_rejoin = None  # what comes up from here on, such as another subscription, takes another rebalance
         while True:
-            self._why_rejoin = None
             kept = [partition for partition in owned if partition in self._fetcher.states]
             request = g.JoinGroupRequest(
                 self._group,
@@ -514,7 +521,9 @@ class GroupMember:
         # M8: the user is told; then it gets records.
         await self._tell("on_partitions_assigned", added)
         self._check()
-        self._fetcher.release(self._fetcher.states[p] for p in added if p in self._fetcher.states)
+        assert self._subscribed is not None
+        subscribed = self._subscribed  # to something else, perhaps, than when it joined
+        self._fetcher.release(state for p, state in self._fetcher.states.items() if subscribed.includes(p.topic))
         # M9: records of all partitions are handed out again.
         self._move(MemberState.STABLE)
         self._activity.is_quiet = False
@@ -695,3 +704,5 @@ def begin_at_committed(
         if offset is not None and state.position is None and state.generation == 0:
             epoch = NO_EPOCH if offset.leader_epoch is None else offset.leader_epoch
             fetcher.move(state, offset.offset, epoch=epoch)
+        state.awaits_committed = False
+    fetcher.wake()

@@ -136,7 +136,8 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.COORDINATOR_NOT_AVAILABLE: ErrorInfo(
         True,
         False,
-        "The partition of __consumer_offsets that has the group has no leader: see `minibroker status`.",
+        "The partition of __consumer_offsets that has the group has no leader, or fewer replicas in sync than its "
+        "min.insync.replicas: see `minibroker status`.",
     ),
     _E.NOT_COORDINATOR: ErrorInfo(True, False, "Another broker coordinates the group now; the client looks for it."),
     _E.INVALID_TOPIC_EXCEPTION: ErrorInfo(

@@ -41,12 +41,6 @@ def age(topic_id: str) -> int | None:
     return None if parts is None else parts[0] << 32 | parts[1]
 
 
-def controller_epoch(topic_id: str) -> int | None:
-    """Of the controller that created the topic; None: the id does not tell."""
-    parts = _parts(topic_id)
-    return None if parts is None else parts[0]
-
-
 def nonce(topic_id: str) -> bytes | None:
     """The nonce that `make` was given; None: the id was not made by it."""
     parts = _parts(topic_id)

@@ -57,6 +57,7 @@ class CoordinatedGroups:
         ]
         metadata.update(UpdateMetadataRequest(1, epoch, self.broker.broker_epoch, states, brokers, names_the_last=last))
         gone = frozenset(i for name, i in before.items() if i is not None and i != metadata.topic_id(name))
+        gone |= frozenset((deleted or {}).values())
         self.groups.removal.topics_gone(gone)
 
     async def lead(self, epoch: int = 0, isr: tuple[int, ...] = (ME,), *, wait: bool = True) -> None:

@@ -109,7 +109,7 @@ class OffsetCommits:
                     group.offsets.complete(topic_partition, value, outcome.base_offset + position)
                 self.committed += len(accepted)
             else:
-                group.offsets.fail(one.topic_partition for one in accepted)
+                group.offsets.fail((one.topic_partition for one in accepted), is_in_doubt=outcome.is_in_doubt)
                 too_large = outcome.code is _E.MESSAGE_TOO_LARGE
                 for one in accepted:
                     one.answer.error_code = _E.INVALID_COMMIT_OFFSET_SIZE if too_large else outcome.code
@@ -184,7 +184,7 @@ class OffsetCommits:
         return g.OffsetFetchGroupResponse(asked.group_id, topics, _E.NONE)
 
     def _is_gone(self, topic: str, value: OffsetValue) -> bool:
-        return is_of_gone_topic(value, self._metadata.topic_id(topic), self._metadata.told_all_epoch)
+        return is_of_gone_topic(value, self._metadata.topic_id(topic))
 
     # -- OffsetDelete (KIP-496) --
 
@@ -204,6 +204,7 @@ class OffsetCommits:
         subscribed = frozenset() if group.is_in(_S.EMPTY) else group.subscribed_topics()
         answers: CommitTopics = []
         doomed: list[tuple[TopicPartition, g.OffsetCommitPartitionResponse]] = []
+        known = frozenset(group.offsets.to_delete())
         for topic in body.topics:
             is_read = subscribed is None or topic.name in subscribed
             code = _E.GROUP_SUBSCRIBED_TO_TOPIC if is_read else _E.NONE
@@ -211,7 +212,7 @@ class OffsetCommits:
             answers.append(g.OffsetCommitTopicResponse(topic.name, parts))
             for part in () if is_read else parts:
                 topic_partition = TopicPartition(topic.name, part.partition_index)
-                if group.offsets.get(topic_partition) is not None:
+                if topic_partition in known:
                     doomed.append((topic_partition, part))
 
         def removed(outcome: Outcome) -> None:

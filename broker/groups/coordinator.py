@@ -18,6 +18,7 @@ from minibroker.broker.groups.group import NO_GENERATION, Group, JoinWaiter, Mem
 from minibroker.broker.groups.records import encode_group_key, encode_group_value
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Term, TermListener, Terms
+from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
@@ -40,10 +41,13 @@ _E = ErrorCode
 
 
 class GroupCoordinator(TermListener):
-    def __init__(self, clock: Clock, random: Random, config: BrokerConfig, terms: Terms) -> None:
+    def __init__(
+        self, clock: Clock, random: Random, config: BrokerConfig, metadata: MetadataCache, terms: Terms
+    ) -> None:
         self._clock = clock
         self._random = random
         self._config = config
+        self._metadata = metadata
         self._terms = terms
         self._timer = Timer()
         self._joins: Purgatory[DelayedJoin] = Purgatory("Rebalance", self._timer)
@@ -194,8 +198,9 @@ class GroupCoordinator(TermListener):
 
     def _replace(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
         """A static member has come back, without the id that it had: it goes on under a new one, in its old place. In a
-        stable group it is given what it had, without a rebalance, as soon as the log says who it is now. Whoever goes
-        on under the old id is fenced."""
+        stable group it is given what it had, without a rebalance, as soon as the log says who it is now: unless it asks
+        for something else now, or its topics have other partitions, which a leader that was away has not seen (in Kafka
+        both go unnoticed until somebody else causes a rebalance). Whoever goes on under the old id is fenced."""
         name, respond = joining.group_instance_id, joining.join_waiter
         assert name is not None
         assert respond is not None
@@ -225,10 +230,14 @@ class GroupCoordinator(TermListener):
             # The leader may be at work on an assignment for the old id.
             self._prepare_rebalance(term, group, f"static member {name} comes back{_because(body.reason)}")
         elif group.is_in(_S.STABLE):
-            if group.select_protocol() == group.protocol_name:
-                self._store_return(term, group, member, before)
-            else:
+            if group.select_protocol() != group.protocol_name:
                 self._prepare_rebalance(term, group, f"static member {name} comes back with other protocols")
+            elif not group.reads_the_same(before.protocols, joining.protocols):
+                self._prepare_rebalance(term, group, f"static member {name} comes back with another subscription")
+            elif group.leader_id == member.member_id and not group.assigns_all(self._metadata.partition_count):
+                self._prepare_rebalance(term, group, f"its leader {name} comes back, and topics have other partitions")
+            else:
+                self._store_return(term, group, member, before)
 
     def _store_return(self, term: Term, group: Group, member: Member, before: Member) -> None:
         member_id, respond, generation = member.member_id, member.join_waiter, group.generation_id

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from minibroker.broker.groups.offsets import GroupOffsets
 from minibroker.broker.groups.records import GroupValue, MemberValue
 from minibroker.broker.groups.states import GroupState, check_transition
-from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_subscription
+from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.group_messages import JoinGroupMember, JoinGroupResponse, SyncGroupResponse
 
@@ -244,6 +244,38 @@ class Group:
             choice = member.vote(candidates)
             votes[choice] = votes.get(choice, 0) + 1
         return max(votes, key=lambda name: votes[name])
+
+    def reads_the_same(self, protocols: Protocols, others: Protocols) -> bool:
+        """Whether a static member that comes back with `others` asks its leader for what it asked with `protocols`, in
+        the generation's protocol. What it has, since when, and what its assignor remembers of that is no part of it:
+        whoever comes back has nothing."""
+        assert self.protocol_name is not None
+        known, now = (dict(some).get(self.protocol_name, b"") for some in (protocols, others))
+        if known == now:
+            return True
+        if self.protocol_type != PROTOCOL_TYPE:
+            return False
+        try:
+            before, after = decode_subscription(known), decode_subscription(now)
+        except InvalidMessage:
+            return False
+        return frozenset(before.topics) == frozenset(after.topics) and before.rack_id == after.rack_id
+
+    def assigns_all(self, partition_count: Callable[[str], int]) -> bool:
+        """Whether the members have exactly the partitions of what they read, as far as that can be said.
+        `partition_count`: of a topic; 0 where it is not known."""
+        topics = self.subscribed_topics()
+        if topics is None:
+            return True
+        assigned: dict[str, set[int]] = {}
+        try:
+            for member in self.members.values():
+                for one in decode_assignment(member.assignment).assigned_partitions:
+                    assigned.setdefault(one.topic, set()).add(one.partition)
+        except InvalidMessage:
+            return True
+        counts = {topic: partition_count(topic) for topic in topics}
+        return all(assigned.get(topic, set()) == set(range(count)) for topic, count in counts.items() if count)
 
     # -- generations --
 

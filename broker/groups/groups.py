@@ -24,7 +24,7 @@ class Groups:
     ) -> None:
         """Before the first control request: from then on it hears of what this broker leads."""
         self.terms = Terms(world.clock, config, metadata, replicas, start_task)
-        self.members = GroupCoordinator(world.clock, world.random, config, self.terms)
+        self.members = GroupCoordinator(world.clock, world.random, config, metadata, self.terms)
         self.commits = OffsetCommits(world.clock, config, metadata, self.terms, self.members)
         self.removal = GroupRemoval(world.clock, config, metadata, self.terms, start_task)
         replicas.add_listener(self.terms)

@@ -12,7 +12,7 @@ import msgspec
 
 from minibroker.broker.groups.records import OffsetValue
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.topic_ids import controller_epoch, is_older
+from minibroker.protocol.topic_ids import is_older
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -26,6 +26,10 @@ class GroupOffsets:
         self._committed: dict[TopicPartition, Committed] = {}
         self._pending: dict[TopicPartition, int] = {}
         """How many records of each partition are on their way, tombstones included."""
+        self._deleted_at: dict[TopicPartition, int] = {}
+        """Where the log has the latest tombstone of each, while other records of it are on their way."""
+        self._in_doubt: dict[TopicPartition, None] = {}
+        """Of which a record may be in the log that is not known here."""
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -40,6 +44,11 @@ class GroupOffsets:
     def settled(self) -> list[tuple[TopicPartition, OffsetValue]]:
         """Those of which no newer record is on its way."""
         return [(one, committed.value) for one, committed in self._committed.items() if one not in self._pending]
+
+    def to_delete(self) -> list[TopicPartition]:
+        """Whatever the log may have, now or later: what is on its way ends up before a tombstone that is written now,
+        and would be all there is without one."""
+        return list(dict.fromkeys([*self._committed, *self._pending, *self._in_doubt]))
 
     @property
     def is_unused(self) -> bool:
@@ -59,19 +68,24 @@ class GroupOffsets:
             self._pending[topic_partition] = count
         else:
             del self._pending[topic_partition]
+            self._deleted_at.pop(topic_partition, None)
 
-    def fail(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """They will not be told of again; what is shown stays."""
+    def fail(self, topic_partitions: Iterable[TopicPartition], *, is_in_doubt: bool = False) -> None:
+        """They will not be told of again; what is shown stays. `is_in_doubt`: they may be in the log."""
         for topic_partition in topic_partitions:
             self._end(topic_partition)
+            if is_in_doubt:
+                self._in_doubt[topic_partition] = None
 
     def complete(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int) -> None:
         """The record that began is replicated; None: it was a tombstone. One that was written after it counts more."""
-        self._end(topic_partition)
         known = self._committed.get(topic_partition)
-        if known is not None and known.log_offset > log_offset:
-            return
-        self.load(topic_partition, value, log_offset)
+        newest = max(-1 if known is None else known.log_offset, self._deleted_at.get(topic_partition, -1))
+        if log_offset > newest:
+            self.load(topic_partition, value, log_offset)
+            if value is None:
+                self._deleted_at[topic_partition] = log_offset
+        self._end(topic_partition)
 
     def load(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int) -> None:
         """What the log has, in its order."""
@@ -100,18 +114,15 @@ class GroupOffsets:
         return expired
 
 
-def is_of_gone_topic(value: OffsetValue, topic_id: str | None, told_all_epoch: int) -> bool:
-    """Whether the topic that an offset was committed for is certainly gone. `topic_id`: of the topic that has the name
-    now, as far as is known; None: none is known. `told_all_epoch`: of the controller that has named all topics.
+def is_of_gone_topic(value: OffsetValue, topic_id: str | None) -> bool:
+    """Whether the topic that an offset was committed for is certainly gone: a newer one has its name. `topic_id`: of
+    the topic that has the name now, as far as is known; None: none is known.
 
-    A topic that is not known here may have been created just now, and its offsets committed at another coordinator. It
-    is gone where it was created under a former controller, and the present one does not name it. An offset without a
-    topic's id belongs to the name, whatever becomes of it.
+    A topic that nobody names is not gone for that: it may have been created just now, or its znode cannot be read for a
+    while. Its offsets are deleted when its deletion is told, or expire. An offset without a topic's id belongs to the
+    name, whatever becomes of it.
     """
-    if topic_id is not None:
-        return is_older(value.topic_id, topic_id)
-    created_in = controller_epoch(value.topic_id)
-    return created_in is not None and created_in < told_all_epoch
+    return topic_id is not None and is_older(value.topic_id, topic_id)
 
 
 def newest_topic_id(topic_ids: Iterable[str]) -> str:

@@ -72,7 +72,7 @@ class GroupRemoval(TermListener):
 
     async def _delete(self, term: Term, group: Group) -> Outcome:
         """Its offsets and itself."""
-        offsets = [topic_partition for topic_partition, _ in group.offsets.items()]
+        offsets = group.offsets.to_delete()
         if offsets:
             outcome = await self._remove(term, group, offsets)
             if outcome.code is not _E.NONE:
@@ -142,12 +142,10 @@ class GroupRemoval(TermListener):
         return _outcome(lambda done: remove_offsets(self._terms, term, group, doomed, done))
 
     def _of_gone_topics(self, group: Group, gone: frozenset[str]) -> list[TopicPartition]:
-        metadata = self._metadata
         return [
             topic_partition
             for topic_partition, value in group.offsets.settled()
-            if value.topic_id in gone
-            or is_of_gone_topic(value, metadata.topic_id(topic_partition.topic), metadata.told_all_epoch)
+            if value.topic_id in gone or is_of_gone_topic(value, self._metadata.topic_id(topic_partition.topic))
         ]
 
     def _unused(self, group: Group, now_ms: int) -> list[TopicPartition]:

@@ -375,7 +375,7 @@ def _altered(
     configs: DynamicConfigManager, found: _Found, name: str, changes: Sequence[AlterableConfig]
 ) -> dict[str, str]:
     if found.topic is not None:
-        return altered_topic(found.values, changes, configs.config, found.replication_factor)
+        return altered_topic(found.values, changes, configs.config, found.replication_factor, name)
     return altered_broker(found.values, changes, configs.static, configs.default if name else {})
 
 

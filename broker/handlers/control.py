@@ -90,7 +90,7 @@ async def handle_update_metadata(services: Services, request: Request) -> None:
         known_id
         for name, known_id in ids_before.items()
         if known_id is not None and known_id != services.metadata.topic_id(name)
-    )
+    ) | {topic.topic_id for topic in body.topic_states if topic.deleted}
     if gone or body.names_the_last:
         services.groups.removal.topics_gone(gone)
     if body.names_the_last:

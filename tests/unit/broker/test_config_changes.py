@@ -69,6 +69,29 @@ def test_what_a_topic_cannot_have_is_refused(changes: list[AlterableConfig], cod
     assert refused.value.code is code
 
 
+@pytest.mark.parametrize(
+    ("one", "is_taken"),
+    [
+        (change("cleanup.policy", SET, "delete"), False),
+        (change("cleanup.policy", APPEND, "delete"), False),
+        (change("cleanup.policy", DELETE), False),
+        (change("cleanup.policy", SET, "compact"), True),
+        (change("segment.bytes", SET, "5000"), True),
+    ],
+)
+def test_what_the_brokers_keep_for_themselves_is_compacted_and_never_deleted(
+    one: AlterableConfig, is_taken: bool
+) -> None:
+    known = {"cleanup.policy": "compact"}
+    altered_topic(known, [one], STATIC, replication_factor=3, topic="orders")
+    if is_taken:
+        altered_topic(known, [one], STATIC, replication_factor=3, topic="__consumer_offsets")
+        return
+    with pytest.raises(BrokerError, match="give cleanup.policy=compact") as refused:
+        altered_topic(known, [one], STATIC, replication_factor=3, topic="__consumer_offsets")
+    assert refused.value.code is ErrorCode.INVALID_CONFIG
+
+
 def test_what_was_edited_by_hand_and_is_no_setting_may_be_deleted_and_nothing_else_done_before() -> None:
     known = {"retention.hours": "5", "segment.bytes": "5000"}
     with pytest.raises(BrokerError, match=r"'retention.hours' is not known; did you mean"):

@@ -214,8 +214,14 @@ def test_a_topic_that_this_broker_has_not_heard_of_yet_keeps_its_offsets(tmp_pat
         await asyncio.sleep(1)
         fetched = (await groups.fetch()).topics[0]
         assert (fetched.topic_id, fetched.partitions[0].committed_offset) == (ORDERS_ID, 7)
-        # The next controller names all topics, and this one is not among them.
+        # The next controller names all topics, and this one is not among them: it cannot read the topic's znode.
         groups.announce({OFFSETS_TOPIC: OFFSETS_ID}, epoch=2)
+        await asyncio.sleep(1)
+        assert await groups.committed() == 7
+        groups.announce({"orders": ORDERS_ID}, epoch=3)
+        assert await groups.committed() == 7
+        groups.broker.metadata._topics.pop("orders")
+        groups.announce({}, deleted={"orders": ORDERS_ID}, epoch=3)
         await groups.until(lambda: not len(groups.group().offsets))
 
     with_groups(tmp_path, program, lead=False)
@@ -278,6 +284,36 @@ def test_a_group_without_members_is_deleted_with_its_offsets(tmp_path: Path) -> 
         assert groups.groups.terms.loaded()[0].groups == {}
 
     with_groups(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("deletes", ["the group", "the offset"])
+@pytest.mark.parametrize("times_out", [False, True])
+def test_what_is_deleted_does_not_come_back_with_a_commit_that_was_on_its_way(
+    tmp_path: Path, deletes: str, times_out: bool
+) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        before = groups.commit(7, partition=TopicPartition(OFFSETS_TOPIC, 0))
+        groups.replicate(2, 3)
+        await before
+        committing = groups.commit(8)
+        if times_out:
+            assert await committing == E.COORDINATOR_NOT_AVAILABLE
+        whole = deletes == "the group"
+        deleting = asyncio.ensure_future(groups.groups.removal.delete(GROUP) if whole else delete_offset(groups))
+        async with asyncio.timeout(30):
+            while not deleting.done():
+                groups.replicate(2, 3)
+                await asyncio.sleep(0.05)
+        assert await deleting == E.NONE
+        await groups.follow(1)
+        await groups.lead(2)
+        (term,) = groups.groups.terms.loaded()
+        assert [str(partition) for one in term.groups.values() for partition, _ in one.offsets.items()] == (
+            [] if whole else [f"{OFFSETS_TOPIC}-0"]
+        )
+
+    with_groups(tmp_path, program, lead=False)
 
 
 def test_a_group_whose_deletion_is_in_doubt_is_not_shown_until_it_is_certain(tmp_path: Path) -> None:

@@ -10,11 +10,19 @@ import pytest
 from minibroker.broker.groups.coordinator import MAX_MEMBER_BYTES
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome
+from minibroker.protocol.consumer_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    encode_assignment,
+    encode_subscription,
+)
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import TopicPartition
 from tests.groups_support import GROUP, OFFSETS, CoordinatedGroups, with_groups
-from tests.replication_support import ME
+from tests.replication_support import ME, ORDERS
 
 E = ErrorCode
+GONE = TopicPartition("orders", 1)
 
 
 def code(answer: object) -> ErrorCode:
@@ -457,6 +465,56 @@ def test_a_static_leader_that_comes_back_leads_and_need_not_assign(tmp_path: Pat
         assert (back.leader, back.skip_assignment) == (back.member_id, True)
         assert [member.member_id for member in back.members] == [back.member_id]
         assert bytes((await groups.sync(back.member_id, 1)).assignment) == b"all"
+
+    with_groups(tmp_path, scenario)
+
+
+def consumer_of(
+    *topics: str, owned: tuple[TopicPartition, ...] = (), data: bytes = b""
+) -> tuple[tuple[str, bytes], ...]:
+    return (("range", encode_subscription(ConsumerProtocolSubscription(topics, data, owned, 1 if owned else -1))),)
+
+
+@pytest.mark.parametrize(
+    ("back", "rebalances"),
+    [
+        (consumer_of("orders"), False),
+        (consumer_of("orders", owned=(ORDERS,), data=b"what the sticky assignor remembers"), False),
+        (consumer_of("orders", "payments"), True),
+        (consumer_of("payments"), True),
+    ],
+)
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_static_member_that_comes_back_with_another_subscription_rebalances_its_group(
+    tmp_path: Path, back: tuple[tuple[str, bytes], ...], rebalances: bool, leads: bool
+) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        first = groups.join(instance="one", protocols=consumer_of("orders"))
+        second = groups.join(instance="two", protocols=consumer_of("orders"))
+        leader, other = (await first).member_id, (await second).member_id
+        all_of_it = encode_assignment(ConsumerProtocolAssignment([ORDERS]))
+        await asyncio.gather(groups.sync(other, 1), groups.sync(leader, 1, {leader: all_of_it}))
+        returning = groups.join(instance="one" if leads else "two", protocols=back)
+        await groups.until(lambda: returning.done() or groups.group().is_in(GroupState.PREPARING_REBALANCE))
+        assert groups.group().is_in(GroupState.PREPARING_REBALANCE) == rebalances
+        if rebalances:
+            (stayed, name) = (other, "two") if leads else (leader, "one")
+            groups.join(stayed, instance=name, protocols=consumer_of("orders"))
+            assert ((await returning).generation_id, (await returning).skip_assignment) == (2, False)
+
+    with_groups(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("assigned", "rebalances"), [([ORDERS], False), ([], True), ([ORDERS, GONE], True)])
+def test_a_static_leader_that_comes_back_assigns_anew_where_its_topics_have_other_partitions(
+    tmp_path: Path, assigned: list[TopicPartition], rebalances: bool
+) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        joined = await groups.join(instance="one", protocols=consumer_of("orders", "unknown"))
+        given = encode_assignment(ConsumerProtocolAssignment(assigned))
+        await groups.sync(joined.member_id, 1, {joined.member_id: given})
+        back = await groups.join(instance="one", protocols=consumer_of("orders", "unknown"))
+        assert (back.generation_id, back.skip_assignment) == ((2, False) if rebalances else (1, True))
 
     with_groups(tmp_path, scenario)
 

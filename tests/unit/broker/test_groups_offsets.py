@@ -91,17 +91,40 @@ def test_an_offset_of_old_that_says_when_it_expires_does_then() -> None:
     assert offsets.expired(50, 1_000, unused_since_ms=None, subscribed=()) == [ORDERS]
 
 
-def test_a_topic_is_gone_where_a_newer_one_has_its_name_or_a_later_controller_does_not_name_it() -> None:
+def test_a_topic_is_gone_where_a_newer_one_has_its_name() -> None:
     of_old = value(1, topic_id=OLD)
-    assert is_of_gone_topic(of_old, NEW, 1)
-    assert not is_of_gone_topic(of_old, OLD, 1)
-    assert not is_of_gone_topic(value(1, topic_id=NEW), OLD, 1)  # this broker has not heard of the newer one yet
-    assert not is_of_gone_topic(of_old, None, 1)  # nor perhaps of this one
-    assert is_of_gone_topic(of_old, None, 2)
-    assert not is_of_gone_topic(value(1), None, 2)
+    assert is_of_gone_topic(of_old, NEW)
+    assert not is_of_gone_topic(of_old, OLD)
+    assert not is_of_gone_topic(value(1, topic_id=NEW), OLD)  # this broker has not heard of the newer one yet
+    assert not is_of_gone_topic(of_old, None)  # nor perhaps of this one
+    assert not is_of_gone_topic(value(1), NEW)
 
 
 def test_the_newest_of_the_topics_of_a_name_is_found() -> None:
     assert newest_topic_id([OLD, NEW, OLD]) == NEW
     assert newest_topic_id(["", OLD]) == OLD
     assert newest_topic_id([]) == ""
+
+
+def test_a_commit_that_was_written_before_a_tombstone_stays_deleted_in_whatever_order_they_complete() -> None:
+    offsets = GroupOffsets()
+    offsets.begin([ORDERS])
+    offsets.begin([ORDERS])
+    offsets.complete(ORDERS, None, 11)
+    offsets.complete(ORDERS, value(5), 10)
+    assert offset_of(offsets) is None
+    assert offsets.is_unused
+
+
+def test_what_is_on_its_way_or_in_doubt_is_to_be_deleted_like_what_is_known() -> None:
+    offsets = GroupOffsets()
+    offsets.load(ORDERS, value(3), 1)
+    offsets.begin([ORDERS, OTHER])
+    assert offsets.to_delete() == [ORDERS, OTHER]
+    offsets.fail([ORDERS])
+    offsets.fail([OTHER], is_in_doubt=True)
+    assert offsets.to_delete() == [ORDERS, OTHER]
+    offsets = GroupOffsets()
+    offsets.begin([ORDERS])
+    offsets.fail([ORDERS])
+    assert offsets.to_delete() == []

@@ -143,6 +143,60 @@ def test_with_the_cooperative_protocol_a_member_reads_on_through_a_rebalance_tha
     run(scenario)
 
 
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+@pytest.mark.parametrize("step", [JOIN_GROUP, SYNC_GROUP])
+def test_a_subscription_that_changes_in_the_middle_of_a_rebalance_is_what_is_read(
+    step: Api[Any, Any], strategy: str
+) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.add_topic("payments", 2)
+        fill(cluster.log("orders"), 10)
+        fill(cluster.log("payments"), 10)
+        async with member(cluster, partition_assignment_strategy=strategy) as consumer:
+
+            def change(received: Received) -> Action | None:
+                if received.api is step and consumer.subscription() == ["orders"]:
+                    consumer.subscribe(["payments"])
+                return None
+
+            cluster.rules.append(change)
+            records = await take(consumer, 10)
+            assert {record.topic for record in records} == {"payments"}
+            assert {partition.topic for partition in consumer.assignment()} == {"payments"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_a_subscription_that_changes_while_partitions_wait_to_be_given_up_is_what_is_read(strategy: str) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.add_topic("payments", 2)
+        fill(cluster.log("orders"), 10)
+        fill(cluster.log("payments"), 10)
+        async with member(cluster, partition_assignment_strategy=strategy) as consumer:
+            await take(consumer, 1)  # and is worked on
+            consumer.subscribe(["gone"])
+            await until(lambda: consumer.status().member_state == "preparing rebalance", 10)
+            consumer.subscribe(["payments"])
+            assert {record.topic for record in await take(consumer, 10)} == {"payments"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_what_is_subscribed_to_again_at_once_is_read_on(strategy: str) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.add_topic("payments", 2)
+        fill(cluster.log("orders"), 10)
+        async with member(cluster, partition_assignment_strategy=strategy) as consumer:
+            await assigned(consumer, P0, P1)
+            consumer.subscribe(["payments"])
+            consumer.subscribe(["orders"])
+            assert numbers(await take(consumer, 10)) == list(range(10))
+
+    run(scenario)
+
+
 def test_a_commit_that_meets_a_rebalance_is_repeated_in_the_next_generation() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 10)
@@ -154,6 +208,88 @@ def test_a_commit_that_meets_a_rebalance_is_repeated_in_the_next_generation() ->
             assert (first.generation_id, second.generation_id) == (1, 2)
             assert cluster.groups.group("billing").offsets["orders", 0].offset == 3
             assert numbers(await take(consumer, 2)) == [3, 4]
+
+    run(scenario)
+
+
+def test_what_was_read_of_a_deleted_topic_is_not_committed_for_the_one_that_was_created_again() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        async with member(cluster, metadata_max_age_ms=20, fetch_max_wait_ms=20) as consumer:
+            record = (await take(consumer, 5))[-1]
+            before = cluster.topics["orders"].topic_id
+            cluster.add_topic("orders", 2)
+            after = cluster.topics["orders"].topic_id
+            fill(cluster.log("orders"), 10, prefix="new-")
+            assert consumer.position_epoch(P0) == 0
+            await until(lambda: consumer.position_epoch(P0) is None, 10)  # it has gone over to the new one
+            await consumer.commit({P0: record.offset + 1})
+            assert cluster.groups.group("billing").offsets["orders", 0].topic_id == before
+            await consumer.position(P0)
+            await consumer.commit()
+            assert cluster.groups.group("billing").offsets["orders", 0].topic_id == after
+            record = (await take(consumer, 1))[-1]
+            assert record.value == b"new-0"
+            await consumer.commit({P0: record.offset + 1})
+            assert cluster.groups.group("billing").offsets["orders", 0].topic_id == after
+
+    run(scenario)
+
+
+def test_a_listener_can_ask_for_positions_where_nothing_is_committed() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        told: list[Any] = []
+
+        class Asks(RebalanceListener):
+            async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+                told.append([await consumer.position(partition) for partition in partitions])
+                told.append(await consumer.lag())
+
+        settings: dict[str, Any] = {"auto_offset_reset": "latest", "default_api_timeout_ms": 2_000}
+        async with member(cluster, listener=Asks(), **settings) as consumer:
+            await assigned(consumer, P0, P1)
+            await until(lambda: len(told) == 2, 10)
+            assert told == [[10, 0], {P0: 0, P1: 0}]
+
+    run(scenario)
+
+
+def test_a_listener_takes_its_time_before_it_seeks_where_nothing_is_committed() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+
+        class Seeks(RebalanceListener):
+            async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+                await asyncio.sleep(0.2)  # it asks a database
+                for partition in partitions:
+                    consumer.seek(partition, 0)
+
+        async with member(cluster, listener=Seeks(), auto_offset_reset="none") as consumer:
+            assert numbers(await take(consumer, 10)) == list(range(10))
+
+    run(scenario)
+
+
+def test_auto_commit_counts_an_offset_of_a_topic_that_was_created_again_as_another_one() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 5)
+        fast: dict[str, Any] = {"metadata_max_age_ms": 20, "fetch_max_wait_ms": 20, "retry_backoff_ms": 10}
+        offsets = cluster.groups.group("billing").offsets
+
+        async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=1_000, **fast) as consumer:
+            await take(consumer, 5)
+            waiting = asyncio.ensure_future(anext(consumer))
+            await until(lambda: ("orders", 0) in offsets, 10)
+            cluster.add_topic("orders", 2)
+            fill(cluster.log("orders"), 5, prefix="new-")
+            await waiting
+            await take(consumer, 4)
+            waiting = asyncio.ensure_future(anext(consumer))
+            await until(lambda: offsets["orders", 0].topic_id == cluster.topics["orders"].topic_id, 10)
+            assert offsets["orders", 0].offset == 5
+            waiting.cancel()
+            await asyncio.wait([waiting])
 
     run(scenario)
 
