@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
 
 import pytest
 import typer
 
 from minibroker.client.cli.output import run_until_terminated
+
+
+@pytest.fixture(autouse=True)
+def sigterm_as_a_process_begins_with_it() -> Iterator[None]:
+    """Whatever other tests in this process have left."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_sigterm_lets_a_command_finish_and_the_exit_code_is_143() -> None:
