@@ -339,6 +339,7 @@ async def die_twice(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power cut"])
 @pytest.mark.parametrize("retain", [by_size, roll_by_time])
 def test_the_start_after_that_may_die_at_any_step_too(retain: Pass, power_cut: bool) -> None:
