@@ -145,6 +145,7 @@ def test_two_members_share_the_partitions_are_named_and_keep_operators_out(minib
         interrupt(members[0])
         assert wait_until(lambda: len(described(minibroker, "pair")["members"]) == 1, PATIENCE_S)
         minibroker.ok("produce", "shared", "-p", "0", stdin=b"last\n")
+        assert wait_until(lambda: committed(minibroker, "pair")[0] == 4, PATIENCE_S)
     finally:
         for process in members:
             if process.poll() is None:

@@ -55,7 +55,7 @@ async def main() -> None:
         reveal_type((await producer.send("t", b"v")).offset)
     async with Consumer("127.0.0.1:9092", topics=["t"]) as consumer:
         async for record in consumer:
-            wrong: str = record.value
+            wrong: str = record.offset
 """
 
 
