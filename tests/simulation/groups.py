@@ -75,6 +75,8 @@ class _Group:
     settings: Mapping[str, Any]
     history: GroupHistory
     is_forgiven: bool = False
+    behind: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """What is committed and where the log ends, by partition, where these differed at the last look in the end."""
 
 
 @dataclass
@@ -312,6 +314,7 @@ class Groups:
         member, consumer = life.member, life.consumer
         records, batches = aiter(consumer), consumer.batches()
         while not self._is_over and (self._now_s < until_s or self._is_last_life):
+            before = life.uncommitted
             try:
                 async with asyncio.timeout(1):
                     if member.style == "poll":
@@ -329,10 +332,12 @@ class Groups:
             except MaxPollIntervalExceeded:
                 self._storm.event("a member sat on its records for too long")
             self.look_at(life)
-            # In the end there may be no further records to remind it of a commit that failed.
-            if life.uncommitted >= member.records_per_commit or random.random() < 0.05 or self._is_last_life:
+            # In the end there may be no further records to remind it of a commit that failed. (With each record,
+            # commits would take longer than there is for what it has still to read.)
+            is_idle = self._is_last_life and life.uncommitted == before
+            if life.uncommitted >= member.records_per_commit or random.random() < 0.05 or is_idle:
                 await self._commit(life, random)
-            if member.style != "records":
+            if member.style != "records" and not self._is_last_life:
                 await asyncio.sleep(member.pause_s * random.random())
             if random.random() < 0.003 and not self._is_last_life:
                 await asyncio.sleep(life.group.max_poll_interval_ms / 1_000 * random.uniform(0.5, 1.7))
@@ -459,7 +464,8 @@ class Groups:
             async with Consumer(self._cluster.bootstrap, partitions=partitions, world=world) as consumer:
                 ends = await consumer.end_offsets(partitions)
             found = await self._committed(world, group, partitions)
-            if self._is_shared(group, partitions) and all((found[p] or 0) == ends[p] for p in partitions):
+            group.behind = {str(p): (found[p] or 0, ends[p]) for p in partitions if (found[p] or 0) != ends[p]}
+            if self._is_shared(group, partitions) and not group.behind:
                 return
             await asyncio.sleep(0.5)
 
@@ -470,11 +476,7 @@ class Groups:
 
     def _condition(self, group: _Group) -> str:
         views = {name: member.view for name, member in self._members.items() if member.group is group}
-        committed = {
-            str(partition): max((r.offset or 0 for r in group.history.reads if r.partition == partition), default=None)
-            for partition in self._partitions_of(group)
-        }
-        return f"{group.strategy}, commits {group.commits}; members {views}; committed {committed}"
+        return f"{group.strategy}, commits {group.commits}; members {views}; committed and end {group.behind}"
 
     def judge(self) -> Iterator[Anomaly]:
         """Once all topics were read back."""
