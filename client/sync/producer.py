@@ -259,7 +259,7 @@ class Handover(Ending):
 
     def wait_until_taken(self, batch: BatchDelivery) -> None:
         """Raises what the asynchronous `send_batch` does, BufferFull after `max_block_ms`, DeliveryFailed, Closed,
-        ForkedClient. Unless this returns, the records are not sent."""
+        ForkedClient: then the records are not sent. Only an interruption may come when they have just been taken."""
 
         async def wait() -> None:
             async with asyncio.timeout(self._max_block_s):
@@ -275,6 +275,10 @@ class Handover(Ending):
                 if isinstance(error, TimeoutError):
                     raise self._no_room() from None
                 raise
+            if not isinstance(error, Exception):
+                raise
+            if isinstance(error, DeliveryFailed):  # of others, for the next call to tell
+                self.background.soon(partial(self._put_back, error.failures))
         if batch._error is not None:
             raise batch._error
 
@@ -427,6 +431,10 @@ class Handover(Ending):
             self._progress.notify()
         return failures
 
+    def _put_back(self, failures: Sequence[FailedRecord]) -> None:
+        """Whoever was to be told of them is not."""
+        self._failures[:0] = failures
+
     async def _report(self) -> None:
         if failures := self._take_failures():
             raise DeliveryFailed(failures)
@@ -444,7 +452,7 @@ class Handover(Ending):
                 failures += error.failures
             failures += self._take_failures()
         except BaseException:  # interrupted
-            self._failures[:0] = failures
+            self._put_back(failures)
             raise
         if failures:
             raise DeliveryFailed(failures)

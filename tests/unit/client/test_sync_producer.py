@@ -23,11 +23,13 @@ from minibroker.client.errors import (
     Closed,
     DeliveryFailed,
     DeliveryTimedOut,
+    FailedRecord,
     InvalidSetting,
     SerializationFailed,
 )
 from minibroker.client.sync import Delivery, Producer
 from minibroker.client.sync import producer as sync_producer
+from minibroker.client.sync.background import Call
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from tests.unit.client.scripted_broker import HANG, reject
@@ -475,6 +477,40 @@ def test_a_batch_waits_for_room_in_the_buffer(cluster: ClusterThread) -> None:
         producer.flush()
         producer.send_batch("orders", [bytes(1_000)] * 100).result()
     assert len(cluster.values()) == (taken + 1) * 100
+
+
+def ends_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """The next call into the client's thread is over, and in that very moment its caller meets the error."""
+    wait = Call.wait
+
+    def ended(call: Call[object]) -> None:
+        wait(call)
+        monkeypatch.setattr(Call, "wait", wait)
+        raise error
+
+    monkeypatch.setattr(Call, "wait", ended)
+
+
+def test_a_caller_that_is_interrupted_when_its_batch_was_taken_hears_of_the_interruption(
+    cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        ends_with(monkeypatch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_batch("orders", [b"a", b"b"])
+    assert cluster.values() == [b"a", b"b"]
+
+
+def test_failures_of_others_that_a_batch_meets_when_it_was_taken_are_not_forgotten(
+    cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = FailedRecord("orders", 0, None, b"earlier", 0, (), BrokerError(ErrorCode.INVALID_RECORD))
+    with Producer(cluster.bootstrap) as producer:
+        ends_with(monkeypatch, DeliveryFailed([failed]))
+        producer.send_batch("orders", [b"a", b"b"]).result()
+        with pytest.raises(DeliveryFailed) as caught:
+            producer.flush()
+        assert list(caught.value.failures) == [failed]
 
 
 def test_a_batch_whose_records_a_broker_refuses_says_which(cluster: ClusterThread) -> None:

@@ -1,0 +1,36 @@
+"""Long work on the event loop, in slices: others have the loop between them.
+
+A slice is 2 ms of the loop, and what follows it a real sleep: a bare yield would let the loop's own tasks run, but keep
+the threads, ZooKeeper's among them, from the interpreter.
+"""
+
+import asyncio
+from collections.abc import Generator
+from typing import TypeVar
+
+SLICE_S = 0.002
+BREATH_S = 0.001
+
+T = TypeVar("T")
+
+
+class Slices:
+    def __init__(self) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._end_s = self._time() + SLICE_S
+
+    async def breathe(self) -> None:
+        """Between two pieces of work: let others run if the slice is over."""
+        if self._time() >= self._end_s:
+            await asyncio.sleep(BREATH_S)
+            self._end_s = self._time() + SLICE_S
+
+    async def finish(self, steps: Generator[None, None, T]) -> T:
+        """The result of work that is done in steps."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            await self.breathe()
