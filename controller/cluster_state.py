@@ -290,9 +290,6 @@ class ClusterState:
         """Partitions with a replica assigned to the broker."""
         return tuple(self._partitions_on.get(broker_id, ()))
 
-    def partitions_led_by(self, broker_id: int) -> tuple[TopicPartition, ...]:
-        return tuple(p for p in self.partitions_on(broker_id) if self.leader(p) == broker_id)
-
     def shown_partitions(self, topic: str) -> int:
         """How many of the topic's partitions clients are told of: those that have a leader, or had one, or are about to
         get their first. (One whose replicas are all dead, or whose state cannot be read, would keep clients from the

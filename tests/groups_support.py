@@ -24,6 +24,7 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import DEFAULT_LISTENER, TopicPartition
 from minibroker.protocol.topic_ids import make
 from tests.replication_support import ME, ORDERS, OneBroker, state, with_one_broker
+from tests.waiting import until
 
 OFFSETS = TopicPartition(OFFSETS_TOPIC, 0)
 OFFSETS_ID = make(1, 1, b"offset")
@@ -65,7 +66,7 @@ class CoordinatedGroups:
         told = state(epoch=epoch, isr=isr, replicas=replicas)
         assert await self.broker.told(told, topic=OFFSETS_TOPIC, topic_id=OFFSETS_ID) == []
         if wait:
-            await self.until(lambda: self.groups.terms.loaded())
+            await until(lambda: self.groups.terms.loaded())
 
     async def follow(self, epoch: int) -> None:
         told = state(leader=2, epoch=epoch, isr=(ME, 2), replicas=(ME, 2))
@@ -78,11 +79,6 @@ class CoordinatedGroups:
         for follower in followers:
             fetched = self.broker.fetch_from(OFFSETS, OFFSETS_ID, end, follower)
             assert fetched.error_code == ErrorCode.NONE, fetched
-
-    async def until(self, condition: Callable[[], object], within_s: float = 30) -> None:
-        async with asyncio.timeout(within_s):
-            while not condition():
-                await asyncio.sleep(0.005)
 
     # -- what members do --
 

@@ -16,8 +16,9 @@ from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import is_of_gone_topic
 from minibroker.broker.groups.records import encode_group_key
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import RETRY_S, Outcome, Slices, Term, TermListener, Terms
+from minibroker.broker.groups.terms import RETRY_S, Outcome, Term, TermListener, Terms
 from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Clock

@@ -42,6 +42,7 @@ from minibroker.broker.groups.records import (
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import DecodedBatch, decode_batch, encode_batch, iterate_batches
@@ -55,8 +56,6 @@ MAX_GROUP_ID_BYTES = 32_767
 """As much as a record's key can say."""
 LOAD_BYTES = 256 * 1024
 """Read at a time."""
-SLICE_S = 0.002
-BREATH_S = 0.001
 LEAST_LOOK_S = 0.005
 MOST_LOOK_S = 0.25
 """How often the high watermark is looked at that a load waits for; more seldom the longer that lasts."""
@@ -328,19 +327,6 @@ class Terms:
                 self._confirm(term)
 
         self.write(term, [(_NO_MEANING, None)], written)
-
-
-class Slices:
-    """Work on the loop that pauses when it has had it for 2 ms."""
-
-    def __init__(self) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._end_s = self._time() + SLICE_S
-
-    async def breathe(self) -> None:
-        if self._time() >= self._end_s:
-            await asyncio.sleep(BREATH_S)
-            self._end_s = self._time() + SLICE_S
 
 
 class _Loading:

@@ -1,9 +1,9 @@
 """DeleteRecords: let logs begin later, and answer when no replica that may become leader has what came before."""
 
-from minibroker.broker.handlers.list_offsets import Slices
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import DeletionStatus
+from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     DeleteRecordsPartitionResult,

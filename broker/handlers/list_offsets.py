@@ -5,12 +5,9 @@ where the records that its index knows of are deleted. So the work is done in sl
 event loop.
 """
 
-import asyncio
-from collections.abc import Generator
-from typing import TypeVar
-
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
+from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     ListOffsetsPartition,
@@ -26,33 +23,6 @@ from minibroker.protocol.messages import (
     OffsetForLeaderTopicResponse,
 )
 from minibroker.protocol.model import TopicPartition
-
-SLICE_S = 0.002
-BREATH_S = 0.001
-
-T = TypeVar("T")
-
-
-class Slices:
-    def __init__(self) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._end_s = self._time() + SLICE_S
-
-    async def breathe(self) -> None:
-        """Between two pieces of work: let others run if the slice is over."""
-        if self._time() >= self._end_s:
-            await asyncio.sleep(BREATH_S)
-            self._end_s = self._time() + SLICE_S
-
-    async def finish(self, steps: Generator[None, None, T]) -> T:
-        """The result of work that is done in steps."""
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            await self.breathe()
 
 
 async def handle_list_offsets(services: Services, request: Request) -> None:

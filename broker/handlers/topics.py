@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from itertools import zip_longest
+from typing import Generic, TypeVar
 
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
@@ -10,6 +11,7 @@ from minibroker.broker.purgatory.purgatory import DelayedOperation
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     CreatableTopicResult,
+    CreatePartitionsTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeletableTopicResult,
@@ -28,25 +30,30 @@ def may_change(topic: str, request: Request) -> bool:
     return topic.replace(".", "_") not in INTERNAL_TOPICS or request.principal != ANONYMOUS
 
 
-class DelayedCreateTopics(DelayedOperation):
-    """Completes when every topic created has leaders for all its partitions, as far as this broker's metadata tells.
-    What has none at the deadline is created nevertheless, and reported as REQUEST_TIMED_OUT (Kafka's
-    DelayedCreatePartitions).
+Result = TypeVar("Result", CreatableTopicResult, CreatePartitionsTopicResult)
+
+
+class DelayedCreatePartitions(DelayedOperation, Generic[Result]):
+    """Completes when every topic that was created, or has got partitions, has leaders for all of them, as far as this
+    broker's metadata tells. What has none at the deadline is there nevertheless, and reported as REQUEST_TIMED_OUT with
+    what `describe` says of it (Kafka's class of that name).
     """
 
     def __init__(
         self,
         timeout_ms: int,
-        results: list[CreatableTopicResult],
+        results: list[Result],
         has_leaders: Callable[[str, int], bool],
-        respond: Callable[[list[CreatableTopicResult]], None],
+        describe: Callable[[Result], str],
+        respond: Callable[[list[Result]], None],
     ) -> None:
         super().__init__(timeout_ms)
-        self._results = results
+        self._results: list[Result] = results
         self._has_leaders = has_leaders
-        self._respond = respond
+        self._describe: Callable[[Result], str] = describe
+        self._respond: Callable[[list[Result]], None] = respond
 
-    def _without_leaders(self) -> list[CreatableTopicResult]:
+    def _without_leaders(self) -> list[Result]:
         return [r for r in self._results if not r.error_code and not self._has_leaders(r.name, r.num_partitions)]
 
     def try_complete(self) -> bool:
@@ -55,11 +62,15 @@ class DelayedCreateTopics(DelayedOperation):
     def on_complete(self) -> None:
         for result in self._without_leaders():
             result.error_code = ErrorCode.REQUEST_TIMED_OUT
-            result.error_message = f"topic {result.name!r} was created, but not all of its partitions have a leader yet"
+            result.error_message = self._describe(result)
         self._respond(self._results)
 
     def on_expiration(self) -> None:
         """The answer says it all."""
+
+
+def _without_leaders(result: CreatableTopicResult) -> str:
+    return f"topic {result.name!r} was created, but not all of its partitions have a leader yet"
 
 
 async def handle_create_topics(services: Services, request: Request) -> None:
@@ -89,7 +100,9 @@ async def _create(services: Services, request: Request, body: CreateTopicsReques
     if body.validate_only or not created:
         respond(results)
         return
-    operation = DelayedCreateTopics(max(body.timeout_ms, 0), results, services.metadata.has_leaders, respond)
+    operation = DelayedCreatePartitions(
+        max(body.timeout_ms, 0), results, services.metadata.has_leaders, _without_leaders, respond
+    )
     services.topic_purgatory.try_complete_else_watch(operation, created)
 
 

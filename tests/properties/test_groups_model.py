@@ -20,6 +20,7 @@ from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
 from tests.groups_support import CoordinatedGroups, with_groups
 from tests.replication_support import ME
+from tests.waiting import until
 
 E = ErrorCode
 CLIENTS = 3
@@ -148,7 +149,7 @@ async def carry_out(groups: CoordinatedGroups, todo: list[tuple[str, int]]) -> N
             epoch += 2
             await groups.lead(epoch, ISR, wait=False)
             groups.replicate(2, 3)
-            await groups.until(groups.groups.terms.loaded)
+            await until(groups.groups.terms.loaded)
         else:
             getattr(clients[argument], step)()
         await asyncio.sleep(0.001)  # answers arrive

@@ -18,6 +18,7 @@ from minibroker.protocol.records import decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make
 from tests.groups_support import GROUP, OFFSETS, OFFSETS_ID, ORDERS_ID, CoordinatedGroups, with_groups
 from tests.replication_support import ME, ORDERS
+from tests.waiting import until
 
 E = ErrorCode
 NEWER_ID = make(1, 3, b"orders")
@@ -179,7 +180,7 @@ def test_the_offsets_of_a_deleted_topic_go_and_the_next_one_of_its_name_has_none
     async def scenario(groups: CoordinatedGroups) -> None:
         assert await groups.commit(7) == E.NONE
         groups.announce({}, deleted={"orders": ORDERS_ID}, last=False)
-        await groups.until(lambda: not len(groups.group().offsets))
+        await until(lambda: not len(groups.group().offsets))
         key, value = log_of(groups)[-1]
         assert (decode_key(key), value) == (OffsetKey(GROUP, "orders", 0), None)
         groups.announce({"orders": NEWER_ID}, last=False)
@@ -196,7 +197,7 @@ def test_offsets_of_a_topic_that_was_deleted_unseen_go_when_the_next_of_its_name
     async def scenario(groups: CoordinatedGroups) -> None:
         assert await groups.commit(7) == E.NONE
         groups.announce({"orders": NEWER_ID}, last=False)
-        await groups.until(lambda: not len(groups.group().offsets))
+        await until(lambda: not len(groups.group().offsets))
 
     with_groups(tmp_path, scenario)
 
@@ -222,7 +223,7 @@ def test_a_topic_that_this_broker_has_not_heard_of_yet_keeps_its_offsets(tmp_pat
         assert await groups.committed() == 7
         groups.broker.metadata._topics.pop("orders")
         groups.announce({}, deleted={"orders": ORDERS_ID}, epoch=3)
-        await groups.until(lambda: not len(groups.group().offsets))
+        await until(lambda: not len(groups.group().offsets))
 
     with_groups(tmp_path, program, lead=False)
 

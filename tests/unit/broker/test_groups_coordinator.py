@@ -20,6 +20,7 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
 from tests.groups_support import GROUP, OFFSETS, CoordinatedGroups, with_groups
 from tests.replication_support import ME, ORDERS
+from tests.waiting import until
 
 E = ErrorCode
 GONE = TopicPartition("orders", 1)
@@ -495,7 +496,7 @@ def test_a_static_member_that_comes_back_with_another_subscription_rebalances_it
         all_of_it = encode_assignment(ConsumerProtocolAssignment([ORDERS]))
         await asyncio.gather(groups.sync(other, 1), groups.sync(leader, 1, {leader: all_of_it}))
         returning = groups.join(instance="one" if leads else "two", protocols=back)
-        await groups.until(lambda: returning.done() or groups.group().is_in(GroupState.PREPARING_REBALANCE))
+        await until(lambda: returning.done() or groups.group().is_in(GroupState.PREPARING_REBALANCE))
         assert groups.group().is_in(GroupState.PREPARING_REBALANCE) == rebalances
         if rebalances:
             (stayed, name) = (other, "two") if leads else (leader, "one")
@@ -623,7 +624,7 @@ def test_while_the_groups_are_loaded_requests_wait_for_it_and_heartbeats_are_wel
         await joining
         groups.sync(member, 1, {member: b"all"})
         groups.replicate(2, 3)
-        await groups.until(lambda: groups.group().is_in(GroupState.STABLE))
+        await until(lambda: groups.group().is_in(GroupState.STABLE))
         pending = groups.commit(7, member_id=member, generation_id=1)
         assert not pending.done()
         await groups.follow(1)
@@ -637,7 +638,7 @@ def test_while_the_groups_are_loaded_requests_wait_for_it_and_heartbeats_are_wel
             assert code(groups.fetch().result()) is E.COORDINATOR_LOAD_IN_PROGRESS
             await asyncio.sleep(0.5)
         groups.replicate(2, 3)
-        await groups.until(lambda: groups.groups.terms.loaded())
+        await until(lambda: groups.groups.terms.loaded())
         assert bytes(groups.sync(member, 1).result().assignment) == b"all"
         fetching = groups.fetch()
         groups.replicate(2, 3)
@@ -653,7 +654,7 @@ def test_a_load_that_ends_after_the_leadership_changes_nothing(tmp_path: Path) -
         await joining
         groups.sync(member, 1, {member: b"all"})
         groups.replicate(2, 3)
-        await groups.until(lambda: groups.group().is_in(GroupState.STABLE))
+        await until(lambda: groups.group().is_in(GroupState.STABLE))
         groups.commit(7, member_id=member, generation_id=1)  # for which every load has to wait
         await groups.follow(1)
         for epoch in (2, 4, 6):
@@ -664,7 +665,7 @@ def test_a_load_that_ends_after_the_leadership_changes_nothing(tmp_path: Path) -
         assert groups.heartbeat(member, 1) is E.NOT_COORDINATOR
         await groups.lead(8, (ME, 2, 3), wait=False)
         groups.replicate(2, 3)
-        await groups.until(lambda: groups.groups.terms.loaded())
+        await until(lambda: groups.groups.terms.loaded())
         assert groups.heartbeat(member, 1) is E.NONE
         assert groups.groups.terms.loads == 2
 

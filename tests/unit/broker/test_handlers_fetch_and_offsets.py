@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.handlers import list_offsets
+from minibroker.broker import slices
 from minibroker.broker.handlers.fetch import MOST_AT_ONCE_BYTES
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -100,10 +100,10 @@ def test_others_get_their_turn_between_the_partitions_of_an_offset_request(
         async def others() -> None:
             nonlocal turns
             while not peer.answers:
-                await asyncio.sleep(list_offsets.BREATH_S)
+                await asyncio.sleep(slices.BREATH_S)
                 turns += 1
 
-        monkeypatch.setattr(list_offsets, "SLICE_S", 0.0)  # as long as the virtual clock stands still
+        monkeypatch.setattr(slices, "SLICE_S", 0.0)  # as long as the virtual clock stands still
         other = asyncio.ensure_future(others())
         await peer.send(api, body)
         await other
@@ -133,10 +133,10 @@ def test_others_get_their_turn_while_a_segment_is_searched(tmp_path: Path, monke
         async def others() -> None:
             nonlocal turns
             while not peer.answers:
-                await asyncio.sleep(list_offsets.BREATH_S)
+                await asyncio.sleep(slices.BREATH_S)
                 turns += 1
 
-        monkeypatch.setattr(list_offsets, "SLICE_S", 0.0)  # as long as the virtual clock stands still
+        monkeypatch.setattr(slices, "SLICE_S", 0.0)  # as long as the virtual clock stands still
         other = asyncio.ensure_future(others())
         wanted = [ListOffsetsPartition(0, -1, MAX_TIMESTAMP)]
         await peer.send(apis.LIST_OFFSETS, ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted)]))
