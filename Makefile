@@ -9,8 +9,8 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all check up bench faults controller-faults group-faults cut-connections full-disk power-cuts \
-	spark-faults hostile simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
+.PHONY: setup demo test test-all check up bench faults controller-faults group-faults cut-connections full-disk isolation power-cuts \
+	spark-faults hostile kafka-clients simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
 
@@ -71,6 +71,10 @@ group-faults: setup
 full-disk: setup
 	$(BIN)/pytest tests/faults/test_full_disk.py
 
+# Cuts brokers of a cluster inside a test off from everybody. Needs root, and iptables.
+isolation: setup
+	$(BIN)/pytest tests/faults/test_isolation.py
+
 # Cuts the power under the brokers of a cluster of its own, of one at a time and of all at once, and judges what was
 # acknowledged. Needs root, to mount the disks.
 CUTS_OF_ONE := 1
@@ -88,7 +92,14 @@ spark-faults: setup
 FRAMES := 200000
 hostile: setup
 	$(BIN)/python -m tests.faults.hostile_frames --frames $(FRAMES)
+	$(BIN)/python -m tests.faults.hostile_kafka --frames $(FRAMES)
 	$(BIN)/python -m tests.faults.slow_connections
+
+# Other people's clients (kcat, librdkafka, Java's, franz-go, kafkajs, Kafka's console tools, Spark's connector), each built
+# from its own packages, at a cluster whose leader and coordinator are killed. CLIENTS=kcat,java-newest runs some of them.
+CLIENTS :=
+kafka-clients: setup
+	$(BIN)/python -m tests.kafka_clients.matrix $(if $(CLIENTS),--only $(CLIENTS))
 
 # The whole cluster in one process on virtual time, under a storm of faults for each seed. SEED=17 replays one of them;
 # MUTANT=name plants one of the bugs of tests/simulation/mutants.

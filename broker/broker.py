@@ -17,9 +17,10 @@ from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
+from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
 from minibroker.broker.handlers.dispatch import dispatcher
-from minibroker.broker.handlers.offsets_topic import OffsetsTopic
 from minibroker.broker.handlers.services import ControlEpoch, Services
+from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
 from minibroker.broker.metrics_listener import MetricsListener
@@ -165,7 +166,7 @@ class Broker:
         )
         await self._connect_to_zookeeper(registration)
         self._metadata.cluster_id = registration.cluster_id
-        await self._configs.load()
+        await self._configs.load(registration.usable_session)
 
         self._logs.on_offline(self._log_directory_failed)
         await self._logs.open(registration.cluster_id)
@@ -194,6 +195,8 @@ class Broker:
         )
         self._supervisor.start(self._configs.run(), "dynamic configuration")
         forwarding = ForwardingManager(config.broker_id, self._metadata, connections)
+        transcoder = Transcoder(self._replicas, world.new_executor("transcoding"))
+        self._replicas.add_listener(transcoder)
         self._services = Services(
             metadata=self._metadata,
             replicas=self._replicas,
@@ -201,7 +204,8 @@ class Broker:
             administration=self._controller,
             forwarding=forwarding,
             groups=self._groups,
-            offsets_topic=OffsetsTopic(config, self._controller, forwarding, self._supervisor.start),
+            auto_topic_creation=AutoTopicCreation(config, self._controller, forwarding, self._supervisor.start),
+            transcoder=transcoder,
             topic_purgatory=self._topic_purgatory,
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),

@@ -47,6 +47,7 @@ Rate = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 Limit = Annotated[int, Meta(ge=-1, le=_UNBOUNDED)]
 """-1: none."""
 Durability = Literal["replicated", "synced"]
+RecordFormat = Literal["columns", "kafka"]
 Age = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 """In milliseconds."""
 Duration = Annotated[int, Meta(ge=0, le=_UNBOUNDED)]
@@ -130,6 +131,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """How many replicas must be in sync for anything to be committed. Unset: 2 for topics of three or more replicas,
     else 1."""
 
+    auto_create_topics_enable: bool = False
+    """Whether a topic that does not exist is created when a client of Kafka's protocol asks where it is, and lets it be
+    created (`allow.auto.create.topics`): with num.partitions and default.replication.factor. Our own clients never
+    ask for that."""
     delete_topic_enable: bool = True
     """Whether topics can be deleted. Set it alike on all brokers: that of the controller's counts."""
 
@@ -375,6 +380,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """The broker's `log.cleaner.delete.retention.ms`, for this topic."""
     index_interval_bytes: Bytes | None = None
     """The broker's `log.index.interval.bytes`, for this topic."""
+    record_format: RecordFormat = "columns"
+    """How the log keeps what our own producers write: `columns`, as they send it; `kafka`, as the records of Kafka's
+    clients. Everybody reads both, but the other one costs its reader, or the broker on his behalf: so `kafka` is for a
+    topic that Kafka's clients read mostly. The leader turns batches into records before it appends them. What is in
+    the log already stays as it is. Not in Kafka."""
     leader_replication_throttled_replicas: ThrottledReplicas = ""
     """For which partitions, on which leaders, `leader.replication.throttled.rate` holds: `*` for all, or
     `PARTITION:BROKER,...`. In-sync replicas are never throttled."""

@@ -71,11 +71,12 @@ class DynamicConfigManager:
 
     # -- life --
 
-    async def load(self) -> None:
-        """Read what is set for brokers, when this one starts: `config` has it then."""
+    async def load(self, sessions: Callable[[], Awaitable[ZooKeeperSession]]) -> None:
+        """Read what is set for brokers, when this one starts: `config` has it then. `sessions` opens another where the
+        first has expired meanwhile, since nobody else does as long as the broker is not registered."""
         while True:
             try:
-                session = await self._sessions()
+                session = await sessions()
                 await catch_up(session)
                 await self.read_broker_configs(session)
                 return

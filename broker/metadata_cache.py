@@ -3,7 +3,7 @@
 Eventually right: it trails the controller by a request, and clients refresh and retry.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -116,6 +116,10 @@ class MetadataCache:
         cached = self._topics.get(topic)
         return None if cached is None else cached.topic_id
 
+    def topic_with_id(self, topic_id: str) -> str | None:
+        """Its name. Looks at every topic: for what is asked rarely."""
+        return next((name for name, topic in self._topics.items() if topic.topic_id == topic_id), None)
+
     def partition_count(self, topic: str) -> int:
         """As clients see it; 0 where the topic is not known, or not all of it yet."""
         cached = self._topics.get(topic)
@@ -145,10 +149,13 @@ class MetadataCache:
             and all(p.leader in self._brokers for p in cached.partitions.values())
         )
 
-    def describe(self, topics: Iterable[str] | None, listener: str = DEFAULT_LISTENER) -> MetadataResponse:
-        """The answer to a Metadata request that came in by that listener; None: all topics. Unknown ones get their
-        error code. Brokers are given with their endpoint of the same listener, since a client that asks there can
-        perhaps reach no other (a host outside of the containers' network, say); brokers that lack it are left out.
+    def describe(
+        self, topics: Iterable[str] | None, listener: str = DEFAULT_LISTENER, topic_ids: Sequence[str] = ()
+    ) -> MetadataResponse:
+        """The answer to a Metadata request that came in by that listener; None: all topics. `topic_ids`: of topics that
+        are asked for by their ids. Unknown ones get their error code. Brokers are given with their endpoint of the same
+        listener, since a client that asks there can perhaps reach no other (a host outside of the containers' network,
+        say); brokers that lack it are left out.
 
         Until this broker has been told of all topics, a request for all of them is answered with those that it knows
         and without brokers: as from a broker that has just started, a client does not take that for an answer."""
@@ -164,9 +171,18 @@ class MetadataCache:
             brokers=brokers,
             cluster_id=self.cluster_id,
             controller_id=self.controller_id,
-            topics=[self._describe_topic(name) for name in names],
+            topics=[self._describe_topic(name) for name in names] + self._describe_by_ids(topic_ids),
             controller_epoch=self.controller_epoch,
         )
+
+    def _describe_by_ids(self, topic_ids: Sequence[str]) -> list[MetadataTopic]:
+        names = {topic.topic_id: name for name, topic in self._topics.items()} if topic_ids else {}
+        return [
+            self._describe_topic(names[topic_id])
+            if topic_id in names
+            else MetadataTopic(ErrorCode.UNKNOWN_TOPIC_ID, "", topic_id, False, [])
+            for topic_id in dict.fromkeys(topic_ids)
+        ]
 
     def _describe_topic(self, name: str) -> MetadataTopic:
         cached = self._topics.get(name)

@@ -325,6 +325,14 @@ class BrokerMetrics(Collector):
         for plane in Plane:
             busy.add_metric([plane.value], server.handler_busy_s(plane))
         yield busy
+        software = GaugeMetricFamily(
+            "kafka_server_socket_server_metrics_connections",
+            "Open connections of clients that say what they are (KIP-511)",
+            labels=["clientsoftwarename", "clientsoftwareversion"],
+        )
+        for names, connections in sorted(counts.client_software.connections.items()):
+            software.add_metric(names, connections)
+        yield software
         for name, documentation, count in (
             ("connections_opened", "Connections accepted", counts.connections_opened),
             ("connections_refused", "Connections refused over a limit", counts.connections_refused),

@@ -49,6 +49,7 @@ from minibroker.client.errors import (
     PartitionErrors,
     SerializationFailed,
     TopicErrors,
+    WithinListener,
     WrongEventLoop,
 )
 from minibroker.client.groups import GroupDescription, GroupListing, MemberDescription
@@ -126,6 +127,7 @@ __all__ = [
     "TopicDescription",
     "TopicErrors",
     "TopicPartition",
+    "WithinListener",
     "WithoutKey",
     "WrongEventLoop",
     "crc32",

@@ -296,7 +296,7 @@ class Accumulator:
     def _state(self, topic: str) -> TopicState:
         state = self._topics.get(topic)
         if state is None:
-            problem = topic_name_problem(topic)
+            problem = topic_name_problem(topic) if isinstance(topic, str) else f"{topic!r}: a name is a str"
             if problem is not None:
                 raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
             state = self._topics[topic] = TopicState(topic, self._batch_size)

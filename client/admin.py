@@ -12,7 +12,7 @@ from random import Random
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from minibroker.client import groups as groups_
-from minibroker.client.commits import OffsetAndMetadata
+from minibroker.client.commits import OffsetAndMetadata, check_offsets
 from minibroker.client.configs import (
     ConfigChange,
     ConfigEntry,
@@ -41,7 +41,6 @@ from minibroker.client.groups import (
     GroupListing,
     check_group,
     check_groups,
-    check_offsets,
     check_states,
 )
 from minibroker.client.lifecycle import Client
@@ -51,6 +50,7 @@ from minibroker.client.reassignment import Alteration, Listing, PartitionReassig
 from minibroker.client.settings import (
     Address,
     check_boolean,
+    check_by_partition,
     check_choice,
     check_integer,
     check_ms,
@@ -552,7 +552,7 @@ class Admin(Client):
         """
         self._check_running()
         deadline = self._runtime.clock.monotonic() + self._api_timeout_s
-        asked = dict(zip(check_partitions("offsets", offsets), offsets.values(), strict=True))
+        asked = check_by_partition("offsets", offsets, 5)
         for offset in asked.values():
             check_integer("offset", offset, m.UP_TO_HIGH_WATERMARK, 2**63 - 1)
         if not asked:
@@ -583,7 +583,7 @@ class Admin(Client):
         count. None: there is no such record. Raises BrokerError, NetworkError."""
         self._check_running()
         asked = {}
-        for partition, spec in zip(check_partitions("offsets", offsets), offsets.values(), strict=True):
+        for partition, spec in check_by_partition("offsets", offsets, "'latest'").items():
             if isinstance(spec, str):
                 check_choice("offsets", spec, list(_SPECS))
                 asked[partition] = _SPECS[spec]

@@ -32,6 +32,15 @@ def positions(fetcher: Fetcher) -> dict[TopicPartition, OffsetAndMetadata]:
     return found
 
 
+_Noted = tuple[PartitionState | None, str, OffsetAndMetadata]
+"""An offset, in the topic of which id, and during which hold on the partition."""
+
+
+def _covers(last: _Noted | None, noted: _Noted) -> bool:
+    """Whether what was committed last is as good as the other."""
+    return last is not None and last[:2] == noted[:2] and last[2].offset >= noted[2].offset
+
+
 class AutoCommit:
     """See the module."""
 
@@ -41,7 +50,7 @@ class AutoCommit:
         self._activity = activity
         self._who = who
         self._interval_s = interval_s
-        self._last: dict[TopicPartition, tuple[PartitionState | None, str, OffsetAndMetadata]] = {}
+        self._last: dict[TopicPartition, _Noted] = {}
         """What was committed last, and in the topic of which id."""
 
     async def run(self) -> None:
@@ -58,7 +67,7 @@ class AutoCommit:
 
     async def commit_these(self, offsets: dict[TopicPartition, OffsetAndMetadata], patience_s: float) -> None:
         """Those of them that are news."""
-        noted = {
+        noted: dict[TopicPartition, _Noted] = {
             partition: (self._fetcher.states.get(partition), self._fetcher.topic_id(partition), offset)
             for partition, offset in offsets.items()
         }
@@ -72,6 +81,9 @@ class AutoCommit:
         try:
             await self._commits.commit(self._commits.ticket(news, self._fetcher.topic_id), patience_s)
         except CommitFailed as error:
-            logger.warning("%s: auto-commit: %s", self._who, error)
+            # What is committed when partitions are given up may be behind one by the clock, and done by then.
+            failed = {p: why for p, why in error.errors.items() if not _covers(self._last.get(p), noted[p])}
+            if failed:
+                logger.warning("%s: auto-commit: %s", self._who, CommitFailed(error.group, failed))
         else:
             self._last = noted

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import add, itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 from minibroker.client.batch import RECORD_OVERHEAD
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -22,6 +22,15 @@ BytesLike = bytes | bytearray | memoryview
 Column = list[bytes | None]
 
 MAX_TIMESTAMP_MS = 1 << 62
+
+
+class ArrowArray(Protocol):
+    """A pyarrow Array or ChunkedArray."""
+
+    def __len__(self) -> int: ...
+
+    def to_pylist(self) -> list[Any]: ...
+
 
 _BYTES = {bytes}
 _BYTES_OR_NONE = {bytes, type(None)}
@@ -124,9 +133,9 @@ def checked_list(name: str, data: object) -> list[Any]:
 
 
 def checked_timestamps(timestamps_ms: object) -> list[int]:
-    """A list of timestamps. Raises TypeError for what is no list of ints, BrokerError (INVALID_TIMESTAMP) for one that
-    cannot be."""
-    column = checked_list("timestamps_ms", timestamps_ms)
+    """A list of timestamps, from one or from a pyarrow array of integers or timestamps. Raises TypeError for what is
+    neither, BrokerError (INVALID_TIMESTAMP) for a time that cannot be."""
+    column = _arrow_times(timestamps_ms) if is_arrow(timestamps_ms) else checked_list("timestamps_ms", timestamps_ms)
     types = set(map(type, column))
     if types and not (types == _INT and min(column) >= 0 and max(column) < MAX_TIMESTAMP_MS):
         index, wrong = next(
@@ -140,6 +149,25 @@ def checked_timestamps(timestamps_ms: object) -> list[int]:
             is_complete=True,
         )
     return column
+
+
+def _arrow_times(data: Any) -> list[Any]:
+    """The milliseconds of a pyarrow array of integers, or of timestamps of whatever unit."""
+    kind = str(getattr(data, "type", _kind(data)))
+    unit = kind.partition("[")[2][:2].rstrip("],") if kind.startswith("timestamp[") else ""
+    if not unit and not kind.startswith(("int", "uint")):
+        raise TypeError(
+            f"timestamps_ms must be a list of ints, or a pyarrow array of ints or timestamps, not of {kind}"
+        )
+    times: list[Any] = data.cast("int64", safe=False).to_pylist()
+    if unit in ("", "ms"):
+        return times
+    numerator, denominator = {"s": (1_000, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}[unit]
+    return [None if time is None else time * numerator // denominator for time in times]
+
+
+def _kind(data: object) -> str:
+    return type(data).__name__
 
 
 def as_bytes(name: str, data: object) -> bytes:
@@ -156,11 +184,13 @@ def is_arrow(data: object) -> bool:
 
 
 def from_arrow(name: str, data: Any) -> Column:
-    """The elements of a pyarrow array of binary or string. Raises TypeError for any other.
+    """The elements of a pyarrow array of binary or string. Raises TypeError for any other, and for a table.
 
     They are cut out of its buffers: `to_pylist` makes an object of Arrow's for each element first, and takes several
     times as long.
     """
+    if not hasattr(data, "type"):
+        raise TypeError(f'{name} must be a list, or a pyarrow array: pass one column of the {_kind(data)}, ["column"]')
     kind = str(data.type)
     if kind == "null":
         return [None] * len(data)

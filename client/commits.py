@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from minibroker.client.coordinators import Coordinators
-from minibroker.client.errors import CommitFailed
+from minibroker.client.errors import CommitFailed, InvalidSetting
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.client.group_states import Reaction, reaction
 from minibroker.client.heart import Membership
+from minibroker.client.metadata import UNKNOWN_FOR_S
 from minibroker.client.runtime import ClientRuntime
+from minibroker.client.settings import check_by_partition, check_integer
 from minibroker.client.tasks import Pulse
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.apis import OFFSET_COMMIT, OFFSET_FETCH
@@ -51,12 +53,36 @@ class OffsetAndMetadata(NamedTuple):
     """Whatever the user wants to remember with it."""
 
 
-class _Ticket(NamedTuple):
+def check_offsets(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What is to be committed. Raises InvalidSetting."""
+    checked = {}
+    for partition, value in check_by_partition("offsets", offsets, 5).items():
+        committed = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+        check_integer("offset", committed.offset, 0, 2**63 - 1)
+        if committed.leader_epoch is not None:
+            check_integer("leader_epoch", committed.leader_epoch, 0, 2**31 - 1)
+        if not isinstance(committed.metadata, str):
+            raise InvalidSetting("metadata", committed.metadata, "give text: a str, which is empty for none")
+        checked[partition] = committed
+    return checked
+
+
+class _Ticket:
     """A commit, as it was asked for."""
 
-    offsets: Mapping[TopicPartition, OffsetAndMetadata]
-    claims: Mapping[TopicPartition, object]
-    topic_ids: Mapping[TopicPartition, str]
+    def __init__(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        claims: Mapping[TopicPartition, object],
+        topic_ids: Mapping[TopicPartition, str],
+    ) -> None:
+        self.offsets = offsets
+        self.claims = claims
+        self.topic_ids = topic_ids
+        self.is_next = asyncio.Event()
+        """Its own: if each commit woke all that wait, a queue of thousands would take minutes of processor time."""
 
 
 class Committed(NamedTuple):
@@ -86,6 +112,10 @@ class Committer(Protocol):
         """The coordinator has refused a commit by that membership."""
         ...
 
+    def why_refused(self, code: ErrorCode) -> MinibrokerError:
+        """What to tell the user of a commit that the coordinator has refused for good."""
+        ...
+
     async def can_retry(self, membership: Membership, code: ErrorCode) -> bool:
         """After a commit was refused: waits until the member is through with the rebalance that it met. False: it met
         none, or the partitions are lost."""
@@ -111,6 +141,16 @@ class Nobody:
     def refused(self, membership: Membership, code: ErrorCode) -> None:
         pass
 
+    def why_refused(self, code: ErrorCode) -> MinibrokerError:
+        group = self._membership.group
+        if reaction(code) is Reaction.RAISE:
+            return BrokerError(code, f"committing offsets of group {group}")
+        said = (
+            f"group {group} has members, and takes commits from them alone (see `minibroker groups describe {group}`): "
+            "for partitions that are assigned by hand use a group of their own, or subscribe() instead"
+        )
+        return BrokerError(ErrorCode.NON_EMPTY_GROUP, said, is_complete=True)
+
     async def can_retry(self, membership: Membership, code: ErrorCode) -> bool:
         return False
 
@@ -123,9 +163,9 @@ class Commits:
         self._coordinators = coordinators
         self.group = group
         self.committer: Committer = Nobody(group)
-        self._queue: deque[_Ticket] = deque()
+        self._queue: OrderedDict[_Ticket, None] = OrderedDict()
         """The commits that are under way, in the order of the calls."""
-        self._moved = Pulse()
+        self._drained = Pulse()
 
     # -- writing --
 
@@ -139,28 +179,31 @@ class Commits:
             {partition: self.committer.claim(partition) for partition in offsets},
             {partition: topic_id(partition) for partition in offsets},
         )
-        self._queue.append(ticket)
+        self._queue[ticket] = None
+        self._call_next()
         return ticket
 
     def give_back(self, ticket: _Ticket) -> None:
         """The commit is over, or will not be made. May be called again."""
-        for place, other in enumerate(self._queue):
-            if other is ticket:
-                del self._queue[place]
-                self._moved.notify()
-                return
+        self._queue.pop(ticket, None)
+        self._call_next()
+
+    def _call_next(self) -> None:
+        if self._queue:
+            next(iter(self._queue)).is_next.set()
+        else:
+            self._drained.notify()
 
     async def drained(self) -> None:
         """Until no commit is under way."""
         while self._queue:
-            await self._moved.wait()
+            await self._drained.wait()
 
     async def commit(self, ticket: _Ticket, timeout_s: float) -> None:
         """Returns once the coordinator has all of them. Raises CommitFailed, naming those that it does not have."""
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
-            while self._queue[0] is not ticket:
-                await self._moved.wait()
+            await ticket.is_next.wait()
             errors = await self._commit(ticket, deadline)
         finally:
             self.give_back(ticket)
@@ -172,7 +215,8 @@ class Commits:
         clock = self._runtime.clock
         pending = dict(ticket.offsets)
         errors: dict[TopicPartition, MinibrokerError] = {}
-        patience_until = min(deadline, clock.monotonic() + UNKNOWN_TOPIC_PATIENCE_S)
+        began = clock.monotonic()
+        patience_until = min(deadline, began + UNKNOWN_TOPIC_PATIENCE_S)
         while True:
             for partition in list(pending):
                 why = self.committer.why_not(partition, ticket.claims[partition])
@@ -191,13 +235,18 @@ class Commits:
             if of_member:
                 if await self._can_retry(membership, of_member[0], deadline):
                     continue
-                refusal = BrokerError(of_member[0], f"committing offsets of group {self.group}")
-                return errors | dict.fromkeys(pending, refusal)
+                return errors | dict.fromkeys(pending, self.committer.why_refused(of_member[0]))
             retry = False
+            unknown = {
+                p: ticket.topic_ids[p] for p, code in codes.items() if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            }
+            missing: list[TopicPartition] = []
+            if unknown and clock.monotonic() >= began + UNKNOWN_FOR_S:
+                missing = await self._runtime.metadata.missing(unknown)
             for partition, code in codes.items():
                 if code is ErrorCode.NONE:
                     del pending[partition]
-                elif ERRORS[code].retriable and clock.monotonic() < patience_until:
+                elif ERRORS[code].retriable and partition not in missing and clock.monotonic() < patience_until:
                     retry = True
                 else:
                     errors[partition] = BrokerError(code, f"committing offset {pending[partition].offset}")
@@ -226,15 +275,20 @@ class Commits:
             topic, index = partition
             committed = g.OffsetCommitPartition(index, offset, NO_EPOCH if epoch is None else epoch, metadata or None)
             topics.setdefault((topic, topic_ids[partition]), []).append(committed)
-        request = g.OffsetCommitRequest(
-            membership.group,
-            membership.generation_id,
-            membership.member_id,
-            membership.group_instance_id,
-            [g.OffsetCommitTopic(name, partitions, topic_id) for (name, topic_id), partitions in topics.items()],
-        )
-        answered = await self._coordinators.request(
-            self.group, OFFSET_COMMIT, request, code_of=_code_of_commit, timeout_s=timeout_s
+        named = [g.OffsetCommitTopic(name, partitions, topic_id) for (name, topic_id), partitions in topics.items()]
+        answered = await self._coordinators.change(
+            self.group,
+            OFFSET_COMMIT,
+            lambda attempt: g.OffsetCommitRequest(
+                membership.group,
+                membership.generation_id,
+                membership.member_id,
+                membership.group_instance_id,
+                named,
+                attempt,
+            ),
+            code_of=_code_of_commit,
+            timeout_s=timeout_s,
         )
         codes = {
             TopicPartition(topic.name, partition.partition_index): error_of(partition.error_code)

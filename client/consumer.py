@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import re
 import sys
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from operator import length_hint
 from typing import Any, Literal
@@ -15,11 +17,18 @@ from typing import Any, Literal
 from minibroker.client.activity import Activity
 from minibroker.client.assignors import Assignor, AssignorCallable, assignor_of
 from minibroker.client.auto_commit import AutoCommit, positions
-from minibroker.client.commits import Commits, Nobody, OffsetAndMetadata
+from minibroker.client.commits import Commits, Nobody, OffsetAndMetadata, check_offsets
 from minibroker.client.connections import Purpose
 from minibroker.client.consumer_status import ConsumerStatus, describe
 from minibroker.client.coordinators import Coordinators
-from minibroker.client.errors import ApiTimedOut, CorruptBatch, DeserializationFailed, InvalidSetting
+from minibroker.client.errors import (
+    ApiTimedOut,
+    CommitFailed,
+    CorruptBatch,
+    DeserializationFailed,
+    InvalidSetting,
+    WithinListener,
+)
 from minibroker.client.fetch_state import FetchedBatch, PartitionState
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.group_member import GroupMember, Subscribed, begin_at_committed
@@ -30,13 +39,15 @@ from minibroker.client.records import ConsumerBatch, Record
 from minibroker.client.serializers import DeserializerChoice, choose_deserializer
 from minibroker.client.settings import (
     check_boolean,
+    check_by_partition,
     check_choice,
     check_integer,
     check_ms,
     check_names,
+    check_partition,
     check_partitions,
 )
-from minibroker.client.stalls import STALL_S, Stalls
+from minibroker.client.stalls import LOOK_EVERY_S, STALL_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
@@ -97,6 +108,7 @@ class Consumer(Client):
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so many bytes, or for so long.
       `fetch_max_bytes`, `max_partition_fetch_bytes`: limits of one answer (which has at least one batch all the same).
       `fetch_max_buffer_bytes`: how much is fetched ahead, over all partitions.
+    - `metadata_max_age_ms`: after so long, partitions and topics that were added are found (30 s; in Kafka 5 minutes).
     - `default_api_timeout_ms`: for `start`, `position`, `commit`, `committed` and the offset look-ups.
 
     A consumer that is dropped without `close` warns (ResourceWarning).
@@ -136,7 +148,7 @@ class Consumer(Client):
         request_timeout_ms: float = 30_000,
         default_api_timeout_ms: float = 60_000,
         retry_backoff_ms: float = 100,
-        metadata_max_age_ms: float = 300_000,
+        metadata_max_age_ms: float = 30_000,
         world: World | None = None,
     ) -> None:
         if [topics, pattern, partitions].count(None) < 2:
@@ -199,6 +211,7 @@ class Consumer(Client):
             max_buffer_bytes=fetch_max_buffer_bytes,
         )
         self._activity = Activity(self._runtime.clock)
+        self._stalls: Stalls[str] = Stalls(client_id, remedy="")
         self._group = group
         self._commits: Commits | None = None
         self._member: GroupMember | None = None
@@ -208,7 +221,7 @@ class Consumer(Client):
         """To be raised by the next call for records."""
         if group is not None:
             if not isinstance(group, str) or not group:
-                raise InvalidSetting("group", group, "give a name that is not empty")
+                raise InvalidSetting("group", group, "give a name: a str that is not empty")
             coordinators = Coordinators(self._runtime, Purpose.COORDINATOR)
             self._commits = Commits(self._runtime, coordinators, group)
             if enable_auto_commit:
@@ -273,6 +286,7 @@ class Consumer(Client):
         if self._member is not None:
             tasks.start(self._member.beat(), "heart")
             tasks.start(self._member.run(), "group member")
+            tasks.start(self._member.watch(), "waits of the group member")
         if self._auto_commit is not None:
             tasks.start(self._auto_commit.run(), "auto-commit")
         self._apply()
@@ -307,7 +321,7 @@ class Consumer(Client):
     async def close(self, timeout_ms: float = 30_000) -> None:
         """Commit what is to be committed by itself, give up the partitions, leave the group, and end all tasks and
         connections, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait raise Closed.
-        A second `close` does nothing.
+        A second `close` does nothing. Raises WithinListener.
 
         What was handed out last is committed, too, unless `close` is called because of an exception (in `finally`, or
         by leaving `async with`): then that may not have been worked on, and comes again.
@@ -319,6 +333,7 @@ class Consumer(Client):
         if self._state == "closed":
             return
         self._check_loop()
+        self._check_not_within_listener("close")
         was_running, self._state = self._state == "running", "closing"
         self._tell()
         deadline = self._runtime.clock.monotonic() + timeout_s
@@ -449,17 +464,23 @@ class Consumer(Client):
         checked = check_partitions("partitions", partitions)
         if not checked:
             raise InvalidSetting("partitions", partitions, "give at least one; unsubscribe() reads nothing")
+        if self._assigned is None and self._member is not None and not self._member.has_left:
+            rule = f"this consumer is still leaving group {self._member.group}: await unsubscribe() again first"
+            raise InvalidSetting("partitions", partitions, rule)
         if self._commits is not None and self._member is not None and self._assigned is None:
             self._commits.committer = Nobody(self._commits.group)
         self._assigned = checked
         self._apply()
 
     async def unsubscribe(self) -> None:
-        """Read nothing any more, and leave the group, after what is committed by itself and the listener."""
+        """Read nothing any more, and leave the group, after what is committed by itself and the listener. Where this is
+        cancelled, the group is left all the same, in the background. Raises WithinListener."""
         self._check_running()
+        self._check_not_within_listener("unsubscribe")
         self._drop_batch()
         self._activity.done()
         if self._member is not None and self._assigned is None:
+            self._subscribed = None
             self._member.subscribe(None)
             await self._member.left()
         elif self._auto_commit is not None:
@@ -468,6 +489,10 @@ class Consumer(Client):
             self._commits.committer = self._member
         self._subscribed = self._assigned = None
         self._fetcher.assign_none()
+
+    def _check_not_within_listener(self, call: str) -> None:
+        if self._member is not None and self._member.is_within_listener:
+            raise WithinListener(call)
 
     def subscription(self) -> list[str]:
         """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
@@ -605,10 +630,22 @@ class Consumer(Client):
                 found = self._take_batch()
                 if found is not None:
                     return found
-                await self._fetcher.pulse.wait()
+                await self._something()
                 self._yielded_at = self._runtime.clock.monotonic()
         finally:
             self._activity.asked(is_given=found is not None)
+
+    async def _something(self) -> None:
+        """Until there is something to look at. That all partitions are paused is told, as a call that waits for records
+        all the same waits in vain."""
+        states = self._fetcher.states.values()
+        paused = ["records"] if states and all(state.is_paused for state in states) else []
+        if paused or self._stalls.is_any:
+            now = self._runtime.clock.monotonic()
+            self._stalls.look(now, paused, lambda _: f"all {len(states)} partitions are paused: call resume()")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_EVERY_S if paused else None):
+                await self._fetcher.pulse.wait()
 
     def _take_batch(self) -> tuple[PartitionState, ConsumerBatch] | None:
         """The next batch with records, if one is there. Raises what is to be told."""
@@ -795,6 +832,8 @@ class Consumer(Client):
         """
         commits = self._commits_of_group()
         to_commit = self._to_commit(offsets)
+        if not to_commit and offsets is None and self._member is not None and (why := self._member.untold) is not None:
+            raise CommitFailed(commits.group, dict.fromkeys(self._member.lost, why))
         if to_commit:
             await commits.commit(commits.ticket(to_commit, self._topic_id_of(offsets)), self._api_timeout_s)
 
@@ -849,14 +888,7 @@ class Consumer(Client):
     def _to_commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        if offsets is None:
-            return positions(self._fetcher)
-        checked = {}
-        for partition, offset in zip(check_partitions("offsets", offsets), offsets.values(), strict=True):
-            at = offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-            check_integer("offset", at.offset, 0, 1 << 62)
-            checked[partition] = at
-        return checked
+        return positions(self._fetcher) if offsets is None else check_offsets(offsets)
 
     def status(self) -> ConsumerStatus:
         """Why nothing arrives, in words, if nothing does. Asks nobody: what this consumer knows."""
@@ -891,7 +923,7 @@ class Consumer(Client):
         """For each partition the first record at or after the given time; None if there is none. Raises BrokerError,
         NetworkError."""
         self._check_running()
-        asked = dict(zip(check_partitions("timestamps_ms", timestamps_ms), timestamps_ms.values(), strict=True))
+        asked = check_by_partition("timestamps_ms", timestamps_ms, 1_700_000_000_000)
         for timestamp_ms in asked.values():
             check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62)
         return await list_offsets(self._runtime, asked, self._api_timeout_s)
@@ -903,7 +935,7 @@ class Consumer(Client):
 
     def _state_of(self, partition: TopicPartition) -> PartitionState:
         self._check_usable()
-        state = self._fetcher.states.get(partition)
+        state = self._fetcher.states.get(check_partition("partition", partition))
         if state is None:
             raise InvalidSetting(
                 "partition", partition, f"it is not assigned to this consumer; {self.status().summary}"
@@ -967,6 +999,10 @@ def _checked_instance_id(instance_id: str | None) -> str | None:
 def _checked_listener(listener: RebalanceListener | None) -> RebalanceListener | None:
     if listener is not None and not isinstance(listener, RebalanceListener):
         raise InvalidSetting("listener", listener, "derive it from RebalanceListener")
+    for name in ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost"):
+        if listener is not None and not inspect.iscoroutinefunction(getattr(listener, name)):
+            rule = f"{name} is awaited: define it by `async def`, or use minibroker.sync"
+            raise InvalidSetting("listener", listener, rule)
     return listener
 
 

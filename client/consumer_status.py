@@ -10,7 +10,7 @@ from minibroker.client.activity import Activity
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
 from minibroker.client.group_member import GroupMember, Subscribed
-from minibroker.client.group_states import MemberState
+from minibroker.client.group_waits import waits_for
 from minibroker.client.runtime import ClientRuntime
 from minibroker.protocol.model import TopicPartition
 
@@ -70,8 +70,8 @@ def _summary(
         return f"the consumer is {state}"
     if subscribed is None and assigned is None:
         return "there is nothing to read: call subscribe() or assign()"
-    if member is not None and (why := _of_member(member, runtime, activity)) is not None:
-        return why
+    if member is not None and (wait := waits_for(member, runtime, activity)) is not None:
+        return wait.text
     if not partitions:
         return _of_nothing(member, subscribed, runtime)
     counted = Counter(partitions.values())
@@ -81,34 +81,6 @@ def _summary(
     return "; ".join(
         f"{_named([partition for partition, reason in partitions.items() if reason == why])}: {why}" for why in counted
     )
-
-
-def _of_member(member: GroupMember, runtime: ClientRuntime, activity: Activity) -> str | None:
-    """What keeps it from getting partitions; None: nothing does."""
-    if member.fenced is not None:
-        return str(member.fenced)
-    trouble = "" if member.trouble is None else f". {member.trouble}"
-    if member.is_refused:
-        return f"group {member.group} has refused it: the next call for records says why, the one after it tries again"
-    since = f"for {runtime.clock.monotonic() - member.state_since:.1f} s"
-    if activity.holds and activity.is_quiet:
-        return (
-            f"group {member.group} rebalances, and waits {since} until this consumer is asked for the next records: "
-            "only then are those that it has handed out done with"
-        )
-    match member.state:
-        case MemberState.UNJOINED:
-            known = "" if member.coordinator is not None else "; its coordinator is not known yet"
-            return f"it has been in no generation of group {member.group} {since}{known}{trouble}"
-        case MemberState.PREPARING_REBALANCE:
-            return (
-                f"no assignment: group {member.group} has been rebalancing {since}, and waits for its members{trouble}"
-            )
-        case MemberState.COMPLETING_REBALANCE:
-            return f"no assignment yet: group {member.group} has been dealing out partitions {since}{trouble}"
-    if member.trouble is not None:
-        return f"the coordinator of group {member.group} cannot be reached: {member.trouble}"
-    return None
 
 
 def _of_nothing(member: GroupMember | None, subscribed: Subscribed | None, runtime: ClientRuntime) -> str:
@@ -125,8 +97,9 @@ def _of_nothing(member: GroupMember | None, subscribed: Subscribed | None, runti
     if member is None:
         return f"{', '.join(names)}: their partitions are not known yet"
     return (
-        f"other members of group {member.group} have all {count} partitions of {', '.join(names)}: "
-        "more members than partitions leave some idle"
+        f"other members of group {member.group} have all {count} partitions of {', '.join(names)}: there are more "
+        "members than partitions, which leaves some idle, or one gives its partitions up only when its user asks for "
+        f"the next records: see `minibroker groups describe {member.group}`"
     )
 
 

@@ -25,6 +25,7 @@ from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FIND_COORDINATOR, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from minibroker.protocol.model import NO_EPOCH
 from minibroker.protocol.rpc import Connection, RequestTimedOut
 
 Request = TypeVar("Request", bound=m.Message)
@@ -55,6 +56,8 @@ class Answered(NamedTuple, Generic[Response]):
     """That has answered."""
     in_doubt: bool
     """Whether an earlier attempt may have been carried out, so that this one found its work done."""
+    last_error: MinibrokerError | None = None
+    """Of the attempt before; None: this was the first."""
 
 
 class Coordinators:
@@ -64,6 +67,10 @@ class Coordinators:
         self._runtime = runtime
         self._purpose = purpose
         self._known: dict[str, Coordinator] = {}
+        self._epochs: dict[str, int] = {}
+        """The leader epoch of each group's partition, as the broker knew it that named the coordinator last."""
+        self._instance = ""
+        self._attempts = 0
 
     def known(self, group: str) -> Coordinator | None:
         """As far as is known, without asking anybody."""
@@ -95,24 +102,58 @@ class Coordinators:
         timeout_s: float,
         overdue_s: float = OVERDUE_S,
     ) -> Answered[Response]:
-        """What the group's coordinator answers, whichever broker that is by then. `code_of` is the error in an answer
-        that concerns the group: where the coordinator has moved, loads the group, or could not replicate in time, it is
-        asked again for `timeout_s`; then the last error is raised: BrokerError, NetworkError. Any other error is for
-        the caller, who gets the answer.
+        """What the group's coordinator answers, whichever broker that is by then. For what changes nothing, or cannot
+        come too late (`change` is for the rest). `code_of` is the error in an answer that concerns the group: where the
+        coordinator has moved, loads the group, or could not replicate in time, it is asked again for `timeout_s`; then
+        the last error is raised: BrokerError, NetworkError. Any other error is for the caller, who gets the answer.
 
         `overdue_s`: after so long without an answer, whether another broker is the coordinator by now."""
+        return await self._request(group, api, lambda: body, code_of, timeout_s, overdue_s)
+
+    async def change(
+        self,
+        group: str,
+        api: Api[Request, Response],
+        body_of: Callable[[g.Attempt], Request],
+        *,
+        code_of: Callable[[Response], int],
+        timeout_s: float,
+    ) -> Answered[Response]:
+        """As `request`. Each attempt says which one it is: one that arrives after a newer one of this client was taken
+        changes nothing."""
+
+        def numbered() -> Request:
+            if not self._instance:
+                self._instance = self._runtime.world.random.randbytes(16).hex()
+            self._attempts += 1
+            return body_of(g.Attempt(self._instance, self._attempts, self._epochs.get(group, NO_EPOCH)))
+
+        return await self._request(group, api, numbered, code_of, timeout_s, OVERDUE_S)
+
+    async def _request(
+        self,
+        group: str,
+        api: Api[Request, Response],
+        next_body: Callable[[], Request],
+        code_of: Callable[[Response], int],
+        timeout_s: float,
+        overdue_s: float,
+    ) -> Answered[Response]:
         what = f"{api.name} of group {group}"
         in_doubt = False
+        last_error: MinibrokerError | None = None
 
         async def attempt(remaining_s: float) -> Answered[Response]:
-            nonlocal in_doubt
+            nonlocal in_doubt, last_error
             coordinator = self._known.get(group) or await self._find(group, remaining_s)
             was_sent = False
             try:
                 connection = await self._runtime.connection_soon(coordinator.address, self._purpose)
                 was_sent = True
+                body = next_body()  # numbered in the order of sending: nothing is waited for in between
                 response = await self._ask(group, coordinator, connection, api, body, remaining_s, overdue_s)
-            except (NetworkError, InvalidMessage):
+            except (NetworkError, InvalidMessage) as error:
+                last_error = error
                 in_doubt = in_doubt or was_sent
                 self.forget(group, coordinator)
                 self._runtime.metadata.suspect(coordinator.address)
@@ -122,8 +163,9 @@ class Coordinators:
                 self.forget(group, coordinator)
             if code in _RETRIED:
                 in_doubt = in_doubt or code in _IN_DOUBT
-                raise BrokerError(code, f"{what} at broker {coordinator.node_id}")
-            return Answered(response, coordinator, in_doubt)
+                last_error = BrokerError(code, f"{what} at broker {coordinator.node_id}")
+                raise last_error
+            return Answered(response, coordinator, in_doubt, last_error)
 
         return await self._retried(what, timeout_s, attempt)
 
@@ -139,6 +181,7 @@ class Coordinators:
                 said = found.error_message or f"{FIND_COORDINATOR.name} of group {group}"
                 raise BrokerError(code, said, is_complete=bool(found.error_message))
             coordinator = self._known[group] = Coordinator(found.node_id, Address(found.host, found.port))
+            self._epochs[group] = found.leader_epoch
             return coordinator
         raise InvalidMessage(f"an answer to {FIND_COORDINATOR.name} does not mention group {group}")
 

@@ -51,6 +51,20 @@ class WrongEventLoop(MinibrokerError, RuntimeError):
     thread in which none runs. Nothing was done."""
 
 
+class WithinListener(MinibrokerError, RuntimeError):
+    """A rebalance listener has called `unsubscribe` or `close`, which wait until it has returned. Nothing was done."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+        super().__init__(
+            f"{call}() was called by a rebalance listener, for which it would wait: let the listener return, or raise, "
+            "and call it from the loop that reads"
+        )
+
+    def __reduce__(self) -> tuple[type[WithinListener], tuple[str]]:
+        return type(self), (self._call,)
+
+
 class ForkedClient(MinibrokerError, RuntimeError):
     """A client of `minibroker.sync` was used in a child that was forked from its process. Nothing was done: make a new
     one in the child."""

@@ -342,7 +342,7 @@ class Fetcher:
         waiting = {
             partition: why
             for partition, state in self.states.items()
-            if (why := self.why_waiting(state, state in mute)) is not None
+            if (why := self.why_waiting(state, is_mute=state in mute or state.position is None)) is not None
         }
         self._stalls.look(now, waiting, waiting.__getitem__)
 
@@ -362,8 +362,10 @@ class Fetcher:
             return str(BrokerError(state.trouble, f"fetching from broker {leader.node_id}"))
         if state.trouble is not None:
             return state.trouble
-        if is_mute or state.position is None:
+        if is_mute or (state.position is None and self._stalls.is_told(state.partition)):
             return f"broker {leader.node_id}, which leads it, does not answer"
+        if state.position is None:
+            return f"its position is being looked up, at broker {leader.node_id}"
         return None
 
     def _look_for_unknown(self, now: float) -> None:

@@ -23,6 +23,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 from minibroker.client.activity import Activity
@@ -34,6 +35,7 @@ from minibroker.client.errors import MaxPollIntervalExceeded
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
 from minibroker.client.group_states import MOVES, MemberState, Reaction, reaction
+from minibroker.client.group_waits import watch
 from minibroker.client.heart import Heard, Heart, Membership, News, Overslept, Refused, Unreachable, leave
 from minibroker.client.metadata import TopicInfo
 from minibroker.client.rebalance_listener import RebalanceListener
@@ -84,6 +86,23 @@ class Subscribed(NamedTuple):
     def includes(self, topic: str) -> bool:
         """Whether this topic is meant, known or not."""
         return topic in self.topics if self.pattern is None else self.pattern.fullmatch(topic) is not None
+
+
+class _ListenerCall:
+    def __init__(self, member: GroupMember, method: str, began: float) -> None:
+        self.member = member
+        self.method = method
+        self.began = began
+        self.is_over = False
+
+
+class _Setback(NamedTuple):
+    at: float
+    error: MinibrokerError
+
+
+_listener_call: ContextVar[_ListenerCall | None] = ContextVar("minibroker_listener_call", default=None)
+"""The call of a listener from which the present code was called, or its task was started."""
 
 
 class _Interrupted(Exception):
@@ -159,7 +178,16 @@ class GroupMember:
         beginning."""
         self._failures = 0
         self.state = MemberState.UNJOINED
-        self.state_since = self._clock.monotonic()
+        self.unsettled_since = self._clock.monotonic()
+        """Since when it has not been stable."""
+        self.stirred = Pulse()
+        """Beats when it may have something to wait for."""
+        self.is_joining = False
+        """It has asked to be in the next generation, and waits for the answer."""
+        self.listener_call: _ListenerCall | None = None
+        """That has not returned yet."""
+        self.setback: _Setback | None = None
+        """The latest error that a request of this rebalance was repeated after."""
         self.member_id = ""
         self.generation_id = NO_GENERATION
         self.is_leader = False
@@ -167,6 +195,9 @@ class GroupMember:
         """Why the step under way does not succeed."""
         self._errors = errors
         """To be raised by the iteration, one at a time."""
+        self._told_of: MinibrokerError | None = None
+        self.lost: list[TopicPartition] = []
+        """The partitions that it has lost last, with an error for the user."""
         self.fenced: MinibrokerError | None = None
         """Another has taken its group_instance_id: it does not join again, or each would fence the other for ever."""
         self._is_parked = False
@@ -207,6 +238,11 @@ class GroupMember:
         return None if known is None else f"broker {known.node_id} at {known.address}"
 
     @property
+    def untold(self) -> MinibrokerError | None:
+        """Why it has lost `lost`, as long as the next call for records is still to raise that."""
+        return self._told_of if self._told_of in self._errors else None
+
+    @property
     def is_refused(self) -> bool:
         """It joins again only when the user asks for records again."""
         return self._is_parked
@@ -235,10 +271,18 @@ class GroupMember:
         """The other task: the heart's."""
         await self._heart.run(self._runtime.world)
 
+    async def watch(self) -> None:
+        """The third task: see `group_waits`."""
+        await watch(self, self._runtime, self._activity)
+
     async def left(self) -> None:
         """Until the member is in no group, after `subscribe(None)`."""
-        while self.state is not MemberState.UNJOINED or self._loss is not None:
+        while not self.has_left:
             await self._settled.wait()
+
+    @property
+    def has_left(self) -> bool:
+        return self.state is MemberState.UNJOINED and self._loss is None
 
     async def _leave(self) -> None:
         await self._give_up(list(self._fetcher.states), is_lost=False)
@@ -249,6 +293,12 @@ class GroupMember:
         self._activity.is_quiet = False
         await leave(self._coordinators, membership, "it has unsubscribed, or is being closed", REQUEST_PATIENCE_S)
         self._unjoined(keeps_id=False)
+
+    @property
+    def is_within_listener(self) -> bool:
+        """Whether who asks is this member's listener, which has not returned yet."""
+        call = _listener_call.get()
+        return call is not None and call.member is self and not call.is_over
 
     # -- what Commits asks --
 
@@ -263,8 +313,9 @@ class GroupMember:
     def why_not(self, partition: TopicPartition, claim: object) -> str | None:
         if claim is not None and self._fetcher.states.get(partition) is claim and self.membership() is not None:
             return None
-        if self._loss is not None and self._loss[1] is not None:
-            return f"the member has lost its partitions: {self._loss[1]}"
+        error = self.untold if self._loss is None else self._loss[1]
+        if error is not None:
+            return f"the member has lost its partitions: {error}"
         if self.generation_id == NO_GENERATION:
             return "the member is in no generation of the group now, so it may not commit"
         return f"{partition} is not assigned to this member, or no longer: another member may have it"
@@ -291,6 +342,11 @@ class GroupMember:
             case Reaction.FENCED | Reaction.RAISE as what:
                 self._lost(what, BrokerError(code, f"group {self._group}"))
 
+    def why_refused(self, code: ErrorCode) -> MinibrokerError:
+        if self._loss is not None and self._loss[1] is not None:
+            return self._loss[1]
+        return BrokerError(code, f"committing offsets of group {self._group}")
+
     async def can_retry(self, membership: Membership, code: ErrorCode) -> bool:
         """Not before it has its assignment, but then at once: the partitions that it is to give up wait for a user who
         may be waiting for this commit."""
@@ -313,10 +369,12 @@ class GroupMember:
                 self.trouble = None if self.state is MemberState.STABLE else self.trouble
             case Unreachable(reason):
                 self.trouble = reason
+                self.stirred.notify()
             case Refused(membership, code):
                 self.refused(membership, code)
             case Overslept(membership, silent_s) if membership == self.membership():
-                self._lost(Reaction.BEGIN_ANEW, MaxPollIntervalExceeded(silent_s, self._rebalance_timeout_s))
+                # Not before the user is back: it would be put out again and again, and the group never rest.
+                self._lost(Reaction.RAISE, MaxPollIntervalExceeded(silent_s, self._rebalance_timeout_s))
 
     def _lost(self, what: Reaction, error: MinibrokerError | None) -> None:
         if self._loss is None:
@@ -339,7 +397,12 @@ class GroupMember:
     def _move(self, state: MemberState) -> None:
         assert state in MOVES[self.state], f"{self.state} -> {state}"
         logger.debug("%s: %s -> %s", self._who, self.state.value, state.value)
-        self.state, self.state_since = state, self._clock.monotonic()
+        if self.state is MemberState.STABLE:
+            self.unsettled_since = self._clock.monotonic()
+        self.state = state
+        if state is MemberState.STABLE:
+            self.setback = None
+        self.stirred.notify()
 
     def _unjoined(self, keeps_id: bool) -> None:
         self._move(MemberState.UNJOINED)
@@ -434,14 +497,18 @@ class GroupMember:
                     for name, assignor in self._assignors.items()
                 ],
             )
-            response = await self._asked(JOIN_GROUP, request, self._rebalance_timeout_s + JOIN_EXTRA_S)
+            self.is_joining = True
+            try:
+                response = await self._asked(JOIN_GROUP, request, self._rebalance_timeout_s + JOIN_EXTRA_S)
+            finally:
+                self.is_joining = False
             code = error_of(response.error_code)
             if code is ErrorCode.NONE:
                 return response
             if code is ErrorCode.MEMBER_ID_REQUIRED:  # KIP-394: whoever vanishes now leaves no member behind
                 self.member_id = response.member_id
                 continue
-            await self._failed(code, "joining")
+            await self._failed(code, "joining", response.error_message)
 
     async def _sync(self, joined: g.JoinGroupResponse) -> list[TopicPartition]:
         """M5: the leader decides who reads what. Then all get their part, with SyncGroup."""
@@ -611,14 +678,17 @@ class GroupMember:
                 self.trouble = str(error)
             else:
                 self.trouble = None
+                if answered.last_error is not None:
+                    self.setback = _Setback(self._clock.monotonic(), answered.last_error)
                 return answered.response
 
-    async def _failed(self, code: ErrorCode, doing: str) -> None:
+    async def _failed(self, code: ErrorCode, doing: str, why: str | None = None) -> None:
         """The coordinator refuses a step. Raises _Interrupted, and the walk begins anew."""
         logger.info("%s: %s: %s", self._who, doing, code.name)
         what = reaction(code)
         if what in (Reaction.RAISE, Reaction.FENCED):
-            self._lost(what, BrokerError(code, f"{doing} group {self._group}"))
+            said = f"{doing} group {self._group}"
+            self._lost(what, BrokerError(code, f"{said}: {why}" if why else said, is_complete=bool(why)))
             raise _Interrupted
         if what is Reaction.REJOIN:
             self._rejoin(f"the coordinator says {code.name}")
@@ -635,11 +705,13 @@ class GroupMember:
         self._heart.beat(None)
         if self.state is not MemberState.UNJOINED:
             self._unjoined(keeps_id=what is Reaction.LOSE)
-        await self._give_up(list(self._fetcher.states), is_lost=True)
+        lost = sorted(self._fetcher.states)
+        await self._give_up(lost, is_lost=True)
         self._loss = None
         self._rejoin("it has lost its membership")
         if error is not None:
             self._errors.append(error)
+            self._told_of, self.lost = error, lost
         self._fetcher.pulse.notify()
         self._settled.notify()
         if what is Reaction.FENCED:
@@ -666,6 +738,7 @@ class GroupMember:
             if not is_lost:
                 self._check()
             await self._activity.freed.wait()
+        self.stirred.notify()
         if not is_lost:
             self._is_giving_up = True
             self._settled.notify()
@@ -688,6 +761,9 @@ class GroupMember:
 
     async def _tell(self, method: str, partitions: list[TopicPartition]) -> None:
         """What the listener raises is for the user."""
+        call = self.listener_call = _ListenerCall(self, method, self._clock.monotonic())
+        self.stirred.notify()
+        token = _listener_call.set(call)  # what it starts by `create_task` or `wait_for` inherits that
         try:
             async with asyncio.timeout(self._rebalance_timeout_s):
                 await getattr(self._listener, method)(partitions)
@@ -701,6 +777,10 @@ class GroupMember:
             self._errors.append(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the user's
             self._errors.append(error)
+        finally:
+            call.is_over = True
+            self.listener_call = None
+            _listener_call.reset(token)
 
 
 def begin_at_committed(

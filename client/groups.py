@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.coordinators import Answered, Coordinator, Coordinators
 from minibroker.client.errors import InvalidSetting
-from minibroker.client.settings import check_choice, check_integer, check_partitions
+from minibroker.client.settings import check_choice
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
@@ -93,20 +93,6 @@ def check_states(states: Iterable[str] | None) -> list[str]:
     return [check_choice("states", state, GROUP_STATES) for state in states or ()]
 
 
-def check_offsets(
-    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Raises InvalidSetting."""
-    checked = {}
-    for partition, value in zip(check_partitions("offsets", offsets), offsets.values(), strict=True):
-        committed = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-        check_integer("offset", committed.offset, 0, 2**63 - 1)
-        if committed.leader_epoch is not None:
-            check_integer("leader_epoch", committed.leader_epoch, 0, 2**31 - 1)
-        checked[partition] = committed
-    return checked
-
-
 async def of_each(
     groups: Sequence[str], ask: Callable[[str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, MinibrokerError]]:
@@ -171,10 +157,10 @@ def _member(protocol_type: str, member: g.DescribedGroupMember) -> MemberDescrip
 
 async def delete(coordinators: Coordinators, group: str, timeout_s: float) -> None:
     """Raises BrokerError (NON_EMPTY_GROUP, which names the members, GROUP_ID_NOT_FOUND), NetworkError."""
-    answered = await coordinators.request(
+    answered = await coordinators.change(
         group,
         DELETE_GROUPS,
-        g.DeleteGroupsRequest([group]),
+        lambda attempt: g.DeleteGroupsRequest([group], attempt),
         code_of=lambda response: _of(group, response.results).error_code,
         timeout_s=timeout_s,
     )
@@ -239,10 +225,10 @@ async def commit(
         for name, numbers in by_topic(offsets).items()
     ]
 
-    answered = await coordinators.request(
+    answered = await coordinators.change(
         group,
         OFFSET_COMMIT,
-        g.OffsetCommitRequest(group, _NOBODY, "", None, topics),
+        lambda attempt: g.OffsetCommitRequest(group, _NOBODY, "", None, topics, attempt),
         code_of=lambda response: _first_of(response.topics, _OF_THE_GROUP),
         timeout_s=timeout_s,
     )
@@ -261,10 +247,10 @@ async def delete_offsets(
 ) -> dict[TopicPartition, MinibrokerError]:
     """Returns what was refused. Raises BrokerError (GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP), NetworkError."""
     topics = [g.OffsetDeleteTopic(*topic) for topic in by_topic(partitions).items()]
-    answered = await coordinators.request(
+    answered = await coordinators.change(
         group,
         OFFSET_DELETE,
-        g.OffsetDeleteRequest(group, topics),
+        lambda attempt: g.OffsetDeleteRequest(group, topics, attempt),
         code_of=lambda response: response.error_code or _first_of(response.topics, _OF_THE_GROUP),
         timeout_s=timeout_s,
     )

@@ -48,6 +48,8 @@ MAX_REFRESH_PAUSE_S = 1.0
 FORGIVEN_S = 10.0
 """A broker that did not answer comes last for so long, and is then asked like any other: the one that answers instead
 may be cut off from the rest, and not know what has happened since."""
+UNKNOWN_FOR_S = 1.0
+"""A topic or partition that has been unknown for so long, and is unknown to all brokers, is not about to be created."""
 CALM_S = 1.0
 """A refresh that was not asked for again within this time has helped."""
 
@@ -206,6 +208,20 @@ def _denies(entry: m.MetadataTopic, topic_id: str | None) -> bool | None:
     return None if is_older(entry.topic_id, topic_id) else True
 
 
+def is_missing(
+    cluster: Cluster, partition: TopicPartition, topic_id: str | None, answers: Mapping[int, m.MetadataResponse]
+) -> bool:
+    """As `is_denied`, of a partition: there is no such topic, or it has no such partition."""
+    said = []
+    for answer in answers.values():
+        for entry in answer.topics if answer.brokers else ():
+            if entry.name == partition.topic:
+                denies = _denies(entry, topic_id)
+                is_there = any(p.partition_index == partition.partition for p in entry.partitions)
+                said.append(True if denies is False and not is_there else denies)
+    return False not in said and said.count(True) >= (1 if cluster.most_brokers == 1 else 2)
+
+
 class Metadata:
     """What is known, `cluster`, and the task that keeps it fresh. `listeners` are called after every refresh,
     successful or not, and after every hint."""
@@ -362,6 +378,17 @@ class Metadata:
         answers = await self.ask_everyone({partition.topic for partition in leaders})
         return [
             partition for partition, leader in leaders.items() if is_confirmed(self.cluster, partition, leader, answers)
+        ]
+
+    async def missing(self, partitions: Mapping[TopicPartition, str]) -> list[TopicPartition]:
+        """Of these partitions, in topics with these ids (empty: in whichever has the name), those that certainly are
+        not there: see `is_missing`. Asks all brokers. Who has not waited for UNKNOWN_FOR_S may ask too early: brokers
+        hear of a new topic one after the other."""
+        topics = {partition.topic for partition in partitions}
+        with self.wanted(sorted(topics)):  # what is learnt of them is forgotten afterwards
+            answers = await self.ask_everyone(topics)
+        return [
+            each for each, topic_id in partitions.items() if is_missing(self.cluster, each, topic_id or None, answers)
         ]
 
     def suspect(self, address: Address) -> None:

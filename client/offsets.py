@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Purpose
-from minibroker.client.metadata import Cluster, Leader
+from minibroker.client.metadata import UNKNOWN_FOR_S, Cluster, Leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
@@ -62,11 +62,11 @@ async def list_offsets(
     """The first offset at or after each time (or of EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP); None: there
     is none.
 
-    Raises as `find_offsets`.
+    Raises as `find_offsets`, and UNKNOWN_TOPIC_OR_PARTITION as soon as it is certain that there is no such partition.
     """
     found: dict[TopicPartition, Found] = {}
     with runtime.metadata.wanted(partition.topic for partition in timestamps):
-        await find_offsets(runtime, timestamps, timeout_s, found)
+        await find_offsets(runtime, timestamps, timeout_s, found, waits_for_unknown=False)
     return {partition: answer.result for partition, answer in found.items()}
 
 
@@ -76,13 +76,25 @@ async def find_offsets(
     timeout_s: float,
     found: dict[TopicPartition, Found],
     known: Mapping[TopicPartition, Known] | None = None,
+    *,
+    waits_for_unknown: bool = True,
 ) -> None:
     """As `list_offsets`, into `found`, which keeps what was found even if this raises. The topics must be wanted.
 
     Retries until `timeout_s` has passed; then raises the last error: BrokerError, or NetworkError. Errors that are not
     retriable are raised at once.
     """
-    await ask_leaders(runtime, timestamps, timeout_s, found, {}, ask_leader, "finding offsets", known)
+    await ask_leaders(
+        runtime,
+        timestamps,
+        timeout_s,
+        found,
+        {},
+        ask_leader,
+        "finding offsets",
+        known,
+        waits_for_unknown=waits_for_unknown,
+    )
 
 
 async def ask_leaders(
@@ -99,12 +111,15 @@ async def ask_leaders(
     known: Mapping[TopicPartition, Known] | None = None,
     *,
     each_by_itself: bool = False,
+    waits_for_unknown: bool = True,
 ) -> None:
     """`ask` whoever leads each partition, until it has answered, into `found`. The topics must be wanted.
 
     Raises as `find_offsets`; `errors` says for each partition that was not answered then why the last attempt failed.
-    With `each_by_itself` an error that is not retriable is not raised, and ends that partition alone.
+    With `each_by_itself` an error that is not retriable is not raised, and ends that partition alone. Without
+    `waits_for_unknown`, what is unknown to all brokers for UNKNOWN_FOR_S is not retriable.
     """
+    unknown_until = runtime.clock.monotonic() + (timeout_s if waits_for_unknown else UNKNOWN_FOR_S)
     deadline = runtime.clock.monotonic() + timeout_s
     pending = dict(questions)
     known = known or {}
@@ -171,6 +186,12 @@ async def ask_leaders(
                 continue
             if _is_final(error) or is_over:
                 raise error
+            unknown = {
+                partition: "" for partition, each in errors.items() if partition in pending and _is_unknown(each)
+            }
+            if unknown and runtime.clock.monotonic() >= unknown_until:
+                for partition in await runtime.metadata.missing(unknown):
+                    raise errors[partition]
             waiting = [partition for partition in errors if partition in pending]
             stalls.look(runtime.clock.monotonic(), waiting, lambda partition: str(errors[partition]))
             if is_outdated:  # the broker that gave us metadata may be cut off, and a refresh would ask it again
@@ -188,6 +209,10 @@ async def ask_leaders(
         if under_way:
             await asyncio.wait(under_way)
     stalls.look(runtime.clock.monotonic(), (), str)
+
+
+def _is_unknown(error: MinibrokerError) -> bool:
+    return isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _is_final(error: MinibrokerError) -> bool:

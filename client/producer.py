@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -21,6 +21,7 @@ from minibroker.client.accumulator import Accumulator
 from minibroker.client.batch import RECORD_OVERHEAD
 from minibroker.client.columns import (
     MAX_TIMESTAMP_MS,
+    ArrowArray,
     Column,
     Columns,
     as_bytes,
@@ -325,18 +326,18 @@ class Producer(Client):
     def send_batch(
         self,
         topic: str,
-        values: Any,
-        keys: Any = None,
-        timestamps_ms: Sequence[int] | None = None,
+        values: Iterable[Any] | ArrowArray,
+        keys: Iterable[Any] | ArrowArray | None = None,
+        timestamps_ms: Iterable[int] | ArrowArray | None = None,
         partition: int | None = None,
     ) -> BatchDelivery:
         """Send many records at once: `send` for each of them, in their order, at a fraction of its price.
 
         `values`, and `keys` where records have any: a list of bytes and None (or of what the serializers take), or a
         pyarrow array of binary or string, which is sent as it is (strings in UTF-8). `timestamps_ms`: one for each
-        record; by default, now. Records go to `partition`, or where the partitioner says: with keys by each key's hash,
-        without to one partition until its batch is full. Batches are as large as those of `send`, and may hold records
-        of both.
+        record, or an array of integers or timestamps; by default, now. Records go to `partition`, or where the
+        partitioner says: with keys by each key's hash, without to one partition until its batch is full. Batches are as
+        large as those of `send`, and may hold records of both.
 
         Returns at once. Either all of the records are taken, or none: raises as `send`, naming the first record that
         cannot be sent; ValueError for columns of other lengths; and BufferFull if they are more than twice
@@ -520,7 +521,9 @@ def not_acknowledged(records: int) -> str:
 
 
 def check_partition(partition: object) -> None:
-    if type(partition) is not int or partition < 0:
+    if type(partition) is not int:
+        raise InvalidSetting("partition", partition, "give a whole number from 0 on, or None")
+    if partition < 0:
         raise BrokerError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             f"partition={partition!r}: give a whole number from 0 on",
@@ -563,6 +566,8 @@ def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int) -> No
 def checked_headers(headers: _Headers) -> _Headers:
     if isinstance(headers, dict):
         raise TypeError("headers must be a list of (str, bytes or None), not a dict: list(headers.items())")
+    if not isinstance(headers, (list, tuple)):
+        raise TypeError(f"headers must be a list of (str, bytes or None), not {headers!r}")
     for header in headers:
         if (
             type(header) is not tuple

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.model import TopicPartition, topic_name_problem
+
+T = TypeVar("T")
 
 MAX_MS = 2**31 - 1
 
@@ -53,6 +55,8 @@ def check_names(name: str, values: Iterable[str]) -> list[str]:
     InvalidSetting."""
     if isinstance(values, str):
         raise InvalidSetting(name, values, f"give a list: [{values!r}]")
+    if not isinstance(values, Iterable):
+        raise InvalidSetting(name, values, 'give a list: ["name"]')
     checked = list(dict.fromkeys(values))
     for value in checked:
         problem = topic_name_problem(value) if isinstance(value, str) else "a name is a str"
@@ -63,16 +67,28 @@ def check_names(name: str, values: Iterable[str]) -> list[str]:
 
 def check_partitions(name: str, values: Iterable[TopicPartition] | TopicPartition) -> list[TopicPartition]:
     """The partitions, each once; pairs of a topic and a number will do. Raises InvalidSetting."""
-    if isinstance(values, TopicPartition):
+    if isinstance(values, (TopicPartition, str)) or not isinstance(values, Iterable):
         raise InvalidSetting(name, values, 'give a list: [TopicPartition("topic", 0)]')
-    checked = []
-    for value in values:
-        is_pair = isinstance(value, tuple) and len(value) == 2
-        if not is_pair or type(value[1]) is not int or value[1] < 0:
-            raise InvalidSetting(name, value, 'give TopicPartition("topic", 0)')
-        check_names(name, [value[0]])
-        checked.append(TopicPartition(*value))
-    return list(dict.fromkeys(checked))
+    return list(dict.fromkeys(check_partition(name, value) for value in values))
+
+
+def check_partition(name: str, value: object) -> TopicPartition:
+    """A pair of a topic and a number will do. Raises InvalidSetting."""
+    if isinstance(value, list) and value:
+        raise InvalidSetting(
+            name, value, 'give TopicPartition("topic", 0), not a list: put * before it where several may be given'
+        )
+    if not isinstance(value, tuple) or len(value) != 2 or type(value[1]) is not int or value[1] < 0:
+        raise InvalidSetting(name, value, 'give TopicPartition("topic", 0)')
+    check_names(name, [value[0]])
+    return TopicPartition(*value)
+
+
+def check_by_partition(name: str, values: Mapping[TopicPartition, T], example: object) -> dict[TopicPartition, T]:
+    """What each partition is to have. `example`: a value that is possible. Raises InvalidSetting."""
+    if not isinstance(values, Mapping):
+        raise InvalidSetting(name, values, f'give a dict: {{TopicPartition("topic", 0): {example}}}')
+    return dict(zip(check_partitions(name, values), values.values(), strict=True))
 
 
 def check_integer(name: str, value: int, lowest: int, highest: int) -> int:

@@ -22,11 +22,13 @@ _NAMES_SHOWN = 5
 
 
 class Stalls(Generic[K]):
-    """The stalls of one client, `who`. `name` turns what waits, for instance a partition, into text."""
+    """The stalls of one client, `who`. `name` turns what waits, for instance a partition, into text; `remedy` ends what
+    is said where the reason names no command."""
 
-    def __init__(self, who: str, name: Callable[[K], str] = str) -> None:
+    def __init__(self, who: str, name: Callable[[K], str] = str, remedy: str = ". See `minibroker status`") -> None:
         self._who = who
         self._name = name
+        self._remedy = remedy
         self._since: dict[K, float] = {}
         self._told: dict[K, float] = {}
         """Since when those have waited for which there was a warning."""
@@ -46,7 +48,7 @@ class Stalls(Generic[K]):
             self._told |= new
             first = next(iter(new))
             why = reason(first)
-            remedy = "" if "`minibroker " in why else ". See `minibroker status`"
+            remedy = "" if "`minibroker " in why else self._remedy
             logger.warning(
                 "%s: no progress for %.1f s of %s: %s%s",
                 self._who,
@@ -61,6 +63,10 @@ class Stalls(Generic[K]):
         for key in keys:
             self._since.pop(key, None)
             self._told.pop(key, None)
+
+    def is_told(self, key: K) -> bool:
+        """Whether there was a warning of it, and it still waits."""
+        return key in self._told
 
     @property
     def is_any(self) -> bool:

@@ -8,7 +8,7 @@ in each `LeaderAndIsr` makes the write fail where the picture is old.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple, assert_never
@@ -22,7 +22,7 @@ NOT_WRITTEN = -1
 """The `partition_epoch` of a state whose znode does not exist yet."""
 
 _SHOWN = 20
-"""Partitions of a topic that its line in the timeline names."""
+"""Partitions of a topic, or of a state, that a line in the timeline names."""
 
 # --- Changes: what a plan can do to the picture, besides moves and elections -----------------------------------
 
@@ -78,6 +78,26 @@ class TopicRemoved(NamedTuple):
 
     def __str__(self) -> str:
         return f"topic {self.topic} is forgotten"
+
+
+class StatesInitialized(NamedTuple):
+    """Of partitions that an earlier controller has looked after, and of all their replicas."""
+
+    partitions: Mapping[TopicPartition, PartitionState]
+    replicas: Mapping[PartitionReplica, ReplicaState]
+
+    def __str__(self) -> str:
+        found: dict[str, list[str]] = {}
+        for partition, position in self.partitions.items():
+            found.setdefault(position.value, []).append(str(partition))
+        for replica, state in self.replicas.items():
+            found.setdefault(state.value, []).append(f"[{replica}]")
+        return "found " + "; ".join(f"{state}: {_some(names)}" for state, names in found.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return " ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 class AssignmentChanged(NamedTuple):
@@ -179,6 +199,7 @@ Change = (
     | TopicAdded
     | PartitionsAdded
     | TopicRemoved
+    | StatesInitialized
     | AssignmentChanged
     | ReplicaFailed
     | ReplicaRecovered
@@ -323,7 +344,9 @@ class ClusterState:
 
     def is_live(self, partition: TopicPartition, broker_id: int) -> bool:
         """The broker is up, and so is the replica's log directory."""
-        return broker_id in self.live_brokers and (partition, broker_id) not in self.failed_replicas
+        if broker_id not in self.live_brokers:
+            return False
+        return not self.failed_replicas or (partition, broker_id) not in self.failed_replicas
 
     def live_replicas(self, partition: TopicPartition) -> tuple[int, ...]:
         """In the order of the assignment."""
@@ -444,6 +467,9 @@ class ClusterState:
                 self._add_partitions(topic, {n: ReplicaAssignment(replicas) for n, replicas in partitions.items()})
             case TopicRemoved(topic):
                 self._remove_topic(topic)
+            case StatesInitialized(partitions=positions, replicas=replicas):
+                self.partition_states.update(positions)
+                self.replica_states.update(replicas)
             case AssignmentChanged(partition, assignment):
                 self._assign(partition, assignment)
             case ReplicaFailed(replica):
@@ -511,4 +537,4 @@ class ClusterState:
 
 def in_order(partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
     """Each partition once, by topic and number: plans, requests and logs read the same in every run."""
-    return tuple(sorted(set(partitions)))
+    return tuple(sorted(dict.fromkeys(partitions)))  # what comes in order, as most does, is sorted in no time

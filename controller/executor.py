@@ -4,7 +4,7 @@ The problem: between the decision and the write, leaders change ISRs, other sess
 breaks with the write half-way, and another controller may have been elected. Whatever is in ZooKeeper then must be
 what one controller decided knowing what was there before, or nothing.
 
-The choice: writes go out as `multi`s that begin with a check of `/controller_epoch`, all at once, up to 100
+The choice: writes go out as `multi`s that begin with a check of `/controller_epoch`, all at once, up to 100 more
 operations each. If that check fails the controller has been deposed, and nothing was written. A multi that was
 refused for another reason, or whose outcome is unknown because the connection broke, is looked at again: everything
 that it was to write is read, in one go. What is there as planned has been done. What is there as before is
@@ -76,7 +76,8 @@ from minibroker.protocol.world import (
     ZooKeeperError,
 )
 
-MAX_OPERATIONS = 100
+MAX_OPERATIONS = 101
+"""A hundred writes, and the check of the epoch: those of as many partitions as are decided on in one go."""
 MAX_MULTI_BYTES = 1_000_000
 _OPERATION_BYTES = 100
 """What an operation costs besides its path and data."""
@@ -387,10 +388,11 @@ class Executor:
         """Queue the requests, per broker LeaderAndIsr first, then UpdateMetadata, then StopReplica: first those that
         do not delete."""
         state = self._state
+        described: requests.Described = {}
         for broker_id, partitions in plan.leader_and_isr.items():
             told = [p for p in partitions if p not in unsettled]
             broker = state.live_brokers[broker_id]
-            for isr_request, part in requests.leader_and_isr(state, broker, told, plan.new_partitions):
+            for isr_request, part in requests.leader_and_isr(state, broker, told, plan.new_partitions, described):
                 self._outbox.put(broker_id, Outgoing(LEADER_AND_ISR, isr_request, part))
                 self._timeline.add("requests", [f"LeaderAndIsr to {broker_id}: {_shown(part)}"])
                 self._timeline.add_request(LEADER_AND_ISR.name, [broker_id], len(part))

@@ -7,6 +7,7 @@ is left alone, and the rest of the cluster goes on.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,11 +19,14 @@ from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, 
 from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher
 from minibroker.protocol.znodes import MalformedZnode, Reassignment, TopicZnode
 
-_Get = Callable[[], Awaitable[tuple[bytes, Stat]]]
+_Node = tuple[bytes, Stat]
+_Get = Callable[[], Awaitable[_Node]]
 _List = Callable[[], Awaitable[list[str]]]
 
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
+STATES_AT_ONCE = 100
+"""By one request: what is decoded in one go takes a millisecond."""
 LONGEST_EXAMPLE = 500
 """In characters."""
 
@@ -54,8 +58,8 @@ class Topics(NamedTuple):
 
 
 class States(NamedTuple):
-    read: Mapping[TopicPartition, LeaderAndIsr]
-    malformed: frozenset[TopicPartition]
+    read: dict[TopicPartition, LeaderAndIsr]
+    malformed: set[TopicPartition]
 
 
 class PreferredElection(NamedTuple):
@@ -194,29 +198,37 @@ class Gather:
 
     async def states(self, partitions: Sequence[TopicPartition]) -> States:
         """The state znodes that exist. Raises ControllerMoved where a newer controller has written one."""
-        return await self._states(partitions, [None] * len(partitions))
+        parts = [partitions[start : start + STATES_AT_ONCE] for start in range(0, len(partitions), STATES_AT_ONCE)]
+        answers = await self._access.read([self._states_getter(part) for part in parts])
+        states = States({}, set())
+        for part, nodes in zip(parts, answers, strict=True):
+            self._decode_states(part, nodes or [], states)
+            await asyncio.sleep(0)  # there may be very many
+        return states
 
-    async def _states(self, partitions: Sequence[TopicPartition], watchers: Sequence[Watcher | None]) -> States:
-        nodes = await self._access.read(
-            [self._getter(znodes.state_path(p), watcher) for p, watcher in zip(partitions, watchers, strict=True)]
-        )
-        read: dict[TopicPartition, LeaderAndIsr] = {}
-        malformed: set[TopicPartition] = set()
+    def _states_getter(self, partitions: Sequence[TopicPartition]) -> Callable[[], Awaitable[list[_Node | None]]]:
+        return lambda: self._session.get_all([znodes.state_path(partition) for partition in partitions])
+
+    def _decode_states(
+        self, partitions: Sequence[TopicPartition], nodes: Sequence[_Node | None], states: States
+    ) -> None:
         for partition, node in zip(partitions, nodes, strict=True):
             if node is None:
                 continue
             try:
-                read[partition] = decode_own_state(partition, node[0], node[1].version, self._epoch)
+                states.read[partition] = decode_own_state(partition, node[0], node[1].version, self._epoch)
             except MalformedZnode as error:
-                malformed.add(partition)
+                states.malformed.add(partition)
                 self._tell(f"{partition} is left without a leader: {error}")
-        return States(read, frozenset(malformed))
 
     async def watched_states(
         self, partitions: Sequence[TopicPartition], watcher: Callable[[TopicPartition], Watcher]
     ) -> States:
         """As `states`, and what is called when one changes."""
-        return await self._states(partitions, [watcher(partition) for partition in partitions])
+        nodes = await self._access.read([self._getter(znodes.state_path(p), watcher(p)) for p in partitions])
+        states = States({}, set())
+        self._decode_states(partitions, nodes, states)
+        return states
 
     async def reassignments(self) -> ReassignmentsRead | None:
         """What `/admin/reassign_partitions` holds; None where there is none. It is watched in either case."""

@@ -245,7 +245,7 @@ class Registration:
         try:
             while True:
                 try:
-                    await self._stay_registered(await self._usable_session())
+                    await self._stay_registered(await self.usable_session())
                 except SessionExpired as error:
                     _logger.warning("broker %d: %s; opening another session", self._broker_id, error)
         except (MinibrokerError, ZooKeeperError) as error:
@@ -262,8 +262,9 @@ class Registration:
         for listener in self._failure_listeners:
             listener(error)
 
-    async def _usable_session(self) -> ZooKeeperSession:
-        """The current session, or a new one, however long that takes."""
+    async def usable_session(self) -> ZooKeeperSession:
+        """The current session, or a new one, however long that takes. For others only between `connect` and `start`:
+        from then on the registration itself opens another one."""
         if self._session is not None and self._session.state is not SessionState.EXPIRED:
             return self._session
         next_complaint_s = self._world.clock.monotonic()

@@ -46,10 +46,19 @@ def data_endpoint(broker: Broker) -> Endpoint | None:
     return plain or next((e for e in broker.endpoints if e.listener != CONTROL_LISTENER), None)
 
 
+Described = dict[TopicPartition, m.LeaderAndIsrPartition]
+"""What LeaderAndIsr says of partitions: the same to each of their brokers, so that it is made once."""
+
+
 def leader_and_isr(
-    state: ClusterState, broker: Broker, partitions: Sequence[TopicPartition], new: frozenset[TopicPartition]
+    state: ClusterState,
+    broker: Broker,
+    partitions: Sequence[TopicPartition],
+    new: frozenset[TopicPartition],
+    described: Described,
 ) -> Iterator[tuple[m.LeaderAndIsrRequest, tuple[TopicPartition, ...]]]:
-    """The requests for one broker, each with its partitions. Partitions without a state are left out.
+    """The requests for one broker, each with its partitions. Partitions without a state are left out. `described`: of
+    the same state of things; it is added to.
 
     A broker that is shutting down is not told the addresses of leaders where it is out of the ISR: so it follows none
     of them, and no leader counts it as caught up."""
@@ -57,9 +66,9 @@ def leader_and_isr(
     if broker.id in state.shutting_down_brokers:
         followed = [p for p in known if broker.id in state.leadership[p].isr]
         left = [p for p in known if broker.id not in state.leadership[p].isr]
-        yield from _leader_and_isr(state, broker, left, new, with_addresses=False)
+        yield from _leader_and_isr(state, broker, left, new, described, with_addresses=False)
         known = followed
-    yield from _leader_and_isr(state, broker, known, new)
+    yield from _leader_and_isr(state, broker, known, new, described)
 
 
 def _leader_and_isr(
@@ -67,17 +76,21 @@ def _leader_and_isr(
     broker: Broker,
     known: Sequence[TopicPartition],
     new: frozenset[TopicPartition],
+    described: Described,
     *,
     with_addresses: bool = True,
 ) -> Iterator[tuple[m.LeaderAndIsrRequest, tuple[TopicPartition, ...]]]:
     for part in _parts(state, known):
+        for partition in part:
+            if partition not in described:
+                described[partition] = _replica_state(state, partition, new)
         leaders = sorted({state.leader(p) for p in part} - {NO_LEADER}) if with_addresses else []
         request = m.LeaderAndIsrRequest(
             state.controller_id,
             state.controller_epoch,
             broker.epoch,
             [
-                m.LeaderAndIsrTopic(topic, state.topic_ids[topic], [_replica_state(state, p, new) for p in group])
+                m.LeaderAndIsrTopic(topic, state.topic_ids[topic], [described[p] for p in group])
                 for topic, group in _by_topic(part)
             ],
             [m.LiveLeader(b, e.host, e.port) for b in leaders if (e := _live_endpoint(state, b)) is not None],

@@ -30,7 +30,8 @@ from minibroker.protocol.model import REPLICATED, Broker, TopicPartition
 from minibroker.protocol.world import World
 
 PARTITIONS_AT_ONCE = 100
-"""How many are decided on, written and sent in one go: two or three steps of a millisecond each, and two multis."""
+"""How many are decided on, written and sent in one go: two or three steps of a millisecond each, and one multi (three
+where their znodes are created)."""
 BREATH_S = 0.001
 
 Probe = Callable[[Sequence[Broker]], Awaitable[Collection[int]]]

@@ -40,7 +40,8 @@ from typing import Any
 import kazoo.exceptions as errors
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.states import EventType, KazooState
+from kazoo.protocol.serialization import GetData, MultiHeader, int_struct, read_buffer, stat_struct
+from kazoo.protocol.states import EventType, KazooState, ZnodeStat
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
@@ -343,6 +344,21 @@ class KazooSession:
         data, stat = await self._call("get", path, self._client.get_async, self._full(path), watch=self._watch(watch))
         return data or b"", _stat(stat)
 
+    async def get_all(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        if not paths:
+            return []
+        found = await self._call("get", paths[0], self._multi_read, [self._full(path) for path in paths])
+        for path, node in zip(paths, found, strict=True):
+            if isinstance(node, Exception):
+                raise _translate(node, "get", path)
+        nodes: list[tuple[bytes, Stat] | None] = found
+        return nodes
+
+    def _multi_read(self, paths: Sequence[str]) -> _Call:
+        call = self._handler.async_result()
+        self._client._call(_MultiRead(paths), call)
+        return call
+
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
         stat = await self._call("exists", path, self._client.exists_async, self._full(path), watch=self._watch(watch))
         return None if stat is None else _stat(stat)
@@ -474,6 +490,38 @@ class _Call:
         self._inbox.post(self._finish, self, None, exception)
 
 
+class _MultiRead:
+    """ZooKeeper's request of that name (of 3.6), which kazoo lacks: what is in many nodes."""
+
+    type = 22
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+
+    def serialize(self) -> bytes:
+        each = [
+            MultiHeader(GetData.type, False, -1).serialize() + GetData(path, None).serialize() for path in self._paths
+        ]
+        return b"".join([*each, MultiHeader(-1, True, -1).serialize()])
+
+    @staticmethod
+    def deserialize(answer: bytes, offset: int) -> list[tuple[bytes, Stat] | Exception | None]:
+        """Of each node its data and Stat, None where it does not exist, or another error of kazoo's."""
+        nodes: list[tuple[bytes, Stat] | Exception | None] = []
+        while True:
+            header, offset = MultiHeader.deserialize(answer, offset)
+            if header.done:
+                return nodes
+            if header.type == GetData.type:
+                data, offset = read_buffer(answer, offset)
+                nodes.append((data or b"", _stat(ZnodeStat._make(stat_struct.unpack_from(answer, offset)))))
+                offset += stat_struct.size
+            else:
+                (error,) = int_struct.unpack_from(answer, offset)
+                offset += int_struct.size
+                nodes.append(None if error == errors.NoNodeError.code else errors.EXCEPTIONS[error]())
+
+
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's environment without its worker threads. `session_over`: never connect again."""
 
@@ -582,6 +630,10 @@ def _translate(error: Exception, verb: str, path: str) -> ZooKeeperError:
             return ZooKeeperError(
                 f"{what}: ZooKeeper refuses it: whoever made the node has a credential that this broker lacks; set "
                 "zookeeper.digest.file to the file that the other brokers have"
+            )
+        case errors.UnimplementedError():
+            return ZooKeeperError(
+                f"{what}: this ZooKeeper is too old to read many nodes at once: 3.6 or later is needed"
             )
         case errors.SessionExpiredError():
             return SessionExpired(f"{what}: the session is over")

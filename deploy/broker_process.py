@@ -67,6 +67,11 @@ class StartingBroker(NamedTuple):
     log_offset: int
 
 
+def listeners(port: int, control_port: int = 0) -> str:
+    """Only brokers need to know the control listener's port, and they read it from ZooKeeper: any free one will do."""
+    return f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{control_port}"
+
+
 def start(
     broker_id: int,
     port: int,
@@ -75,14 +80,14 @@ def start(
     log: Path,
     zookeeper_connect: str,
     settings: Mapping[str, str],
+    group_id: int | None = None,
 ) -> StartingBroker:
-    """Spawn it; it does not serve yet. `settings` win over what is set here."""
+    """Spawn it; it does not serve yet. `settings` win over what is set here. With a `group_id`, it runs under that."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log_offset = log.stat().st_size if log.exists() else 0
     properties = {
         "broker.id": str(broker_id),
-        # Only brokers need to know the control listener's port, and they read it from ZooKeeper: any free one will do.
-        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:0",
+        "listeners": listeners(port),
         "control.plane.listener.name": "CONTROLLER",
         "log.dirs": ",".join(map(str, log_dirs)),
         "zookeeper.connect": zookeeper_connect,
@@ -90,7 +95,7 @@ def start(
         **settings,
     }
     overrides = [text for name, value in properties.items() for text in ("--override", f"{name}={value}")]
-    return StartingBroker(broker_id, spawn_python("minibroker.broker", overrides, log), log, log_offset)
+    return StartingBroker(broker_id, spawn_python("minibroker.broker", overrides, log, group_id), log, log_offset)
 
 
 def wait_until_ready(brokers: Sequence[StartingBroker], timeout_s: float = READY_TIMEOUT_S) -> None:

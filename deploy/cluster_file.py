@@ -31,6 +31,10 @@ class BrokerEntry(msgspec.Struct, frozen=True):
     """The last one started for this broker; it may be gone."""
     metrics_port: int | None = None
     """Where Prometheus finds `/metrics`."""
+    settings: dict[str, str] = {}
+    """Given to this broker alone, on top of what all are given."""
+    group_id: int | None = None
+    """Under which it runs, where that is not the launcher's own."""
 
 
 class ZooKeeperEntry(msgspec.Struct, frozen=True):

@@ -182,6 +182,18 @@ class LocalCluster:
         What is not given is as it was the last time in this directory, or the default. Where any of it fails, all
         that was started is stopped again, and the next `up` goes by what was there before.
         """
+        with self._owned() as before:
+            cluster = _planned(before, brokers, base_port, zookeeper_connect, settings, log_dirs)
+            return self._launch(cluster, before)
+
+    def launch(self, planned: ClusterFile) -> ClusterFile:
+        """`up` for a cluster all of whose ports and settings are planned, whatever was in this directory before."""
+        with self._owned() as before:
+            return self._launch(planned, before)
+
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[ClusterFile | None]:
+        """No other command starts anything here meanwhile, and nothing runs. Yields what was here the last time."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -192,24 +204,26 @@ class LocalCluster:
             before = self.file_or_none()
             if before is not None:
                 self._check_not_running(before)
-            cluster = _planned(before, brokers, base_port, zookeeper_connect, settings, log_dirs)
-            _check_ports(cluster.brokers)
-            if cluster.zookeeper.port is None:
-                zookeeper.check_servers(cluster.zookeeper.connect)
-            cluster_file.save(self.directory, cluster)
-            try:
-                self._make_secret()
-                cluster, starting = self._spawn_all(cluster)
-                # The brokers start meanwhile, and try again until ZooKeeper answers.
-                self._wait_for_zookeeper(cluster)
-                broker_process.wait_until_ready(starting)
-            except BaseException:
-                self._end_all(self.file(), kill=True, timeout_s=0)
-                # Where there was nothing before, a setting that no broker accepts must not come back.
-                left = before or msgspec.structs.replace(self.file(), settings={})
-                cluster_file.save(self.directory, msgspec.structs.replace(left, running=False))
-                raise
-            return cluster
+            yield before
+
+    def _launch(self, cluster: ClusterFile, before: ClusterFile | None) -> ClusterFile:
+        _check_ports(cluster.brokers)
+        if cluster.zookeeper.port is None:
+            zookeeper.check_servers(cluster.zookeeper.connect)
+        cluster_file.save(self.directory, cluster)
+        try:
+            self._make_secret()
+            cluster, starting = self._spawn_all(cluster)
+            # The brokers start meanwhile, and try again until ZooKeeper answers.
+            self._wait_for_zookeeper(cluster)
+            broker_process.wait_until_ready(starting)
+        except BaseException:
+            self._end_all(self.file(), kill=True, timeout_s=0)
+            # Where there was nothing before, a setting that no broker accepts must not come back.
+            left = before or msgspec.structs.replace(self.file(), settings={})
+            cluster_file.save(self.directory, msgspec.structs.replace(left, running=False))
+            raise
+        return cluster
 
     def running(
         self,
@@ -455,7 +469,9 @@ class LocalCluster:
                     "offsets.topic.replication.factor": replication_factor,
                     **secret,
                     **cluster.settings,
+                    **entry.settings,
                 },
+                entry.group_id,
             )
             cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
             cluster = msgspec.structs.replace(cluster, running=True)

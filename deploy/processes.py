@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -72,12 +73,16 @@ def spawn(command: list[str], log: Path) -> Process:
     return Process(pid, found.birth if found else "")
 
 
-def spawn_python(module: str, arguments: Sequence[str], log: Path) -> Process:
-    """`spawn` for a module under this interpreter, unbuffered.
+def spawn_python(module: str, arguments: Sequence[str], log: Path, group_id: int | None = None) -> Process:
+    """`spawn` for a module under this interpreter, unbuffered; under another group id, if that is given, which takes
+    root and the program setpriv.
 
     With -P, since a `minibroker/` or a `kazoo.py` in the user's working directory is not the one that is meant.
     """
-    return spawn([sys.executable, "-P", "-u", "-m", module, *arguments], log)
+    command = [sys.executable, "-P", "-u", "-m", module, *arguments]
+    if group_id is not None:
+        command = [shutil.which("setpriv") or "setpriv", f"--regid={group_id}", "--keep-groups", "--", *command]
+    return spawn(command, log)
 
 
 @contextlib.contextmanager

@@ -115,6 +115,7 @@ OFFSET_FOR_LEADER_EPOCH = Api(
     caller=Caller.READER,
 )
 DESCRIBE_CONFIGS = Api(32, "DescribeConfigs", m.DescribeConfigsRequest, m.DescribeConfigsResponse)
+ALTER_CONFIGS = Api(33, "AlterConfigs", m.AlterConfigsRequest, m.AlterConfigsResponse)
 DESCRIBE_LOG_DIRS = Api(35, "DescribeLogDirs", m.DescribeLogDirsRequest, m.DescribeLogDirsResponse)
 CREATE_PARTITIONS = Api(37, "CreatePartitions", m.CreatePartitionsRequest, m.CreatePartitionsResponse)
 DELETE_GROUPS = Api(42, "DeleteGroups", g.DeleteGroupsRequest, g.DeleteGroupsResponse)
@@ -133,6 +134,8 @@ INCREMENTAL_ALTER_CONFIGS = Api(
 )
 OFFSET_DELETE = Api(47, "OffsetDelete", g.OffsetDeleteRequest, g.OffsetDeleteResponse)
 ENVELOPE = Api(58, "Envelope", m.EnvelopeRequest, m.EnvelopeResponse, caller=Caller.BROKER)
+DESCRIBE_CLUSTER = Api(60, "DescribeCluster", m.DescribeClusterRequest, m.DescribeClusterResponse)
+DESCRIBE_PRODUCERS = Api(61, "DescribeProducers", m.DescribeProducersRequest, m.DescribeProducersResponse)
 # Kafka has no such APIs, and numbers its own upwards from 0. A key must fit into seven bits (see `framing`).
 DESCRIBE_TIMELINE = Api(125, "DescribeTimeline", m.DescribeTimelineRequest, m.DescribeTimelineResponse)
 BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
@@ -167,6 +170,7 @@ APIS: dict[int, Api[Any, Any]] = {
         INIT_PRODUCER_ID,
         OFFSET_FOR_LEADER_EPOCH,
         DESCRIBE_CONFIGS,
+        ALTER_CONFIGS,
         DESCRIBE_LOG_DIRS,
         CREATE_PARTITIONS,
         DELETE_GROUPS,
@@ -176,11 +180,16 @@ APIS: dict[int, Api[Any, Any]] = {
         INCREMENTAL_ALTER_CONFIGS,
         OFFSET_DELETE,
         ENVELOPE,
+        DESCRIBE_CLUSTER,
+        DESCRIBE_PRODUCERS,
         DESCRIBE_TIMELINE,
         BROKER_HANDSHAKE,
         BROKER_AUTHENTICATE,
     )
 }
+
+API_KEYS = [m.ApiVersion(key, api.min_version, api.max_version) for key, api in sorted(APIS.items())]
+"""What ApiVersions answers."""
 
 _encoder = msgspec.msgpack.Encoder()
 _request_envelope = msgspec.msgpack.Decoder(m.RequestEnvelope)

@@ -9,9 +9,9 @@ cramjam's `decompress`, whose output grows without bound, and a buffer of the li
 clearing costs more than most decompressions.
 
 The formats are the ones Kafka puts into its batches, so that one implementation serves both of our
-magics: gzip members, LZ4 frames, zstd frames, and for snappy the framing of snappy-java (xerial): a
-16-byte header, then blocks, each a big-endian length and raw snappy. A body without that header is
-one raw snappy block: librdkafka writes those.
+magics: gzip members, LZ4 frames of blocks that stand alone, zstd frames, and for snappy the framing
+of snappy-java (xerial): a 16-byte header, then blocks, each a big-endian length and raw snappy. A
+body without that header is one raw snappy block: librdkafka writes those.
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ _MODULES = {
 
 # cramjam's own default for LZ4 is the high compression mode, 28 times as slow on random bytes.
 _LZ4_LEVEL = 1
+# Blocks of at most 64 KiB that stand alone: with a checksum behind each, as cramjam writes them, and without.
+_LZ4_WITH_CHECKSUMS = bytes.fromhex("04224d18 7040ad")
+_LZ4_HEADER = bytes.fromhex("04224d18 604082")
+_LZ4_SIZE = struct.Struct("<I")
+_LZ4_NOT_COMPRESSED = 1 << 31
+_LZ4_CHECKSUM_BYTES = 4
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, oldest compatible version
@@ -85,9 +91,26 @@ def compress(codec: Compression, data: bytes | bytearray | memoryview, level: in
     if codec is Compression.SNAPPY:
         block = cramjam.snappy.compress_raw(data)
         return b"".join((_XERIAL_HEADER, _XERIAL_BLOCK.pack(len(block)), block))
-    if codec is Compression.LZ4 and level is None:
-        level = _LZ4_LEVEL
+    if codec is Compression.LZ4:
+        return _compress_lz4(bytes(data), level or _LZ4_LEVEL)
     return bytes(_MODULES[codec].compress(data, level=level))
+
+
+def _compress_lz4(data: bytes, level: int) -> bytes:
+    """As Kafka's Java client does, which supports no blocks that refer to those before them; and the Go clients take
+    right checksums of blocks for wrong ones (pierrec/lz4 4.1.19). The batch has a checksum."""
+    compressor = cramjam.lz4.Compressor(level, content_checksum=False, block_linked=False)
+    compressor.compress(data)
+    frame = memoryview(compressor.finish())
+    assert frame[: len(_LZ4_WITH_CHECKSUMS)] == _LZ4_WITH_CHECKSUMS, bytes(frame[:7])
+    parts: list[bytes | memoryview] = [_LZ4_HEADER]
+    position = len(_LZ4_WITH_CHECKSUMS)
+    while size := _LZ4_SIZE.unpack_from(frame, position)[0]:
+        end = position + _LZ4_SIZE.size + (size & ~_LZ4_NOT_COMPRESSED)
+        parts.append(frame[position:end])
+        position = end + _LZ4_CHECKSUM_BYTES
+    parts.append(_LZ4_SIZE.pack(0))
+    return b"".join(parts)
 
 
 def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: int) -> bytes | bytearray | memoryview:

@@ -10,7 +10,9 @@ Nor does a new partition (or a new leader after a crash) wait for requests of qu
 Splitting alone would end with a request for each partition. They are joined again in two ways. Partitions that are
 answered in one turn of the loop are asked for together. And the requests to a leader expire together: each waits there
 until the next of a series of moments that are the longest wait apart. If there are many requests all the same, the
-small ones wait only for a short time, so that they come back to be joined.
+small ones come back earlier to be joined: the smaller, the earlier, since asking again costs by the partition. One that
+names a quarter of what a request should name waits for a quarter of the longest wait, and the moments of the earlier
+ones are among those of the later ones, so that whatever comes back meets all that are smaller.
 
 A request names PARTITIONS_PER_REQUEST at most, unless there are very many partitions: each request is handled in one
 go, and the leader has others to serve.
@@ -44,10 +46,9 @@ LAG_PER_WAIT = 10
 
 MANY_REQUESTS = 16
 SHORT_WAIT_MS = 20
-"""How long a small request waits at the leader when there are many."""
-SHORT_WAITS = 25
-"""How many such waits there are at most in the longest one. For a follower of very many partitions a small request is
-one of several hundred: while they all change their leader, it would come back fifty times a second to be joined."""
+"""A small request waits at the leader for at least this long, when there are many."""
+SHORT_WAITS = 32
+"""How many waits of the smallest there are at most in the longest one."""
 
 
 def most_in_a_request(partitions: int) -> int:
@@ -84,8 +85,18 @@ def schedule(
     """
     scheduled = []
     for count, piece in enumerate(pieces[: max(0, MAX_REQUESTS - outstanding)], start=outstanding):
-        is_brief = count >= MANY_REQUESTS and len(piece) < most
-        brief_ms = max(min(longest_wait_ms, SHORT_WAIT_MS), longest_wait_ms // SHORT_WAITS)
-        apart_ms = brief_ms if is_brief else longest_wait_ms
-        scheduled.append((piece, apart_ms - elapsed_ms % apart_ms if apart_ms > 0 else 0))
+        waits = _waits(len(piece), most, longest_wait_ms) if count >= MANY_REQUESTS else 1
+        scheduled.append((piece, _until_next(waits, elapsed_ms, longest_wait_ms) if longest_wait_ms > 0 else 0))
     return scheduled
+
+
+def _waits(partitions: int, most: int, longest_wait_ms: int) -> int:
+    """How many waits of a request that names so many partitions there are in the longest one: a power of two."""
+    wanted = min(SHORT_WAITS, most // partitions, longest_wait_ms // SHORT_WAIT_MS)
+    return 1 << (max(wanted, 1).bit_length() - 1)
+
+
+def _until_next(waits: int, elapsed_ms: int, longest_wait_ms: int) -> int:
+    """To the next moment, where there are so many in the longest wait."""
+    number = elapsed_ms * waits // longest_wait_ms + 1
+    return -(-number * longest_wait_ms // waits) - elapsed_ms

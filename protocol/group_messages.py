@@ -49,6 +49,9 @@ class Coordinator(Message):
     port: Int32
     error_code: Int16
     error_message: String | None = None
+    leader_epoch: Int32 = -1
+    """Of the group's partition of `__consumer_offsets`, as the broker that was asked knows it; -1: not told. For
+    `Attempt`."""
 
 
 class FindCoordinatorResponse(Message):
@@ -74,6 +77,8 @@ class JoinGroupRequest(Message):
     protocols: Annotated[list[JoinGroupProtocol], Meta(max_length=MAX_PROTOCOLS)]
     reason: String | None = None
     """KIP-800."""
+    requires_known_member_id: bool = True
+    """One without an id is given it, to join with (KIP-394). False for clients that are older than that."""
 
 
 class JoinGroupMember(Message):
@@ -95,6 +100,8 @@ class JoinGroupResponse(Message):
     """With MEMBER_ID_REQUIRED: the one to join with (KIP-394)."""
     members: Annotated[list[JoinGroupMember], Meta(max_length=MAX_MEMBERS)] = msgspec.field(default_factory=list)
     """For the leader alone."""
+    error_message: String | None = None
+    """What the code alone does not say; Kafka has no place for it."""
 
 
 # --- SyncGroup (14) ------------------------------------------------------------------------------------------
@@ -181,12 +188,25 @@ class OffsetCommitTopic(Message):
     """The topic that was read: of another one of that name nothing is committed (INCONSISTENT_TOPIC_ID)."""
 
 
+class Attempt(Message):
+    """Which of a client's attempts to change something this is, so that one which arrives late can be told (see
+    `broker/groups/attempts.py`). Kafka has nothing like it."""
+
+    client_instance: String
+    """Who asks: no two clients have the same."""
+    number: Int64
+    """Grows with each attempt of that client, in the order in which it sends them."""
+    coordinator_epoch: Int32
+    """The `leader_epoch` that FindCoordinator named; -1: none."""
+
+
 class OffsetCommitRequest(Message):
     group_id: GroupId
     generation_id: Int32
     member_id: MemberId
     group_instance_id: String | None
     topics: Annotated[list[OffsetCommitTopic], Meta(max_length=MAX_TOPICS)]
+    attempt: Attempt | None = None
 
 
 class OffsetCommitPartitionResponse(Message):
@@ -248,6 +268,17 @@ class OffsetFetchResponse(Message):
     groups: Annotated[list[OffsetFetchGroupResponse], Meta(max_length=MAX_GROUPS)]
 
 
+def refused_offset_fetch(group: OffsetFetchGroup, error_code: int) -> OffsetFetchGroupResponse:
+    """Of a group, and of each partition that was asked for, which is where the oldest clients look."""
+    topics = [
+        OffsetFetchTopicResponse(
+            topic.name, [OffsetFetchPartition(index, -1, -1, None, error_code) for index in topic.partition_indexes]
+        )
+        for topic in group.topics or ()
+    ]
+    return OffsetFetchGroupResponse(group.group_id, topics, error_code)
+
+
 class OffsetDeleteTopic(Message):
     name: Name
     partitions: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
@@ -256,6 +287,7 @@ class OffsetDeleteTopic(Message):
 class OffsetDeleteRequest(Message):
     group_id: GroupId
     topics: Annotated[list[OffsetDeleteTopic], Meta(max_length=MAX_TOPICS)]
+    attempt: Attempt | None = None
 
 
 class OffsetDeleteResponse(Message):
@@ -296,7 +328,7 @@ class DescribeGroupsResponse(Message):
 
 
 class ListGroupsRequest(Message):
-    states_filter: Annotated[list[Name], Meta(max_length=16)] = msgspec.field(default_factory=list)
+    states_filter: Annotated[list[Name], Meta(max_length=1_000)] = msgspec.field(default_factory=list)
     """Empty: all states (KIP-518)."""
 
 
@@ -314,6 +346,7 @@ class ListGroupsResponse(Message):
 
 class DeleteGroupsRequest(Message):
     groups_names: Annotated[list[GroupId], Meta(max_length=MAX_GROUPS)]
+    attempt: Attempt | None = None
 
 
 class DeletableGroupResult(Message):

@@ -239,9 +239,13 @@ class ListOffsetsResponse(Message):
 
 
 class MetadataRequest(Message):
-    """`topics` None asks for all of them, an empty list for none (only brokers and controller)."""
+    """`topics` None asks for all of them, an empty list for none (only brokers and controller).
+    `allow_auto_topic_creation`: a topic that does not exist may be created, if the broker's auto.create.topics.enable
+    says so, too. `topic_ids`: topics that are asked for by their ids alone (KIP-516)."""
 
     topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)] | None
+    allow_auto_topic_creation: bool = False
+    topic_ids: Annotated[list[TopicId], Meta(max_length=MAX_TOPICS)] = []
 
 
 class MetadataBroker(Message):
@@ -490,7 +494,7 @@ class CreateTopicsResponse(Message):
 
 class DeleteTopicsRequest(Message):
     """`topic_ids`, in the order of `topics`: the topic that is meant. Another one of the same name is not deleted
-    (UNKNOWN_TOPIC_ID). An empty id, or one left out, is not checked."""
+    (UNKNOWN_TOPIC_ID). An empty id, or one left out, is not checked. With an empty name the id alone says which."""
 
     topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)]
     timeout_ms: Int32
@@ -902,11 +906,13 @@ class ControlledShutdownResponse(Message):
     """Those that the broker still leads, or whose ISR would be too small without it."""
 
 
-# --- DescribeConfigs (32), IncrementalAlterConfigs (44) ----------------------------------------------------------
+# --- DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44) ----------------------------------------
 
 
 MAX_CONFIGS = 1_000
 """Of one resource."""
+MAX_PRODUCERS = 1_000_000
+"""That a log knows, in one message."""
 
 
 class DescribeConfigsResource(Message):
@@ -992,3 +998,87 @@ class AlterConfigsResourceResponse(Message):
 class IncrementalAlterConfigsResponse(Message):
     throttle_time_ms: Int32
     responses: Annotated[list[AlterConfigsResourceResponse], Meta(max_length=MAX_TOPICS)]
+
+
+class ReplacedConfigs(Message):
+    """All that is to be set for a resource: what is not named is as if it had never been set."""
+
+    resource_type: Int8
+    resource_name: Name
+    configs: Annotated[list[CreatableConfig], Meta(max_length=MAX_CONFIGS)]
+
+
+class AlterConfigsRequest(Message):
+    """What came before IncrementalAlterConfigs. Of two who ask, the second undoes what the first has done."""
+
+    resources: Annotated[list[ReplacedConfigs], Meta(max_length=MAX_TOPICS)]
+    validate_only: bool = False
+
+
+class AlterConfigsResponse(Message):
+    throttle_time_ms: Int32
+    responses: Annotated[list[AlterConfigsResourceResponse], Meta(max_length=MAX_TOPICS)]
+
+
+# --- DescribeCluster (60), DescribeProducers (61) ------------------------------------------------------------------
+
+
+BROKER_ENDPOINTS = 1
+"""What clients come to; 2 is for controllers that are brokers no longer (KIP-919)."""
+
+
+class DescribeClusterRequest(Message):
+    endpoint_type: Int8 = BROKER_ENDPOINTS
+
+
+class DescribeClusterBroker(Message):
+    broker_id: Int32
+    host: String
+    port: Int32
+    rack: Name | None = None
+
+
+class DescribeClusterResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    error_message: String = ""
+    cluster_id: String = ""
+    controller_id: Int32 = -1
+    brokers: Annotated[list[DescribeClusterBroker], Meta(max_length=MAX_BROKERS)] = []
+    endpoint_type: Int8 = BROKER_ENDPOINTS
+
+
+class DescribeProducersTopic(Message):
+    name: Name
+    partition_indexes: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
+
+
+class DescribeProducersRequest(Message):
+    topics: Annotated[list[DescribeProducersTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class ActiveProducer(Message):
+    """An idempotent producer, as far as the log of a partition knows it."""
+
+    producer_id: Int64
+    producer_epoch: Int32
+    last_sequence: Int32
+    last_timestamp: Int64
+    """When it was heard of last, in ms since 1970."""
+
+
+class DescribeProducersPartition(Message):
+    partition_index: Int32
+    error_code: Int16
+    error_message: String = ""
+    active_producers: Annotated[list[ActiveProducer], Meta(max_length=MAX_PRODUCERS)] = []
+
+
+class DescribeProducersTopicResponse(Message):
+    name: Name
+    partitions: Annotated[list[DescribeProducersPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class DescribeProducersResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[DescribeProducersTopicResponse], Meta(max_length=MAX_TOPICS)]

@@ -115,6 +115,8 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
 
 def members(broker_ids: Sequence[int], epochs: Sequence[int]) -> tuple[Member, ...]:
     """Replicas with their epochs; with NO_EPOCH if there is not one epoch for each."""
+    if not broker_ids:
+        return ()
     known = epochs if len(epochs) == len(broker_ids) else [NO_EPOCH] * len(broker_ids)
     return tuple(map(Member, broker_ids, known))
 
@@ -122,6 +124,8 @@ def members(broker_ids: Sequence[int], epochs: Sequence[int]) -> tuple[Member, .
 def split(group: Iterable[Member]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The reverse of `members`."""
     group = tuple(group)
+    if not group:
+        return (), ()
     epochs = tuple(member.epoch for member in group)
     return tuple(member.broker_id for member in group), epochs if set(epochs) != {NO_EPOCH} else ()
 
@@ -176,7 +180,7 @@ class ReplicaAssignment(NamedTuple):
     def replication_factor(self) -> int:
         """By which min.insync.replicas goes where it is not set: the lesser of before and after, as a reassignment that
         has just begun must not ask for more replicas in sync than there were."""
-        return min(len(self.origin), len(self.target))
+        return min(len(self.origin), len(self.target)) if self.is_being_reassigned else len(self.replicas)
 
     def reassigned_to(self, target: Iterable[int]) -> ReplicaAssignment:
         """On the way to `target`, from wherever it is on the way now."""

@@ -6,7 +6,8 @@
     ```
 
 The names are topics that must exist. A program that needs none says `<!-- run -->`. What runs is what stands there, but
-for the address of the cluster.
+for the address of the cluster. A module of tests says `<!-- pytest -->`, or `<!-- pytest: pytest_asyncio.plugin -->`
+with the plugins that it needs beside ours.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ ADDRESS = "localhost:9092"
 """What programs in the documentation connect to."""
 
 _PROGRAM = re.compile(
-    r"^<!-- run(?:: (?P<topics>[^>]+?))? -->\n```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^<!-- (?P<how>run|pytest)(?:: (?P<words>[^>]+?))? -->\n```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 
 
 class Program(NamedTuple):
     page: Path
     line: int
-    topics: tuple[str, ...]
+    is_for_pytest: bool
+    words: tuple[str, ...]
+    """What the comment says more: topics, or plugins."""
     text: str
 
     @property
@@ -39,7 +42,11 @@ def programs_of(page: Path) -> list[Program]:
     text = page.read_text()
     return [
         Program(
-            page, text.count("\n", 0, found.start("text")) + 1, tuple((found["topics"] or "").split()), found["text"]
+            page,
+            text.count("\n", 0, found.start("text")) + 1,
+            found["how"] == "pytest",
+            tuple((found["words"] or "").split()),
+            found["text"],
         )
         for found in _PROGRAM.finditer(text)
     ]

@@ -189,12 +189,13 @@ class CoordinatedGroups:
         partition: TopicPartition = ORDERS,
         topic_id: str = "",
         metadata: str | None = None,
+        attempt: g.Attempt | None = None,
     ) -> asyncio.Future[int]:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         topic = g.OffsetCommitTopic(
             partition.topic, [g.OffsetCommitPartition(partition.partition, offset, -1, metadata)], topic_id
         )
-        body = g.OffsetCommitRequest(group_id, generation_id, member_id, instance, [topic])
+        body = g.OffsetCommitRequest(group_id, generation_id, member_id, instance, [topic], attempt)
         self.groups.commits.commit(body, lambda topics: answer.set_result(topics[0].partitions[0].error_code))
         return answer
 

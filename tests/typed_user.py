@@ -73,12 +73,14 @@ from minibroker import (
     TopicDescription,
     TopicErrors,
     TopicPartition,
+    WithinListener,
     WithoutKey,
     WrongEventLoop,
     crc32,
     main,
     murmur2,
     sync,
+    testing,
 )
 
 BOOTSTRAP = "localhost:9092"
@@ -116,6 +118,8 @@ async def produce() -> None:
         assert_type(await task, RecordMetadata)
         await producer.drain()
         batch = producer.send_batch("orders", [b"a", b"b"], keys=["k", None], timestamps_ms=[1, 2], partition=0)
+        producer.send_batch("orders", 5)  # type: ignore[arg-type]
+        producer.send_batch("orders", [b"a"], timestamps_ms=["1"])  # type: ignore[list-item]
         assert_type(batch, BatchDelivery)
         places = await batch
         assert_type(places, BatchMetadata)
@@ -353,6 +357,53 @@ def administer_blocking() -> None:
     other.close()
 
 
+# --- a cluster inside a test ---
+
+
+async def break_cluster() -> None:
+    async with testing.LocalCluster(
+        2, topics=["a", NewTopic("b")], settings={"x": "y"}, broker_settings={2: {"x": "z"}}
+    ) as cluster:
+        assert_type(cluster.bootstrap_servers, str)
+        print(cluster.directory / "logs", cluster.log_of("zookeeper").read_text())
+        assert_type(await cluster.find("all"), list[testing.Member])
+        await cluster.create_topics(["c"])
+        await cluster.delete_topics(["c"])
+        assert_type(await cluster.kill("leader:a-0"), list[testing.Member])
+        await cluster.start(1)
+        await cluster.stop("controller")
+        await cluster.pause(1)
+        await cluster.resume(1)
+        await cluster.isolate(1)
+        await cluster.heal()
+        await cluster.restore()
+        try:
+            await cluster.wait_healthy(timeout_s=1)
+        except testing.LaunchTimedOut:
+            raise
+        except testing.LaunchError as error:
+            print(error)
+
+
+def break_cluster_blocking() -> None:
+    with testing.SyncLocalCluster(2, topics=["a"], settings={"x": "y"}, broker_settings={2: {"x": "z"}}) as cluster:
+        assert_type(cluster.bootstrap_servers, str)
+        print(cluster.directory / "logs", cluster.log_of(1).read_text())
+        assert_type(cluster.find(1), list[testing.Member])
+        cluster.create_topics(["c"])
+        cluster.delete_topics(["c"])
+        assert_type(cluster.kill("leader:a-0"), list[testing.Member])
+        cluster.start(1)
+        cluster.stop("controller")
+        cluster.pause(1)
+        cluster.resume(1)
+        cluster.isolate(1)
+        cluster.heal()
+        cluster.restore()
+        cluster.wait_healthy(timeout_s=1)
+        assert_type(testing.LocalCluster.around(cluster), testing.LocalCluster)
+
+
 # --- errors ---
 
 
@@ -385,7 +436,7 @@ def explain(error: MinibrokerError) -> object:
             return "the user's own functions"
         case ApiTimedOut() | DeliveryTimedOut() | BufferFull() | NetworkError() | MaxPollIntervalExceeded():
             return "try again"
-        case Closed() | ClientCrashed() | WrongEventLoop() | ForkedClient():
+        case Closed() | ClientCrashed() | WrongEventLoop() | WithinListener() | ForkedClient():
             return "make another client"
         case _:
             return error

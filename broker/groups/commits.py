@@ -60,6 +60,10 @@ class OffsetCommits:
             respond(_all(body, found))
             return
         term, group = found
+        late = term.attempts.take(body.attempt)
+        if late is not _E.NONE:
+            respond(_all(body, late))
+            return
         if group is None:
             error = _E.ILLEGAL_GENERATION if body.generation_id >= 0 else _E.NONE
             if len(term.groups) >= MAX_GROUPS:
@@ -152,7 +156,7 @@ class OffsetCommits:
         for position, asked in enumerate(body.groups):
             term = self._terms.of(asked.group_id)
             if isinstance(term, ErrorCode):
-                answer(position, g.OffsetFetchGroupResponse(asked.group_id, [], term))
+                answer(position, g.refused_offset_fetch(asked, term))
             else:
                 by_term.setdefault(term, []).append(position)
         for term, positions in by_term.items():
@@ -160,15 +164,14 @@ class OffsetCommits:
             def confirmed(code: ErrorCode, positions: Sequence[int] = positions) -> None:
                 for position in positions:
                     asked = body.groups[position]
-                    refused = g.OffsetFetchGroupResponse(asked.group_id, [], code)
-                    answer(position, self._fetch(asked) if code is _E.NONE else refused)
+                    answer(position, self._fetch(asked) if code is _E.NONE else g.refused_offset_fetch(asked, code))
 
             self._terms.confirm(term, confirmed)
 
     def _fetch(self, asked: g.OffsetFetchGroup) -> g.OffsetFetchGroupResponse:
         found = self._terms.find(asked.group_id)
         if isinstance(found, ErrorCode):
-            return g.OffsetFetchGroupResponse(asked.group_id, [], found)
+            return g.refused_offset_fetch(asked, found)
         _, group = found
         known: dict[str, dict[int, OffsetValue]] = {}
         if group is not None:
@@ -195,6 +198,10 @@ class OffsetCommits:
             respond(g.OffsetDeleteResponse(found, 0, []))
             return
         term, group = found
+        late = term.attempts.take(body.attempt)
+        if late is not _E.NONE:
+            respond(g.OffsetDeleteResponse(late, 0, []))
+            return
         if group is None:
             respond(g.OffsetDeleteResponse(_E.GROUP_ID_NOT_FOUND, 0, []))
             return

@@ -33,6 +33,8 @@ MAX_GROUPS = 100_000
 """Of one partition of `__consumer_offsets`; in Kafka without a bound."""
 MAX_MEMBER_BYTES = 1024 * 1024
 """What a member may tell its leader, in all protocols together; in Kafka without a bound."""
+MOST_OF_CLIENT_ID = 255
+"""Characters of it in a member's id, which must fit into whatever tells the id to others, in all versions."""
 SLEPT_S = 1.0
 """A session that ends so much later than it should have was slept through."""
 
@@ -98,10 +100,18 @@ class GroupCoordinator(TermListener):
         is_gone: Callable[[], bool],
     ) -> None:
         """R2. `respond` at once with an error, or when the generation is made up. One that joins without an id is told
-        one, to join with (KIP-394), unless it is static. `is_gone`: nobody would get the answer any more."""
+        one, to join with (KIP-394), unless it is static or too old for that. `is_gone`: nobody would get the answer any
+        more."""
         code, term, group = self._find_to_join(body)
         if code is not _E.NONE:
-            respond(_refused_join(code, body.member_id))
+            refused = _refused_join(code, body.member_id)
+            if code is _E.INVALID_SESSION_TIMEOUT:
+                least, most = self._session_timeouts_ms
+                refused.error_message = (
+                    f"session_timeout_ms={body.session_timeout_ms}: the brokers take {least} to {most} "
+                    "(group.min.session.timeout.ms, group.max.session.timeout.ms)"
+                )
+            respond(refused)
             return
         assert term is not None
         assert group is not None
@@ -129,13 +139,17 @@ class GroupCoordinator(TermListener):
         if group.is_in(_S.PREPARING_REBALANCE):
             self._joins.check_and_complete(group)
 
+    @property
+    def _session_timeouts_ms(self) -> tuple[int, int]:
+        return self._config.group_min_session_timeout_ms, self._config.group_max_session_timeout_ms
+
     def _find_to_join(self, body: g.JoinGroupRequest) -> tuple[ErrorCode, Term | None, Group | None]:
         """The group, which need not be known yet, or why it cannot be joined."""
         found = self._terms.find(body.group_id)
         if isinstance(found, ErrorCode):
             return found, None, None
         term, group = found
-        least, most = self._config.group_min_session_timeout_ms, self._config.group_max_session_timeout_ms
+        least, most = self._session_timeouts_ms
         if not least <= body.session_timeout_ms <= most:
             return _E.INVALID_SESSION_TIMEOUT, None, None
         if sum(len(protocol.metadata) for protocol in body.protocols) > MAX_MEMBER_BYTES:
@@ -151,13 +165,13 @@ class GroupCoordinator(TermListener):
     def _join_new(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
         assert joining.join_waiter is not None
         name = joining.client_id if joining.group_instance_id is None else joining.group_instance_id
-        joining.member_id = f"{name}-{self._random.randbytes(16).hex()}"
-        if joining.group_instance_id is None:
+        joining.member_id = f"{name[:MOST_OF_CLIENT_ID]}-{self._random.randbytes(16).hex()}"
+        if joining.group_instance_id is None and body.requires_known_member_id:
             term.groups[group.group_id] = group
             group.pending_members[joining.member_id] = None
             self._await_joining(term, group, joining)
             joining.join_waiter(_refused_join(_E.MEMBER_ID_REQUIRED, joining.member_id))
-        elif joining.group_instance_id in group.static_members:
+        elif joining.group_instance_id is not None and joining.group_instance_id in group.static_members:
             self._replace(term, group, joining, body)
         else:
             self._add(term, group, joining, body)

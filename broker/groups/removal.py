@@ -20,6 +20,7 @@ from minibroker.broker.groups.terms import RETRY_S, Outcome, Term, TermListener,
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.group_messages import Attempt
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Clock
 
@@ -55,12 +56,15 @@ class GroupRemoval(TermListener):
 
     # -- DeleteGroups --
 
-    async def delete(self, group_id: str) -> ErrorCode:
+    async def delete(self, group_id: str, attempt: Attempt | None = None) -> ErrorCode:
         """NONE once the log says that the group is gone."""
         found = self._terms.find(group_id)
         if isinstance(found, ErrorCode):
             return found
         term, group = found
+        late = term.attempts.take(attempt)
+        if late is not _E.NONE:
+            return late
         if group is None:
             return _E.GROUP_ID_NOT_FOUND
         if not group.is_in(_S.EMPTY):

@@ -29,6 +29,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from minibroker.broker.config import BrokerConfig
+from minibroker.broker.groups.attempts import LatestAttempts
 from minibroker.broker.groups.group import Group, group_from
 from minibroker.broker.groups.records import (
     GroupKey,
@@ -106,6 +107,7 @@ class Term:
         self.end_offset = end_offset
         """Of the log, when the term began."""
         self.groups: dict[str, Group] = {}
+        self.attempts = LatestAttempts(leading_since_epoch)
         self.is_loaded = False
         self.is_over = False
         self.is_confirming = False

@@ -1,5 +1,5 @@
-"""DescribeConfigs and IncrementalAlterConfigs (KIP-226, KIP-339): of a topic and of the brokers' default (the empty
-name) at any broker, of a broker at itself.
+"""DescribeConfigs, IncrementalAlterConfigs and AlterConfigs (KIP-226, KIP-339): of a topic and of the brokers' default
+(the empty name) at any broker, of a broker at itself.
 
 The broker that is asked writes, in one multi: the settings, provided that they are still those that it has read (their
 version) and that the topic is still the one that it has looked at (the node of its id), and the notification. So of two
@@ -8,6 +8,7 @@ one before, and whoever is killed has either changed the settings and told every
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
@@ -28,16 +29,19 @@ from minibroker.broker.config import (
 )
 from minibroker.broker.config_changes import MIN_INSYNC_REPLICAS, altered_broker, altered_topic
 from minibroker.broker.dynamic_config import DynamicConfigManager
-from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.isr_writer import catch_up
+from minibroker.broker.slices import Slices
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     ANY_VERSION,
     AlterableConfig,
+    AlterConfigsRequest,
     AlterConfigsResource,
     AlterConfigsResourceResponse,
+    AlterConfigsResponse,
     DescribeConfigsEntry,
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -46,9 +50,11 @@ from minibroker.protocol.messages import (
     DescribeConfigsSynonym,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+    ReplacedConfigs,
 )
 from minibroker.protocol.model import (
     DURABILITY,
+    AlterOperation,
     ConfigSource,
     ConfigType,
     ResourceType,
@@ -83,11 +89,14 @@ Layer = tuple[ConfigSource, Mapping[str, str]]
 async def handle_describe_configs(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, DescribeConfigsRequest)
+    check_named_once("a resource", [(resource.resource_type, resource.resource_name) for resource in body.resources])
 
     async def answer() -> None:
         results = []
+        slices = Slices()
         reader = _Reader(services.configs, services.sessions)
         for resource in body.resources:
+            await slices.breathe()
             try:
                 found = await reader.find(resource.resource_type, resource.resource_name)
                 held = services.replicas.settings_of(resource.resource_name) if found.topic is not None else None
@@ -112,24 +121,40 @@ async def handle_incremental_alter_configs(services: Services, request: Request)
     assert isinstance(body, IncrementalAlterConfigsRequest)
 
     async def answer() -> None:
-        names = [(resource.resource_type, resource.resource_name) for resource in body.resources]
-        responses = []
-        for resource in body.resources:
-            response = AlterConfigsResourceResponse(
-                ErrorCode.NONE, None, resource.resource_type, resource.resource_name
-            )
-            try:
-                if names.count((resource.resource_type, resource.resource_name)) > 1:
-                    raise BrokerError(ErrorCode.INVALID_REQUEST, "it is in the request twice: give all changes at once")
-                await _alter(services, resource, body.validate_only)
-            except BrokerError as error:
-                response.error_code, response.error_message = error.code, error.detail[:LONGEST_MESSAGE]
-                if isinstance(error, _Outdated):
-                    response.topic_id, response.version = error.topic_id, error.version
-            responses.append(response)
+        responses = await _alter_all(services, body.resources, body.validate_only)
         request.respond(IncrementalAlterConfigsResponse(0, responses))
 
     answer_later(services, request, TIMEOUT_MS, answer)
+
+
+async def handle_alter_configs(services: Services, request: Request) -> None:
+    """As `handle_incremental_alter_configs`: what is given is set, and what is set and not given deleted."""
+    body = request.body
+    assert isinstance(body, AlterConfigsRequest)
+
+    async def answer() -> None:
+        request.respond(AlterConfigsResponse(0, await _alter_all(services, body.resources, body.validate_only)))
+
+    answer_later(services, request, TIMEOUT_MS, answer)
+
+
+async def _alter_all(
+    services: Services, resources: Sequence[AlterConfigsResource | ReplacedConfigs], validate_only: bool
+) -> list[AlterConfigsResourceResponse]:
+    named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    responses = []
+    for resource in resources:
+        response = AlterConfigsResourceResponse(ErrorCode.NONE, None, resource.resource_type, resource.resource_name)
+        try:
+            if named[resource.resource_type, resource.resource_name] > 1:
+                raise BrokerError(ErrorCode.INVALID_REQUEST, "it is in the request twice: give all changes at once")
+            await _alter(services, resource, validate_only)
+        except BrokerError as error:
+            response.error_code, response.error_message = error.code, error.detail[:LONGEST_MESSAGE]
+            if isinstance(error, _Outdated):
+                response.topic_id, response.version = error.topic_id, error.version
+        responses.append(response)
+    return responses
 
 
 Sessions = Callable[[], Awaitable[ZooKeeperSession]]
@@ -347,17 +372,21 @@ def _check_version(found: _Found, asked: AlterConfigsResource) -> None:
         raise _Outdated(ErrorCode.INVALID_UPDATE_VERSION, message, topic_id, found.changed_in)
 
 
-async def _alter(services: Services, asked: AlterConfigsResource, validate_only: bool) -> None:
+async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfigs, validate_only: bool) -> None:
     """Raises BrokerError, and then nothing was changed; unless a write whose answer was lost had changed it, as it was
     to be."""
     configs, sessions = services.configs, services.sessions
+    topic_id = ""
     while True:
         try:
-            found = await _Reader(configs, sessions).find(asked.resource_type, asked.resource_name)
+            found = await _Reader(configs, sessions).find(given.resource_type, given.resource_name)
             session = await sessions()
+            asked = given if isinstance(given, AlterConfigsResource) else _changes(found, given)
+            if topic_id:
+                asked = msgspec.structs.replace(asked, topic_id=topic_id)
             _check_version(found, asked)
             if found.topic is not None:
-                asked = msgspec.structs.replace(asked, topic_id=found.topic.topic_id)
+                topic_id = found.topic.topic_id
             values = _altered(configs, found, asked.resource_name, asked.configs)
             if not validate_only:
                 await session.multi(_write(found, asked.resource_name, values))
@@ -369,6 +398,18 @@ async def _alter(services: Services, asked: AlterConfigsResource, validate_only:
             if not isinstance(refused.cause, BadVersion | NodeExists | NoNode):
                 raise
             await asyncio.sleep(RETRY_S)
+
+
+def _changes(found: _Found, given: ReplacedConfigs) -> AlterConfigsResource:
+    """Only of what is another now: some settings may be repeated, but not changed."""
+    names = {config.name for config in given.configs}
+    changes = [
+        AlterableConfig(config.name, AlterOperation.SET, config.value)
+        for config in given.configs
+        if config.value is None or found.values.get(config.name) != config.value
+    ]
+    changes += [AlterableConfig(name, AlterOperation.DELETE) for name in sorted(found.values) if name not in names]
+    return AlterConfigsResource(given.resource_type, given.resource_name, changes)
 
 
 def _altered(

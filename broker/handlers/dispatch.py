@@ -3,7 +3,11 @@
 from collections.abc import Awaitable, Callable
 
 from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
-from minibroker.broker.handlers.configs import handle_describe_configs, handle_incremental_alter_configs
+from minibroker.broker.handlers.configs import (
+    handle_alter_configs,
+    handle_describe_configs,
+    handle_incremental_alter_configs,
+)
 from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
 from minibroker.broker.handlers.delete_records import handle_delete_records
 from minibroker.broker.handlers.fetch import handle_fetch
@@ -23,9 +27,9 @@ from minibroker.broker.handlers.groups import (
 )
 from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
 from minibroker.broker.handlers.log_dirs import handle_describe_log_dirs
-from minibroker.broker.handlers.metadata import handle_api_versions, handle_metadata
+from minibroker.broker.handlers.metadata import handle_api_versions, handle_describe_cluster, handle_metadata
 from minibroker.broker.handlers.produce import handle_produce
-from minibroker.broker.handlers.producer_ids import handle_init_producer_id
+from minibroker.broker.handlers.producer_ids import handle_describe_producers, handle_init_producer_id
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.handlers.shutdown import handle_controlled_shutdown
 from minibroker.broker.handlers.timeline import handle_describe_timeline
@@ -60,6 +64,7 @@ HANDLERS: dict[int, Handler] = {
     apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
     apis.DESCRIBE_CONFIGS.key: handle_describe_configs,
+    apis.ALTER_CONFIGS.key: handle_alter_configs,
     apis.DESCRIBE_LOG_DIRS.key: handle_describe_log_dirs,
     apis.DELETE_GROUPS.key: handle_delete_groups,
     apis.OFFSET_DELETE.key: handle_offset_delete,
@@ -68,6 +73,8 @@ HANDLERS: dict[int, Handler] = {
     apis.LIST_PARTITION_REASSIGNMENTS.key: handle_or_forward,
     apis.INCREMENTAL_ALTER_CONFIGS.key: handle_incremental_alter_configs,
     apis.ENVELOPE.key: handle_envelope,
+    apis.DESCRIBE_CLUSTER.key: handle_describe_cluster,
+    apis.DESCRIBE_PRODUCERS.key: handle_describe_producers,
     apis.DESCRIBE_TIMELINE.key: handle_describe_timeline,
     apis.BROKER_HANDSHAKE.key: handle_broker_handshake,
     apis.BROKER_AUTHENTICATE.key: handle_broker_authenticate,

@@ -1,6 +1,7 @@
 """Fetch: for consumers up to the high watermark, for followers up to the end."""
 
-from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.services import Services, answer_in_background, check_named_once
+from minibroker.broker.handlers.transcoding import has_columns
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.manager import FetchAnswer
 from minibroker.broker.replication.partition import CONSUMER
@@ -19,9 +20,9 @@ async def handle_fetch(services: Services, request: Request) -> None:
     assert isinstance(body, FetchRequest)
     is_follower = body.replica_id != CONSUMER
     shorten = request.session.fetch_slots.open(body) if is_follower else None
-    wanted = [(topic.topic, fetch.partition) for topic in body.topics for fetch in topic.partitions]
-    if len(set(wanted)) != len(wanted):
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition is named twice in the request")
+    check_named_once(
+        "a partition", [(topic.topic, part.partition) for topic in body.topics for part in topic.partitions]
+    )
     if body.replica_id < -1:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"replica_id is {body.replica_id}; -1 is a consumer's")
     if body.max_bytes < 0:
@@ -43,4 +44,13 @@ async def handle_fetch(services: Services, request: Request) -> None:
         responses = [FetchTopicResponse(name, partitions) for name, partitions in topics.items()]
         request.respond(FetchResponse(0, ErrorCode.NONE, responses, body.slot if is_follower else NO_SLOT))
 
-    services.replicas.fetch(body, respond)
+    def respond_to_client(answer: FetchAnswer) -> None:
+        if request.source.dialect.reads_columns or not has_columns(answer):
+            respond(answer)
+        else:
+            answer_in_background(services, request, lambda: transcode(answer))
+
+    async def transcode(answer: FetchAnswer) -> None:
+        respond(await services.transcoder.transcode(answer, body, lambda: request.closed))
+
+    services.replicas.fetch(body, respond if is_follower else respond_to_client)

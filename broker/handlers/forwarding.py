@@ -116,6 +116,9 @@ class _Enveloped:
     def closed(self) -> bool:
         return self._outer.closed
 
+    def introduced(self, name: str, version: str) -> None:
+        """Brokers do not say it for others."""
+
     def answered(self, request: Request, frame: bytearray | None) -> None:
         if frame is None:  # the broker that brought it is gone
             self._outer.respond_nothing()

@@ -2,7 +2,7 @@
 
 from minibroker.broker.groups.listing import describe, list_groups
 from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
-from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -28,14 +28,14 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
         return g.Coordinator(key, -1, "", -1, code, message)
 
     if key_type != GROUP_KEY:
-        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "there are no transactions yet")
+        return refuse(ErrorCode.INVALID_REQUEST, "there are no transactions yet")
     if not key:
         return refuse(ErrorCode.INVALID_GROUP_ID, "the group has no name")
     partitions = services.metadata.partition_count(OFFSETS_TOPIC)
     if services.metadata.told_all_epoch == NO_EPOCH:
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")
     if not partitions:
-        services.offsets_topic.create_soon()
+        services.auto_topic_creation.create_soon([OFFSETS_TOPIC])
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC} is being created")
     topic_partition = TopicPartition(OFFSETS_TOPIC, partition_of(key, partitions))
     state = services.metadata.partition(topic_partition)
@@ -43,7 +43,8 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
     endpoint = services.metadata.listener_endpoint(leader, request.listener)
     if endpoint is None:
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{topic_partition} has no leader now")
-    return g.Coordinator(key, leader, endpoint.host, endpoint.port, ErrorCode.NONE)
+    assert state is not None
+    return g.Coordinator(key, leader, endpoint.host, endpoint.port, ErrorCode.NONE, leader_epoch=state.leader_epoch)
 
 
 async def handle_join_group(services: Services, request: Request) -> None:
@@ -85,6 +86,7 @@ async def handle_offset_commit(services: Services, request: Request) -> None:
 async def handle_offset_fetch(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.OffsetFetchRequest)
+    check_named_once("a group", [group.group_id for group in body.groups])
     services.groups.commits.fetch(body, request.respond)
 
 
@@ -97,7 +99,8 @@ async def handle_offset_delete(services: Services, request: Request) -> None:
 async def handle_describe_groups(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.DescribeGroupsRequest)
-    groups = [describe(services.groups.terms, group_id) for group_id in body.groups]
+    # Each once: it may be large, and a small request name it often.
+    groups = [describe(services.groups.terms, group_id) for group_id in dict.fromkeys(body.groups)]
     request.respond(g.DescribeGroupsResponse(0, groups))
 
 
@@ -114,7 +117,8 @@ async def handle_delete_groups(services: Services, request: Request) -> None:
 
     async def delete() -> None:
         codes = {
-            group_id: await services.groups.removal.delete(group_id) for group_id in dict.fromkeys(body.groups_names)
+            group_id: await services.groups.removal.delete(group_id, body.attempt)
+            for group_id in dict.fromkeys(body.groups_names)
         }
         results = [g.DeletableGroupResult(group_id, code) for group_id, code in codes.items()]
         request.respond(g.DeleteGroupsResponse(0, results))

@@ -1,10 +1,11 @@
 """Produce: append as leader, answer when the acks asked for are there. Labels P1..P7: ARCHITECTURE.md."""
 
-from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.services import Services, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
+    Buffer,
     ProducePartitionResponse,
     ProduceRequest,
     ProduceResponse,
@@ -24,16 +25,28 @@ async def handle_produce(services: Services, request: Request) -> None:
         raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {body.acks}")
     if body.transactional_id is not None:
         raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
-    entries = [
+    entries: list[tuple[TopicPartition, str, Buffer]] = [
         (TopicPartition(topic.name, data.index), topic.topic_id, data.records)
         for topic in body.topic_data
         for data in topic.partition_data
     ]
-    if len({topic_partition for topic_partition, _, _ in entries}) != len(entries):
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition is named twice in the request")
+    check_named_once("a partition", [topic_partition for topic_partition, _, _ in entries])
+
+    refused: dict[TopicPartition, ProduceStatus] = {}
+    for place, (topic_partition, topic_id, records) in enumerate(entries):
+        if not services.replicas.takes_columns(topic_partition.topic):
+            # Before the handler returns: the batches that a producer sends after these must come after them.
+            try:
+                entries[place] = topic_partition, topic_id, await services.transcoder.as_records(records)
+            except BrokerError as error:
+                response = ProducePartitionResponse(topic_partition.partition, error.code, error_message=error.detail)
+                refused[topic_partition] = ProduceStatus(response=response)
+    if refused:
+        entries = [entry for entry in entries if entry[0] not in refused]
 
     def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
         """P7."""
+        statuses |= refused
         if body.acks == 0:
             request.respond_nothing()
             if any(status.response.error_code for status in statuses.values()):

@@ -1,9 +1,19 @@
-"""InitProducerId: an identity for an idempotent producer."""
+"""InitProducerId: an identity for an idempotent producer. DescribeProducers: who of them has written to a partition."""
 
-from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+from minibroker.protocol.messages import (
+    ActiveProducer,
+    DescribeProducersPartition,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeProducersTopicResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import NO_SEQUENCE
 
 TIMEOUT_MS = 5_000
 """For a new block of ids. The client asks again, perhaps another broker."""
@@ -21,3 +31,39 @@ async def handle_init_producer_id(services: Services, request: Request) -> None:
 async def _grant(services: Services, request: Request) -> None:
     producer_id = await services.producer_ids.next()
     request.respond(InitProducerIdResponse(0, ErrorCode.NONE, producer_id, 0))
+
+
+async def handle_describe_producers(services: Services, request: Request) -> None:
+    """KIP-664. Of any replica: a follower knows what it has."""
+    body = request.body
+    assert isinstance(body, DescribeProducersRequest)
+    check_named_once("a partition", [(topic.name, index) for topic in body.topics for index in topic.partition_indexes])
+    request.respond(
+        DescribeProducersResponse(
+            0,
+            [
+                DescribeProducersTopicResponse(
+                    topic.name,
+                    [_producers(services, TopicPartition(topic.name, index)) for index in topic.partition_indexes],
+                )
+                for topic in body.topics
+            ],
+        )
+    )
+
+
+def _producers(services: Services, topic_partition: TopicPartition) -> DescribeProducersPartition:
+    try:
+        known = services.replicas.leader(topic_partition).log.producers()
+    except BrokerError as error:
+        return DescribeProducersPartition(topic_partition.partition, error.code, error.detail)
+    active = [
+        ActiveProducer(
+            producer_id,
+            producer.epoch,
+            producer.batches[-1].last_sequence if producer.batches else NO_SEQUENCE,
+            producer.last_seen_ms,
+        )
+        for producer_id, producer in known
+    ]
+    return DescribeProducersPartition(topic_partition.partition, ErrorCode.NONE, active_producers=active)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,8 @@ from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.administration import Administration
 from minibroker.broker.handlers.authorization import Authorizer
-from minibroker.broker.handlers.offsets_topic import OffsetsTopic
+from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
+from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory
@@ -40,7 +41,8 @@ class Services(msgspec.Struct):
     administration: Administration
     forwarding: ForwardingManager
     groups: Groups
-    offsets_topic: OffsetsTopic
+    auto_topic_creation: AutoTopicCreation
+    transcoder: Transcoder
     topic_purgatory: Purgatory[DelayedOperation]
     control_epoch: ControlEpoch
     authorizer: Authorizer
@@ -54,6 +56,12 @@ class Services(msgspec.Struct):
     """Starts a task that the broker owns; the second argument is its name."""
 
 
+def check_named_once(what: str, names: Sequence[object]) -> None:
+    """Raises BrokerError(INVALID_REQUEST) where two are the same: small requests would have large answers otherwise."""
+    if len(set(names)) != len(names):
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{what} is named twice in the request")
+
+
 def answer_later(services: Services, request: Request, timeout_ms: int, answer: Callable[[], Awaitable[None]]) -> None:
     """Let `answer` answer the request in a task of its own, or report REQUEST_TIMED_OUT.
 
@@ -63,9 +71,14 @@ def answer_later(services: Services, request: Request, timeout_ms: int, answer: 
     services.background(_answer(request, timeout_ms, answer), f"answer to {request!r}")
 
 
-async def _answer(request: Request, timeout_ms: int, answer: Callable[[], Awaitable[None]]) -> None:
+def answer_in_background(services: Services, request: Request, answer: Callable[[], Awaitable[None]]) -> None:
+    """`answer_later`, for what waits for nobody, but takes a while."""
+    services.background(_answer(request, None, answer), f"answer to {request!r}")
+
+
+async def _answer(request: Request, timeout_ms: int | None, answer: Callable[[], Awaitable[None]]) -> None:
     try:
-        async with asyncio.timeout(timeout_ms / 1_000):
+        async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000):
             await answer()
     except TimeoutError:
         request.fail(ErrorCode.REQUEST_TIMED_OUT, f"not done within {timeout_ms} ms; is ZooKeeper away?")

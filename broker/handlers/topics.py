@@ -120,7 +120,15 @@ async def handle_delete_topics(services: Services, request: Request) -> None:
 
 
 async def _delete(services: Services, request: Request, body: DeleteTopicsRequest, waits_until: float) -> None:
-    topics = dict(zip_longest(body.topics, body.topic_ids[: len(body.topics)], fillvalue=""))
+    topics: dict[str, str] = {}
+    unknown: list[DeletableTopicResult] = []
+    for named, topic_id in zip_longest(body.topics, body.topic_ids[: len(body.topics)], fillvalue=""):
+        name = named or (services.metadata.topic_with_id(topic_id) if topic_id else "")
+        if name is None:
+            code, message = ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic of the id {topic_id}"
+            unknown.append(DeletableTopicResult("", topic_id, code, message))
+        else:
+            topics[name] = topic_id
     may = {name: topic_id for name, topic_id in topics.items() if may_change(name, request)}
     results = await services.administration.delete_topics(may)
     doomed = {result.name: result.topic_id for result in results if not result.error_code}
@@ -137,7 +145,7 @@ async def _delete(services: Services, request: Request, body: DeleteTopicsReques
         DeletableTopicResult(name, "", ErrorCode.INVALID_TOPIC_EXCEPTION, _brokers_own(name))
         for name in topics.keys() - may.keys()
     ]
-    request.respond(DeleteTopicsResponse(0, results))
+    request.respond(DeleteTopicsResponse(0, results + unknown))
 
 
 def _brokers_own(topic: str) -> str:

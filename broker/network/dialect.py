@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.messages import Message
+from minibroker.protocol.framing import FrameTooLarge
+from minibroker.protocol.messages import ApiVersion, Message
 
 Frame = bytes | memoryview
 """What arrived of one request. A large one is a buffer of its own, which its records are written to the log from."""
@@ -30,6 +31,11 @@ class BadInput(Exception):
         super().__init__(reason)
         self.answer = answer
         self.frames = frames
+
+
+def why_too_large(error: FrameTooLarge, max_request_bytes: int) -> str:
+    limit = f"socket.request.max.bytes={max_request_bytes}"
+    return f"{error} (records may come in frames of {limit}, all else in 1 MiB)"
 
 
 class Header(Protocol):
@@ -57,8 +63,24 @@ class Dialect(Protocol):
 
     @property
     def answers_in_order(self) -> bool:
-        """The peer matches answers to its requests by their order: no request is handled until the one before it has
-        been answered."""
+        """The peer matches answers to its requests by their order, in which they leave. No request is handled until
+        the one before it has been answered, unless that one is of an API that overlaps."""
+        ...
+
+    @property
+    def overlaps(self) -> frozenset[int]:
+        """With answers in order: the keys of the APIs that the next request need not wait for once their handler has
+        returned. Answers that are given too early are held back."""
+        ...
+
+    @property
+    def reads_columns(self) -> bool:
+        """The peer knows batches of magic 77. Who does not is sent Kafka's records."""
+        ...
+
+    @property
+    def api_versions(self) -> Sequence[ApiVersion]:
+        """What the answer to ApiVersions lists."""
         ...
 
     @property
@@ -79,9 +101,10 @@ class Dialect(Protocol):
         ...
 
     def encode_response(self, asked: Asked, body: Message) -> bytearray:
-        """The bytes of the answer."""
+        """The bytes of the answer. Never raises for a value: where it is called, answers of others may be due, too."""
         ...
 
-    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray:
-        """The bytes of an answer that says that the request as a whole has failed."""
+    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray | None:
+        """The bytes of an answer that says that the request as a whole has failed. None: the peer awaits no answer, and
+        would take it for that to its next request; that its connection is closed is what tells it."""
         ...

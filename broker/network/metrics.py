@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from minibroker.protocol.apis import APIS
 
+MAX_SOFTWARE = 100
+OTHER = ("other", "other")
+
 
 class ApiMetrics:
     """Sums over the requests of one API, in seconds (Kafka's RequestQueueTimeMs, LocalTimeMs, RemoteTimeMs,
@@ -47,8 +50,31 @@ class ApiMetrics:
         unmeasured."""
 
 
+class ClientSoftware:
+    """Open connections by what their clients say they are (KIP-511): at most MAX_SOFTWARE names and versions at a time,
+    and OTHER for what comes beyond that."""
+
+    def __init__(self) -> None:
+        self.connections: dict[tuple[str, str], int] = {}
+
+    def add(self, name: str, version: str) -> tuple[str, str]:
+        """One more connection. Returns what to `remove` once it is gone."""
+        software = (name, version)
+        if software not in self.connections and len(self.connections) >= MAX_SOFTWARE:
+            software = OTHER
+        self.connections[software] = self.connections.get(software, 0) + 1
+        return software
+
+    def remove(self, software: tuple[str, str] | None) -> None:
+        if software is not None:
+            self.connections[software] -= 1
+            if not self.connections[software]:
+                del self.connections[software]
+
+
 class NetworkMetrics:
     def __init__(self) -> None:
+        self.client_software = ClientSoftware()
         self.per_api = {key: ApiMetrics(api.name) for key, api in APIS.items()}
         """By API key."""
         self.connections_opened = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minibroker.broker.network.dialect import Asked, BadInput, Frame
+from minibroker.broker.network.dialect import Asked, BadInput, Frame, why_too_large
 from minibroker.protocol import apis
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
@@ -41,6 +41,9 @@ class NativeDialect(FrameReader):
     """See `Dialect`."""
 
     answers_in_order = False
+    reads_columns = True
+    overlaps: frozenset[int] = frozenset()
+    api_versions = apis.API_KEYS
 
     def __init__(self, listener: NativeListener) -> None:
         super().__init__(listener.limit_of)
@@ -50,8 +53,7 @@ class NativeDialect(FrameReader):
         try:
             return self.buffer_updated(count)
         except FrameTooLarge as error:
-            limit = self._listener.max_request_bytes
-            reason = f"{error} (records may come in frames of socket.request.max.bytes={limit}, all else in 1 MiB)"
+            reason = why_too_large(error, self._listener.max_request_bytes)
             raise _bad_input(reason, ErrorCode.INVALID_REQUEST, error.prefix, error.frames) from error
 
     def decode(self, frame: Frame) -> tuple[apis.Api[Any, Any], RequestEnvelope, Message]:

@@ -10,7 +10,8 @@ nothing forbids it, and lets the socket be read or not; every event changes some
 dispatching:
 
 - **mute**: the previous request is queued or its handler has not returned (in Kafka: it is not answered; so it is here
-  with a dialect whose answers leave in order);
+  with a dialect whose answers leave in order, but for requests that overlap: answers are held back then until their
+  turn has come, and nothing is dispatched while they hold too much);
 - the request channel is full: the connection stands in line and is not read from;
 - too many requests, or bytes of requests, of this connection are unanswered; or its responses are not being read
   (the transport has called `pause_writing`): it is not read from either, so the peer's own socket fills up.
@@ -18,7 +19,8 @@ dispatching:
 While a connection is merely muted it is read ahead, up to READ_AHEAD_BYTES: a pipelining peer whose requests are
 handled in one go then never costs the two system calls of pausing and resuming.
 
-What the bytes mean is for the connection's dialect to say (`dialect.py`).
+What the bytes mean is for the connection's dialect to say (`dialect.py`), which its first bytes choose
+(`first_frame.py`).
 
 Bad input ends a connection, with one log line and, where the request's correlation id can be read, an error
 response. What was sent before it is handled first, since a peer may take the absence of an answer for a failure of
@@ -43,10 +45,13 @@ from collections.abc import Callable
 from typing import cast
 
 from minibroker.broker.network.dialect import BadInput, Dialect, Frame
+from minibroker.broker.network.first_frame import FirstFrame
+from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
 from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, RequestChannel, Session
 from minibroker.broker.network.settings import NetworkSettings
+from minibroker.broker.network.turns import Turns
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.world import Incoming
 
@@ -80,8 +85,13 @@ class Processor:
         self.metrics = metrics
         self.clock = clock
         native = NativeListener(listener, plane, settings.socket_request_max_bytes)
-        self.new_dialect: Callable[[], Dialect] = lambda: NativeDialect(native)
+        kafka = KafkaListener(settings.socket_request_max_bytes)
+        self.new_dialect: Callable[[Connection], Dialect] = lambda connection: FirstFrame(
+            lambda: NativeDialect(native), lambda: KafkaDialect(kafka), connection.chose_dialect
+        )
         """Makes one for each connection."""
+        if plane is Plane.CONTROL:  # to which only brokers talk, who speak our own
+            self.new_dialect = lambda connection: NativeDialect(native)
         self.connections: dict[Connection, None] = {}
         self._nobody_left = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -159,10 +169,13 @@ class Connection(asyncio.BufferedProtocol):
         "_muted_until_answered",
         "_on_lost",
         "_outgoing",
+        "_overlaps",
         "_processor",
         "_reading_paused",
         "_refusal",
+        "_software",
         "_transport",
+        "_turns",
         "_unanswered",
         "_unanswered_bytes",
         "_unwritten",
@@ -178,7 +191,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = peer
         self.listener = processor.listener
         self.session = Session()
-        self.dialect = processor.new_dialect()
+        self._turns: Turns[tuple[ApiMetrics, bytearray | None, float]] | None = None
+        self.chose_dialect(processor.new_dialect(self))
         self.closed = False
         """Nothing can be sent any more, because either side has closed."""
         self._processor = processor
@@ -190,9 +204,11 @@ class Connection(asyncio.BufferedProtocol):
         self._unwritten: list[tuple[ApiMetrics, float]] = []  # of those answers: when they were given
         self._muted = False
         self._muted_until_answered = False
+        self._overlaps = False  # the request that was dispatched last
         self._in_line = False
         self._closed_here = False
         self._refusal: BadInput | None = None
+        self._software: tuple[str, str] | None = None
         self._unanswered = 0
         self._unanswered_bytes = 0
         self._reading_paused = False
@@ -252,11 +268,17 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing.clear()
         self._unwritten.clear()
         self._write_paused_since = None
+        self._processor.metrics.client_software.remove(self._software)
         self._processor.left(self)
         self._on_lost()
         self._advance(wake=True)
 
     # -- the channel's and the handlers' side --
+
+    def introduced(self, name: str, version: str) -> None:
+        counts = self._processor.metrics.client_software
+        counts.remove(self._software)
+        self._software = counts.add(name, version)
 
     def answered(self, request: Request, frame: bytearray | None) -> None:
         self._unanswered -= 1
@@ -266,21 +288,21 @@ class Connection(asyncio.BufferedProtocol):
         of_api.total_s += request.sent_at - request.received_at
         if request.handled_at:
             of_api.remote_s += request.sent_at - request.handled_at
-        if frame is not None and not self.closed:
-            self._last_active = request.sent_at
-            self._outgoing.append(frame)
-            self._unwritten.append((of_api, request.sent_at))
-            if (self._muted and not self._backlog) or len(frame) >= LARGE_RESPONSE_BYTES:
-                self.flush()
-            elif len(self._outgoing) == 1:
-                self._processor.flush_soon(self)
-        if self._muted_until_answered:
+        if self._turns is not None:
+            answer = (of_api, frame, request.sent_at)
+            for each in self._turns.answered(request.place, answer, 0 if frame is None else len(frame)):
+                self._give(*each)
+        elif frame is not None:
+            self._give(of_api, frame, request.sent_at)
+        if self._muted_until_answered and not self._unanswered:
             self._muted = self._muted_until_answered = False
         if not self._muted:
             self._advance(wake=True)
 
     def handled(self) -> None:
-        self._muted = self._muted_until_answered = self._unanswered > 0 and self.dialect.answers_in_order
+        self._muted = self._muted_until_answered = (
+            self._turns is not None and self._unanswered > 0 and not self._overlaps
+        )
         self._advance(wake=False)
 
     def close_connection(self, reason: str) -> None:
@@ -339,6 +361,11 @@ class Connection(asyncio.BufferedProtocol):
             self._processor.metrics.idle_closed += 1
             self.close()
 
+    def chose_dialect(self, dialect: Dialect) -> None:
+        """The beginning of the first frame has told."""
+        self.dialect = dialect
+        self._turns = Turns() if dialect.answers_in_order else None
+
     def close(self) -> None:
         """Dispatch nothing more, and close once the peer has read all responses that were given so far."""
         self._end()
@@ -357,6 +384,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- inside --
 
+    def _give(self, of_api: ApiMetrics, frame: bytearray | None, answered_at: float) -> None:
+        """Send an answer, if there is one and somebody to take it, now or with others."""
+        if frame is None or self.closed:
+            return
+        self._last_active = answered_at
+        self._outgoing.append(frame)
+        self._unwritten.append((of_api, answered_at))
+        if (self._muted and not self._backlog) or len(frame) >= LARGE_RESPONSE_BYTES:
+            self.flush()
+        elif len(self._outgoing) == 1:
+            self._processor.flush_soon(self)
+
     def _advance(self, *, wake: bool) -> None:
         """Dispatch the next frame if nothing forbids it; read on, or stop reading."""
         if not self._muted and not self._in_line:
@@ -368,7 +407,7 @@ class Connection(asyncio.BufferedProtocol):
                     else:
                         self._in_line = True
                         self._processor.channel.get_in_line(self, size)
-            elif self._refusal is not None:
+            elif self._refusal is not None and not self._has_turns_open():
                 self._refuse(self._refusal)
         self._update_reading()
 
@@ -378,7 +417,18 @@ class Connection(asyncio.BufferedProtocol):
             self._write_paused_since is None
             and self._unanswered < settings.max_in_flight_requests_per_connection
             and self._unanswered_bytes < settings.max_in_flight_bytes_per_connection
+            and (
+                self._turns is None
+                or (
+                    self._turns.open < settings.max_in_flight_requests_per_connection
+                    and self._turns.held_bytes < RESPONSE_HIGH_WATER_BYTES
+                )
+            )
         )
+
+    def _has_turns_open(self) -> bool:
+        """Answers must leave before anything else may."""
+        return self._turns is not None and self._turns.open > 0
 
     def _update_reading(self) -> None:
         if self.closed or self._transport is None:
@@ -408,12 +458,20 @@ class Connection(asyncio.BufferedProtocol):
         try:
             api, header, body = self.dialect.decode(frame)
         except BadInput as error:
-            self._refuse(error)
+            if self._has_turns_open():
+                self._refusal = error
+                self._backlog.clear()
+                self._backlog_bytes = 0
+            else:
+                self._refuse(error)
             return
         self._muted = True  # P2
         self._unanswered += 1
         self._unanswered_bytes += size
         request = Request(self, processor.clock, api, header, body, size, received_at)
+        if self._turns is not None:
+            self._overlaps = api.key in self.dialect.overlaps
+            request.place = self._turns.take_place()
         processor.channel.offer(request, wake=wake)
 
     def _refuse(self, bad_input: BadInput) -> None:

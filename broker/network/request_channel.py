@@ -66,6 +66,10 @@ class RequestSource(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    def introduced(self, name: str, version: str) -> None:
+        """The peer has said which software it is (KIP-511)."""
+        ...
+
     def answered(self, request: Request, frame: bytearray | None) -> None:
         """The request is answered: send the frame, if there is one."""
         ...
@@ -90,6 +94,9 @@ class Request:
     the request does. Times are monotonic seconds, 0.0 until they have come.
     """
 
+    place: int
+    """Of its answer, where answers leave in order: set and used by its connection."""
+
     __slots__ = (
         "_answered",
         "_clock",
@@ -102,6 +109,7 @@ class Request:
         "correlation_id",
         "dequeued_at",
         "handled_at",
+        "place",
         "received_at",
         "sent_at",
         "size",
@@ -177,9 +185,14 @@ class Request:
             self._finish(None if self._source.closed else self._source.dialect.encode_response(self, body))
 
     def respond_error(self, code: ErrorCode, message: str) -> None:
-        """Like `respond`, with an error in place of a body."""
+        """Like `respond`, with an error in place of a body. Who awaits no answer finds its connection closed."""
         if self._may_answer():
-            self._finish(None if self._source.closed else self._source.dialect.encode_error(self, code, message))
+            frame = None
+            if not self._source.closed:
+                frame = self._source.dialect.encode_error(self, code, message)
+                if frame is None:
+                    self.close_connection(f"{code.name}, and no answer is awaited: {message}")
+            self._finish(frame)
 
     def respond_nothing(self) -> None:
         """Like `respond`, for a request that needs no answer (Produce with acks 0)."""

@@ -55,9 +55,11 @@ from typing import Generic, TypeVar
 
 from minibroker.broker.purgatory.timing_wheel import TimerEntry, TimingWheel
 
-# After this many expiries, or moves within the wheel, the loop gets a turn and sleeps for a millisecond: ten
-# thousand fetches that were parked together expire together, and a slice of work should stay below 2 ms.
+# After this many expiries, or moves within the wheel, or this time, the loop gets a turn and sleeps for a millisecond:
+# ten thousand fetches that were parked together expire together, and one of a follower of very many partitions takes
+# ten milliseconds.
 EXPIRIES_PER_SLICE = 100
+SLICE_S = 0.002
 MOVES_PER_SLICE = 1000
 PAUSE_BETWEEN_SLICES_MS = 1
 
@@ -141,6 +143,7 @@ class Timer:
         # The handle, spent as it is, stays until the slice is over: what callbacks add meanwhile need not
         # arm the timer, because the end of the slice does.
         self._armed_for_ms = now_ms = self._elapsed_ms()
+        end_s = self._loop.time() + SLICE_S
         try:
             for _ in range(EXPIRIES_PER_SLICE):
                 entry = self._wheel.advance(now_ms, MOVES_PER_SLICE)
@@ -153,6 +156,8 @@ class Timer:
                 # A callback may have moved the wheel's clock with `add`, or put an empty wheel in its place
                 # with `close`, which ends this like any other.
                 now_ms = self._elapsed_ms()
+                if self._loop.time() >= end_s:
+                    break
         finally:
             # Only what is due already has to wait for the pause: the next tick is no sooner.
             self._arm(not_before_ms=now_ms + PAUSE_BETWEEN_SLICES_MS)

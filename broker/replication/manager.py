@@ -275,6 +275,10 @@ class ReplicaManager:
         operation = DelayedProduce(timeout_ms, statuses, self._partitions.get, respond, self._produce_expired)
         self._produces.try_complete_else_watch(operation, statuses)
 
+    def takes_columns(self, topic: str) -> bool:
+        """Batches of magic 77 are appended as they are (`record.format`)."""
+        return self._topic_configs.of(topic).record_format == "columns"
+
     def _produce_expired(self) -> None:
         self.expired_produces += 1
 
@@ -329,12 +333,15 @@ class ReplicaManager:
     ) -> ProduceStatus:
         """`find` raises BrokerError, which becomes the answer."""
         index = topic_partition.partition
+        partition = None
         try:
             partition = find()
             before = partition.high_watermark
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:
             response = ProducePartitionResponse(index, error.code, error_message=error.detail)
+            if partition is not None:  # Kafka's producers need it to go on after UNKNOWN_PRODUCER_ID
+                response.log_start_offset = partition.log.log_start_offset
             known = self._known(topic_partition, topic_id)
             if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None:
                 response.current_leader_id = known.leader
@@ -613,9 +620,11 @@ class ReplicaManager:
                 ErrorCode.STALE_BROKER_EPOCH,
                 f"the request is for broker epoch {request.broker_epoch}, but this is {self._broker_epoch()} by now",
             )
+        taken_on: dict[int, list[_Assigned]] = {}
         for entry in assigned:
             try:
                 self._apply_state(entry, addresses)
+                taken_on.setdefault(entry.state.leader, []).append(entry)
             except BrokerError as error:
                 topic_partition = entry.topic_partition
                 logger.error("%s cannot take on its role: %s", topic_partition, error)
@@ -623,8 +632,17 @@ class ReplicaManager:
                 continue
             if entry.state.leader == NO_LEADER:
                 errors.append(_log_end(entry.partition))
+        self._log_roles(request, taken_on)
         self._fetchers.close_idle()
         return errors
+
+    def _log_roles(self, request: LeaderAndIsrRequest, taken_on: dict[int, list[_Assigned]]) -> None:
+        """One line for each leader that the order names: there may be ten thousand partitions, in a hundred orders."""
+        for leader, entries in sorted(taken_on.items()):
+            is_here = leader == self._config.broker_id
+            what = "leads" if is_here else "has no leader for" if leader == NO_LEADER else f"follows broker {leader} in"
+            shown = " ".join(f"{entry.topic_partition} (epoch {entry.state.leader_epoch})" for entry in entries)
+            logger.info("order %d of controller epoch %d: %s %s", request.number, request.controller_epoch, what, shown)
 
     async def _assign_all(self, topic: LeaderAndIsrTopic) -> list[_Assigned | PartitionError]:
         """In the order of the request. Logs that are to be made are made together."""
@@ -829,14 +847,6 @@ class ReplicaManager:
                 self._fetchers.stop_following(topic_partition)
             elif state.leader_epoch > known_epoch or not self._fetchers.follows(topic_partition, state.leader, address):
                 self._fetchers.follow(partition, state.leader, address)
-        logger.info(
-            "%s: %s in epoch %d, leader %d, ISR %s",
-            topic_partition,
-            partition.role.value,
-            partition.leader_epoch,
-            partition.leader_id,
-            list(partition.isr),
-        )
         self._check_waits(topic_partition)
         if (partition.role, partition.leader_epoch) != (known_role, known_epoch):
             for listener in self._listeners:

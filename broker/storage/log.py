@@ -585,6 +585,10 @@ class Log:
         """The leader epoch of the record at `offset`, or NO_EPOCH."""
         return self._epochs.epoch_at(offset)
 
+    def producers(self) -> list[tuple[int, Producer]]:
+        """The idempotent producers that it knows, by their ids."""
+        return self._producers.capture()
+
     # -- truncating --
 
     def truncate_to(self, offset: int) -> None:

@@ -38,6 +38,9 @@ from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.storage")
 
+IS_DOUBLED = "which of them is right cannot be told"
+"""Of a replica that is in two directories."""
+
 
 class LogDirs:
     """Use: `open`, then anything, then `close`. Belongs to the event loop."""
@@ -115,7 +118,7 @@ class LogDirs:
             where = " and in ".join(manager.log_dir for manager in managers)
             for manager in managers:
                 await self._going_on(manager.distrust(f"{partition} is in {where}"))
-                await manager.set_aside(partition, f"it is in {where}, and which of them is right cannot be told")
+                await manager.set_aside(partition, f"it is in {where}, and {IS_DOUBLED}")
 
     async def _set_strays_aside(self, partition: TopicPartition, topic_id: str) -> None:
         """What belongs to an older topic of that name is in nobody's way any more. Raises BrokerError

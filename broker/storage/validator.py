@@ -7,6 +7,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
     LIMIT,
+    MAGIC_POSITION,
     MAX_BODY_BYTES,
     MAX_RECORDS,
     BatchHeader,
@@ -23,6 +24,9 @@ _MAX_COMPACTED_BODY_BYTES = MAX_BODY_BYTES - 16 * MAX_RECORDS
 """Decompressed: compaction writes the offset of each record that it leaves, and must find room for that. What it could
 not write anew would keep a key that was deleted."""
 
+_OLD_MAGICS = (0, 1)
+"""Of Kafka before 0.11: refused, as by Kafka 4 (`ProduceRequest.validateRecords`)."""
+
 
 def validated_headers(records: Buffer, partition: TopicPartition, config: LogConfig, now_ms: int) -> list[BatchHeader]:
     """The headers of the batches of a record set, at least one.
@@ -37,6 +41,9 @@ def validated_headers(records: Buffer, partition: TopicPartition, config: LogCon
         latest_ms = now_ms + config.message_timestamp_after_max_ms
     while position < end:
         try:
+            if end - position > MAGIC_POSITION and records[position + MAGIC_POSITION] in _OLD_MAGICS:
+                magic = records[position + MAGIC_POSITION]
+                raise InvalidRecord(f"records of magic {magic}, which nobody writes any more: upgrade the producer")
             header = parse_header(records, position)
             if header.size > config.max_message_bytes:
                 raise BrokerError(

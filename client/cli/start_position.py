@@ -53,7 +53,8 @@ def parse_start_position(text: str, option: str = "--from") -> StartPosition:
             return AtOffset(int(digits))
         if int(digits) > 0:
             return Last(int(digits))
+    edges = "earliest, latest" if option == "--to" else "beginning, end"  # both are taken: the words of its help
     raise UsageError(
-        f"{option} {text!r}: beginning, end, an offset such as 42, -10 for the last 10 records of each partition, or @ "
-        "and a time such as @2026-11-22T10:30:00Z or @1700000000000 (milliseconds since 1970) is expected"
+        f"{option} {text!r}: {edges}, an offset such as 42, -10 for the last 10 records of each partition, or "
+        "@ and a time such as @2026-11-22T10:30:00Z or @1700000000000 (milliseconds since 1970) is expected"
     )

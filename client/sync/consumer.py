@@ -18,6 +18,7 @@ import asyncio
 import concurrent.futures
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer as AsyncConsumer
 from minibroker.client.consumer import Strategy
 from minibroker.client.consumer_status import ConsumerStatus
-from minibroker.client.errors import Closed, InvalidSetting
+from minibroker.client.errors import Closed, InvalidSetting, WithinListener
 from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.rebalance_listener import RebalanceListener as AsyncRebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
@@ -101,6 +102,8 @@ class _Errands:
         self.background: Background
         self._waiting: deque[_Errand] = deque()
         self._is_over = False
+        self._threads: set[int] = set()
+        """Those that are within a listener of the user's."""
 
     async def run(self, work: Callable[[], None]) -> None:
         if self._is_over:
@@ -122,9 +125,20 @@ class _Errands:
 
     def serve(self) -> None:
         """In the thread of the user's."""
+        thread = threading.get_ident()
         with suppress(IndexError):  # another thread has taken it
             while self._waiting:
-                self._waiting.popleft().carry_out(self.background)
+                errand = self._waiting.popleft()
+                self._threads.add(thread)
+                try:
+                    errand.carry_out(self.background)
+                finally:
+                    self._threads.discard(thread)
+
+    def check_not_within(self, call: str) -> None:
+        """Raises WithinListener."""
+        if threading.get_ident() in self._threads:
+            raise WithinListener(call)
 
 
 class _Listener(AsyncRebalanceListener):
@@ -211,7 +225,7 @@ class Consumer(Facade[AsyncConsumer]):
         request_timeout_ms: float = 30_000,
         default_api_timeout_ms: float = 60_000,
         retry_backoff_ms: float = 100,
-        metadata_max_age_ms: float = 300_000,
+        metadata_max_age_ms: float = 30_000,
     ) -> None:
         self._errands = _Errands()
         client = AsyncConsumer(
@@ -259,11 +273,12 @@ class Consumer(Facade[AsyncConsumer]):
     def close(self, timeout_ms: float = 30_000) -> None:
         """Commit what is to be committed by itself, give up the partitions, leave the group, and end everything in the
         background, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait in other
-        threads raise Closed. A second `close` does nothing; nor does one in a forked child.
+        threads raise Closed. A second `close` does nothing; nor does one in a forked child. Raises WithinListener.
 
         What was handed out last is committed, too, unless `close` is called because of an exception (in `finally`, or
         by leaving `with`): then that may not have been worked on, and comes again.
         """
+        self._errands.check_not_within("close")
         timeout_s, is_done = check_ms("timeout_ms", timeout_ms), sys.exc_info()[1] is None
         self._end(lambda: self._client._close(timeout_s, is_done=is_done), self._serve)
 
@@ -288,7 +303,9 @@ class Consumer(Facade[AsyncConsumer]):
         self._do(lambda: self._client.assign(partitions))
 
     def unsubscribe(self) -> None:
-        """Read nothing any more, and leave the group, after what is committed by itself and the listener."""
+        """Read nothing any more, and leave the group, after what is committed by itself and the listener. Raises
+        WithinListener."""
+        self._errands.check_not_within("unsubscribe")
         self._call(self._client.unsubscribe, self._serve)
 
     def subscription(self) -> list[str]:

@@ -23,7 +23,7 @@ import asyncio
 import logging
 import warnings
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -34,7 +34,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from minibroker.client import delivery as asynchronous
-from minibroker.client.columns import Column, as_bytes, checked_timestamps
+from minibroker.client.columns import ArrowArray, Column, as_bytes, checked_timestamps
 from minibroker.client.delivery import BatchMetadata, OnDelivery, RecordMetadata
 from minibroker.client.errors import ApiTimedOut, BufferFull, ClientCrashed, Closed, DeliveryFailed, FailedRecord
 from minibroker.client.partitioners import Partitioner, RecordPartitioner
@@ -661,17 +661,18 @@ class Producer(Facade[AsyncProducer]):
     def send_batch(
         self,
         topic: str,
-        values: Any,
-        keys: Any = None,
-        timestamps_ms: Sequence[int] | None = None,
+        values: Iterable[Any] | ArrowArray,
+        keys: Iterable[Any] | ArrowArray | None = None,
+        timestamps_ms: Iterable[int] | ArrowArray | None = None,
         partition: int | None = None,
     ) -> BatchDelivery:
         """Send many records at once: `send` for each of them, in their order, at a fraction of its price. Waits until
         there is room for all of them.
 
         `values`, and `keys` where records have any: a list of bytes and None (or of what the serializers take), or a
-        pyarrow array of binary or string. `timestamps_ms`: one for each record; by default, now. Records go to
-        `partition`, or where the partitioner says. The lists must not be changed afterwards.
+        pyarrow array of binary or string. `timestamps_ms`: one for each record, or an array of integers or timestamps;
+        by default, now. Records go to `partition`, or where the partitioner says. The lists must not be changed
+        afterwards.
 
         Either all of the records are taken, or none: raises as the asynchronous `send_batch` and as `send`.
         """

@@ -27,6 +27,7 @@ from minibroker.controller.cluster_state import (
     ReplicaFailed,
     ReplicaRecovered,
     Snapshot,
+    StatesInitialized,
     TopicAdded,
     TopicSettings,
     in_order,
@@ -62,12 +63,12 @@ def difference(live: Mapping[int, Broker], registered: Mapping[int, Broker]) -> 
 
 
 def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = (), *, deletes_topics: bool = True) -> Plan:
-    """The first plan of a tenure: fill the empty picture with what was read, and tell all live brokers which ones are
-    live.
+    """The first plan of a tenure: fill the empty picture with the brokers and topics that were read, and tell all live
+    brokers which ones are live.
 
     `refused` are registered brokers that accept no connection: their registration is removed, and they are dead
-    from the start. `deletes_topics`: Kafka's `delete.topic.enable`. `settle` over all partitions comes next, then
-    deletions.
+    from the start. `deletes_topics`: Kafka's `delete.topic.enable`. `initialize` all partitions comes next, then
+    `settle`, then deletions.
     """
     builder = PlanBuilder()
     live = [broker for _, broker in sorted(snapshot.brokers.items()) if broker.id not in refused]
@@ -90,32 +91,30 @@ def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = (), 
         elif topic not in snapshot.malformed_topics:
             builder.write(RemoveNode(delete_topic_path(topic)))
             builder.note(f"topic {topic} is to be deleted and does not exist: the request is dropped")
-    live_ids = frozenset(broker.id for broker in live)
-    for topic in sorted(snapshot.topics):
-        for number, assignment in snapshot.topics[topic].partitions.items():
-            _load_partition(builder, snapshot, TopicPartition(topic, number), assignment, live_ids)
-    builder.announce(live_ids, ())
+    builder.announce((broker.id for broker in live), ())
     return builder.build()
 
 
-def _load_partition(
-    builder: PlanBuilder,
-    snapshot: Snapshot,
-    partition: TopicPartition,
-    assignment: tuple[int, ...],
-    live: frozenset[int],
-) -> None:
-    builder.move_partition(partition, PartitionState.NEW)
-    known = snapshot.states.get(partition)
-    if known is not None:
-        builder.adopt(partition, known)
-        builder.move_partition(partition, PartitionState.ONLINE if known.leader in live else PartitionState.OFFLINE)
-    elif partition in snapshot.malformed_states:
-        builder.move_partition(partition, PartitionState.OFFLINE)
-    for broker_id in assignment:
-        replica = PartitionReplica(partition, broker_id)
-        online = ReplicaState.ONLINE if broker_id in live else ReplicaState.OFFLINE
-        builder.move_replica(replica, ReplicaState.NEW, online)
+def initialize(state: ClusterState, snapshot: Snapshot, partitions: Iterable[TopicPartition]) -> Plan:
+    """Take over what was read of these partitions, of topics that `load` has taken in (Kafka's
+    initializePartitionState and initializeReplicaState: these are no moves, since an earlier controller made them)."""
+    builder = PlanBuilder()
+    positions: dict[TopicPartition, PartitionState] = {}
+    replicas: dict[PartitionReplica, ReplicaState] = {}
+    for partition in partitions:
+        known = snapshot.states.get(partition)
+        if known is not None:
+            builder.adopt(partition, known)
+            is_led = known.leader in state.live_brokers
+            positions[partition] = PartitionState.ONLINE if is_led else PartitionState.OFFLINE
+        else:
+            is_malformed = partition in snapshot.malformed_states
+            positions[partition] = PartitionState.OFFLINE if is_malformed else PartitionState.NEW
+        for broker_id in state.assignments[partition]:
+            is_live = broker_id in state.live_brokers
+            replicas[PartitionReplica(partition, broker_id)] = ReplicaState.ONLINE if is_live else ReplicaState.OFFLINE
+    builder.change(StatesInitialized(positions, replicas))
+    return builder.build()
 
 
 # --- Brokers lost and added ----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ other records the same offsets (`Where it differs` in ARCHITECTURE.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -87,18 +87,26 @@ def trusted_by_what_is_flushed(live: Live) -> dict[int, Broker]:
 
 def leader_stays(state: LeaderAndIsr, live: Live) -> bool:
     """The leader lives, in the broker epoch in which it was elected."""
-    broker = live.get(state.leader)
+    return _leader_stays(state.leader, state.in_sync_members, live)
+
+
+def _leader_stays(leader: int, in_sync: Iterable[Member], live: Live) -> bool:
+    broker = live.get(leader)
     if broker is None:
         return False
-    return all(m.epoch in (NO_EPOCH, broker.epoch) for m in state.in_sync_members if m.broker_id == state.leader)
+    return all(epoch in (NO_EPOCH, broker.epoch) for broker_id, epoch in in_sync if broker_id == leader)
 
 
 def is_settled(state: LeaderAndIsr, live: Live, stopping: Collection[int] = ()) -> bool:
     """There is nothing to decide: the leader stays, and so does all of the ISR."""
+    return _is_settled(state.leader, state.in_sync_members, live, stopping)
+
+
+def _is_settled(leader: int, in_sync: Collection[Member], live: Live, stopping: Collection[int]) -> bool:
     return (
-        leader_stays(state, live)
-        and all(is_trusted(member, live) for member in state.in_sync_members)
-        and not (stopping and any(broker_id in stopping for broker_id in state.isr))
+        _leader_stays(leader, in_sync, live)
+        and all(is_trusted(member, live) for member in in_sync)
+        and not (stopping and any(member.broker_id in stopping for member in in_sync))
     )
 
 
@@ -218,11 +226,11 @@ def decide(
 
     `partition_epoch` stays that of `current`: the version that the write expects.
     """
-    if is_settled(current, live, stopping):
-        return Decision(current)
     in_sync = current.in_sync_members
+    if _is_settled(current.leader, in_sync, live, stopping):
+        return Decision(current)
     election = None
-    if leader_stays(current, live):
+    if _leader_stays(current.leader, in_sync, live):
         trusted = [member for member in in_sync if is_trusted(member, live)]
         leader, isr = for_controlled_shutdown(assignment, current.leader, trusted, stopping, to_commit)
         if leader != current.leader:
@@ -243,17 +251,21 @@ def decide(
     if election is not None and election.may_lose_records:
         eligible: tuple[Member, ...] = ()  # from now on it is the leader's log that counts
     else:
-        eligible = _eligible_beside(isr, assignment, current, live, to_commit)
+        eligible = _eligible_beside(isr, assignment, in_sync, current.eligible_members, live, to_commit)
     return Decision(_successor(current, leader, isr, eligible, controller_epoch), election)
 
 
 def _eligible_beside(
-    isr: Sequence[Member], assignment: Sequence[int], current: LeaderAndIsr, live: Live, to_commit: int
+    isr: Sequence[Member],
+    assignment: Sequence[int],
+    in_sync: Sequence[Member],
+    eligible: Sequence[Member],
+    live: Live,
+    to_commit: int,
 ) -> tuple[Member, ...]:
-    in_sync = current.in_sync_members
     has_lost = any(m.broker_id in live and not is_trusted(m, live) for m in in_sync)
-    enough = len(assignment) + 1 if has_lost or current.eligible else to_commit
-    return eligible_after(current.eligible_members, in_sync, [m.broker_id for m in isr], enough)
+    enough = len(assignment) + 1 if has_lost or eligible else to_commit
+    return eligible_after(eligible, in_sync, [m.broker_id for m in isr], enough)
 
 
 # --- On request ------------------------------------------------------------------------------------------------
@@ -271,11 +283,12 @@ def elect_preferred(
     preferred = assignment[0]
     if current.leader == preferred and leader_stays(current, live):
         return ErrorCode.ELECTION_NOT_NEEDED
-    isr = [m for m in current.in_sync_members if is_trusted(m, live)]
+    in_sync = current.in_sync_members
+    isr = [m for m in in_sync if is_trusted(m, live)]
     if all(m.broker_id != preferred for m in isr):
         return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     isr = [Member(preferred, live[preferred].epoch) if m.broker_id == preferred else m for m in isr]
-    eligible = _eligible_beside(isr, assignment, current, live, to_commit)
+    eligible = _eligible_beside(isr, assignment, in_sync, current.eligible_members, live, to_commit)
     state = _successor(current, preferred, isr, eligible, controller_epoch)
     return Decision(state, Election(preferred, Basis.IN_SYNC))
 

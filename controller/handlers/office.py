@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
-from minibroker.controller import events
-from minibroker.controller.cluster_state import Snapshot
+from minibroker.controller import events, steps
+from minibroker.controller.cluster_state import Snapshot, in_order
 from minibroker.controller.decisions import brokers
 from minibroker.controller.event_loop import Handlers
 from minibroker.controller.steps import Steps
@@ -20,10 +20,10 @@ U = TypeVar("U")
 class Office:
     """`identify` makes sure of the nodes of the topics' ids (`TopicEvents.identify`)."""
 
-    def __init__(self, steps: Steps, identify: Callable[[Mapping[str, str]], Awaitable[None]]) -> None:
-        self._steps = steps
-        self._state = steps.state
-        self._gather = steps.gather
+    def __init__(self, of_tenure: Steps, identify: Callable[[Mapping[str, str]], Awaitable[None]]) -> None:
+        self._steps = of_tenure
+        self._state = of_tenure.state
+        self._gather = of_tenure.gather
         self._identify = identify
 
     def handlers(self) -> Handlers:
@@ -56,14 +56,18 @@ class Office:
             tuple(overview.topics_to_delete),
             (*overview.isr_notifications, *overview.log_dir_notifications),
             frozenset(found.malformed),
-            states.malformed,
+            frozenset(states.malformed),
         )
         for broker_id in sorted(refused):
             self._steps.timeline.note(f"broker {broker_id} is registered and cannot be reached: it is removed")
         await self._steps.execute(
             brokers.load(self._state, snapshot, refused, deletes_topics=self._steps.settings.deletes_topics)
         )
-        every = tuple(self._state.assignments)
+        every = in_order(self._state.assignments)
+        for start in range(0, len(every), steps.PARTITIONS_AT_ONCE):
+            part = every[start : start + steps.PARTITIONS_AT_ONCE]
+            await self._steps.execute(brokers.initialize(self._state, snapshot, part))
+            await asyncio.sleep(0)
         await self._steps.settle(every, tell=self._state.live_broker_ids(), announce=every)
         await self._steps.execute(brokers.all_told(self._state))
         await self._identify(self._state.topic_ids)

@@ -124,7 +124,7 @@ def encode_batch(
     if count > 0 and magic == MAGIC_COLUMNS:
         encode_columns(batch, offset_column, delta_column, key_column, value_column, header_column)
     elif count > 0:
-        batch += encode_records(count, offset_column, delta_column, key_column, value_column, header_column)
+        batch = encode_records(count, offset_column, delta_column, key_column, value_column, header_column)
     if len(batch) - HEADER_SIZE > MAX_BODY_BYTES:
         raise ValueError(f"a body of {len(batch) - HEADER_SIZE} bytes: a batch holds at most {MAX_BODY_BYTES}")
     if compression is not Compression.NONE and count > 0:

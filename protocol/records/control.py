@@ -7,7 +7,6 @@ from typing import NamedTuple
 from minibroker.protocol.records.batch import decode_batch
 from minibroker.protocol.records.header import (
     CONTROL,
-    HEADER_SIZE,
     MAGIC_RECORDS,
     NO_LEADER_EPOCH,
     NO_SEQUENCE,
@@ -50,7 +49,7 @@ def encode_control_batch(
     key = _KEY.pack(0, marker.type)
     value = _VALUE.pack(0, marker.coordinator_epoch)
     return write_header(
-        bytearray(HEADER_SIZE) + encode_records(1, None, None, [key], [value], None),
+        encode_records(1, None, None, [key], [value], None),
         BatchHeader(
             base_offset=base_offset,
             batch_length=0,

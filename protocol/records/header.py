@@ -21,6 +21,8 @@ MAGIC_RECORDS = 2
 MAGIC_COLUMNS = 77
 
 HEADER_SIZE = 61
+MAGIC_POSITION = 16
+"""Here in every format that Kafka ever had."""
 LENGTH_END = 12  # batch_length counts the bytes from here on
 CRC_END = 21  # the CRC covers the bytes from here on
 
@@ -32,7 +34,7 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 
-_COMPRESSION_MASK = 0x07
+COMPRESSION_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
@@ -90,7 +92,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     @property
     def compression(self) -> Compression:
         """Raises ValueError for a codec that does not exist; `check_header` has ruled that out."""
-        return Compression(self.attributes & _COMPRESSION_MASK)
+        return Compression(self.attributes & COMPRESSION_MASK)
 
     @property
     def is_log_append_time(self) -> bool:
@@ -151,8 +153,8 @@ def check_header(header: BatchHeader) -> None:
         raise CorruptRecord(f"a batch length of {header.batch_length} leaves no room for the header")
     if header.magic not in (MAGIC_COLUMNS, MAGIC_RECORDS):
         raise CorruptRecord(f"unknown magic {header.magic}")
-    if header.attributes & _COMPRESSION_MASK > Compression.ZSTD:
-        raise CorruptRecord(f"unknown compression {header.attributes & _COMPRESSION_MASK}")
+    if header.attributes & COMPRESSION_MASK > Compression.ZSTD:
+        raise CorruptRecord(f"unknown compression {header.attributes & COMPRESSION_MASK}")
     if header.last_offset_delta < 0 or not 0 <= header.records_count <= header.last_offset_delta + 1:
         raise CorruptRecord(f"{header.records_count} records with a last offset delta of {header.last_offset_delta}")
     if not 0 <= header.base_offset <= LIMIT:

@@ -53,7 +53,7 @@ def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: in
         timestamp_column = _folded(timestamp_deltas) if has_deltas else None
         encode_columns(written, offset_deltas, timestamp_column, _folded(keys), _folded(values), _folded(headers))
     else:
-        written += encode_records(len(kept), offset_deltas, timestamp_deltas, keys, values, headers)
+        written = encode_records(len(kept), offset_deltas, timestamp_deltas, keys, values, headers)
     if len(written) - HEADER_SIZE > MAX_BODY_BYTES:
         raise ValueError(f"a body of {len(written) - HEADER_SIZE} bytes: a batch holds at most {MAX_BODY_BYTES}")
     if header.compression is not Compression.NONE:

@@ -293,6 +293,11 @@ class ZooKeeperSession(Protocol):
         """Raises NoNode, and then sets no watch."""
         ...
 
+    async def get_all(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        """What `get` returns for each of the paths, None where there is no such node: one request, answered as of one
+        moment, at a tenth of the price of as many."""
+        ...
+
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
         """The watch is set in either case: it reports creation, change and deletion."""
         ...

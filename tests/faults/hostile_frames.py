@@ -21,10 +21,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import hypothesis
 import msgspec
@@ -222,19 +222,20 @@ def _script(plane: Plane, queue: Sequence[tuple[str, Hostile, Reading]]) -> Scri
 class Attack:
     """Plays scripts at a broker, and notes every answer that no broker should give."""
 
-    def __init__(self, ports: dict[Plane, int]) -> None:
+    def __init__(self, ports: dict[Plane, int], source: Iterator[Script]) -> None:
         self._ports = ports
+        self._source = source
         self.connections = 0
         self.frames = 0
         self.answers: Counter[str] = Counter()
         self.unwanted: list[str] = []
 
-    async def play_all(self, source: Iterator[Script], until_frames: int) -> None:
+    async def play_all(self, until_frames: int) -> None:
         """`until_frames`: in all, counted from the beginning; every script that was begun is finished."""
 
         async def worker(number: int) -> None:
             while self.frames < until_frames:
-                script = next(source, None)
+                script = next(self._source, None)
                 if script is None:
                     return
                 self.frames += len(script.names)
@@ -257,13 +258,13 @@ class Attack:
         late = any(api in ANSWERED_LATER for _, api, _ in script.requests)
         try:
             writer.write(script.data)
-            while not self._judge(script, await _response(reader)):
+            while not self._judge(script, await read_answer(reader)):
                 pass
             if late:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LATE_ANSWERS_S):
                         while True:
-                            self._judge(script, await _response(reader))
+                            self._judge(script, await read_answer(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             # A producer with acks=0 that failed is told by closing.
             may_close = script.is_closed or any(
@@ -303,7 +304,7 @@ class Attack:
             except (InvalidMessage, BrokerError) as error:
                 problem = str(error)
                 continue
-            for code in _error_codes(body):
+            for code in error_codes(body):
                 self._count(code, api.name, "", where)
             return not script.is_closed and envelope.correlation_id == SENTINEL
         self.unwanted.append(f"unreadable answer: {problem}: {where}")
@@ -315,24 +316,24 @@ class Attack:
             self.unwanted.append(f"UNKNOWN_SERVER_ERROR {message}: {where}")
 
 
-async def _response(reader: asyncio.StreamReader) -> bytes:
+async def read_answer(reader: asyncio.StreamReader) -> bytes:
     (length,) = struct.unpack(">i", await reader.readexactly(4))
     return await reader.readexactly(length)
 
 
-def _error_codes(value: Any) -> Iterator[int]:
+def error_codes(value: Any) -> Iterator[int]:
     if isinstance(value, msgspec.Struct):
         for field in value.__struct_fields__:
             inner = getattr(value, field)
             if field == "error_code":
                 yield inner
             else:
-                yield from _error_codes(inner)
+                yield from error_codes(inner)
     elif isinstance(value, list):
         for inner in value:
             if not isinstance(inner, msgspec.Struct):
                 return
-            yield from _error_codes(inner)
+            yield from error_codes(inner)
 
 
 class LegitimateTraffic:
@@ -419,9 +420,23 @@ def start_broker(cluster: LocalCluster, settings: dict[str, str]) -> dict[Plane,
     return {Plane.DATA: data_port, Plane.CONTROL: control_port}
 
 
+class Attacker(Protocol):
+    connections: int
+    frames: int
+    answers: Counter[str]
+    unwanted: list[str]
+
+    async def play_all(self, until_frames: int) -> None:
+        """`until_frames`: in all, counted from the beginning; what was begun is finished."""
+        ...
+
+
+AttackerT = TypeVar("AttackerT", bound=Attacker)
+
+
 async def attack_live(
-    directory: Path, readings: Iterator[tuple[str, Hostile, Reading]], count: int
-) -> tuple[list[Check], Attack, list[str]]:
+    directory: Path, attack_on: Callable[[dict[Plane, int]], AttackerT], count: int
+) -> tuple[list[Check], AttackerT, list[str]]:
     """Start a broker, attack it, judge it. The first tenth of the frames is the warm-up of its memory."""
     cluster = LocalCluster(directory)
     # Every bad frame costs its sender the connection, so we come back more often than anybody may.
@@ -438,13 +453,12 @@ async def attack_live(
         before = await _digest(bootstrap)
         traffic = LegitimateTraffic(bootstrap)
         running = asyncio.create_task(traffic.run())
-        attack = Attack(ports)
-        source = scripts(readings)
+        attack = attack_on(ports)
         began_s = time.monotonic()
-        await attack.play_all(source, count // 10)
+        await attack.play_all(count // 10)
         warm = resident_bytes(process.pid)
         during = len(traffic.acknowledged)
-        await attack.play_all(source, count)
+        await attack.play_all(count)
         took_s = time.monotonic() - began_s
         during = len(traffic.acknowledged) - during
         await asyncio.sleep(1)  # let it free what it can
@@ -514,7 +528,9 @@ def run(frames: int, live_frames: int, seed: int, directory: Path) -> list[Check
                 too_obedient += 1
 
     source = readings()
-    checks, attack, summary = uvloop.run(attack_live(directory, source, live_frames))
+    checks, attack, summary = uvloop.run(
+        attack_live(directory, lambda ports: Attack(ports, scripts(source)), live_frames)
+    )
     for _ in source:
         pass
     batches = int(frames * RECORDS_SHARE)
@@ -522,11 +538,11 @@ def run(frames: int, live_frames: int, seed: int, directory: Path) -> list[Check
         in_process.decode(seed, number)
 
     print("\n".join(summary))
-    _table("frames by kind", in_process.kinds)
-    _table("as a listener must take them", in_process.endings)
+    table("frames by kind", in_process.kinds)
+    table("as a listener must take them", in_process.endings)
     print(f"well-formed requests that would change what is watched, read in process alone: {too_obedient}")
-    _table("answers of the broker", attack.answers)
-    _table(f"record batches decoded in process ({batches})", in_process.records)
+    table("answers of the broker", attack.answers)
+    table(f"record batches decoded in process ({batches})", in_process.records)
     checks.append(
         Check(
             "decoders raise InvalidMessage or CorruptRecord alone",
@@ -537,7 +553,7 @@ def run(frames: int, live_frames: int, seed: int, directory: Path) -> list[Check
     return checks
 
 
-def _table(title: str, counts: Counter[str]) -> None:
+def table(title: str, counts: Counter[str]) -> None:
     print(f"{title}:")
     for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         print(f"  {count:>8}  {name}")

@@ -130,6 +130,7 @@ def test_the_upkeep_of_logs_is_measured_on_a_cluster_that_is_gone_afterwards(min
 SLOW_VICTIMS = ("controller", "zookeeper")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["leader", *(pytest.param(who, marks=pytest.mark.slow) for who in SLOW_VICTIMS)])
 def test_failover_kills_mends_and_finds_nothing_lost(who: str, minibroker: Shell) -> None:
     measured = minibroker("bench", "failover", "--who", who, "--rounds", "1", "--format", "json").json()
@@ -151,6 +152,7 @@ def test_a_rolling_restart_restarts_every_broker_and_finds_nothing_lost(minibrok
     assert 0 < max(gap["gap_ms"] for gap in measured["gaps"]) == measured["gap_max_ms"]
 
 
+@pytest.mark.slow
 def test_failover_needs_a_cluster_that_is_whole(minibroker: Shell) -> None:
     minibroker.ok("stop", "2")
     try:
@@ -159,6 +161,7 @@ def test_failover_needs_a_cluster_that_is_whole(minibroker: Shell) -> None:
         minibroker.ok("start", "2")
 
 
+@pytest.mark.slow
 def test_an_interrupted_bench_of_storage_leaves_nothing(tmp_path: Path) -> None:
     bench = start(["bench", "storage"], tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
@@ -205,6 +208,7 @@ def test_the_quick_matrix_measures_everything_and_leaves_nothing(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["tables.json"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path) -> None:
     process = matrix(tmp_path / "bench", "--group", "failover")
     try:

@@ -77,6 +77,7 @@ def test_a_topic_is_created_listed_described_and_deleted(minibroker: Shell) -> N
     minibroker.ok("topics", "delete", "orders", "--yes")
 
 
+@pytest.mark.slow
 def test_a_topic_gets_more_partitions_and_is_described_with_offsets_sizes_and_settings(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "growing", "--partitions", "1")
     assert minibroker.ok("topics", "describe", "growing").splitlines()[-1] == "settings: none of its own"
@@ -122,6 +123,7 @@ def test_the_oldest_records_are_deleted_and_consumers_begin_behind_them(minibrok
     assert "table-0, table-1: POLICY_VIOLATION: topic table has cleanup.policy=compact" in refusal
 
 
+@pytest.mark.slow
 def test_settings_of_a_topic_are_checked_and_kept(minibroker: Shell) -> None:
     assert "min.insync.replicas" in minibroker.refused(
         1, "topics", "create", "strict", "--config", "min.insync.replica=2"
@@ -139,6 +141,7 @@ def test_settings_of_a_topic_are_checked_and_kept(minibroker: Shell) -> None:
 # --- Produce ---
 
 
+@pytest.mark.slow
 def test_lines_of_standard_input_come_back_in_order(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "lines", "--partitions", "1")
     lines = "".join(f"line {number}\n" for number in range(5_000))
@@ -147,6 +150,7 @@ def test_lines_of_standard_input_come_back_in_order(minibroker: Shell) -> None:
     assert minibroker.ok("consume", "lines", "--exit-at-end") == lines
 
 
+@pytest.mark.slow
 def test_a_file_is_produced_with_keys_and_what_was_done_is_json(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "keyed")
     (minibroker.directory / "input").write_bytes(b"a\tone\nb\ttwo\na\tthree\nno key")
@@ -172,6 +176,7 @@ def test_every_way_to_acknowledge_and_to_compress_delivers(minibroker: Shell) ->
     assert minibroker.ok("consume", "ways", "--from", "10", "--count", "1") == "unheard of\n"
 
 
+@pytest.mark.slow
 def test_produce_gives_each_record_the_key_headers_partition_and_time_it_was_told(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "told", "--partitions", "3")
     options = ("-p", "1", "-k", "fixed", "--key-separator", ":", "-H", "trace=42", "-H", "sum=1=1", "-H", "none=")
@@ -186,6 +191,7 @@ def test_produce_gives_each_record_the_key_headers_partition_and_time_it_was_tol
     ]
 
 
+@pytest.mark.slow
 def test_produce_sends_empty_values_as_they_are_or_as_tombstones(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "gone", "--partitions", "1")
     minibroker.ok("produce", "gone", "--key-separator", ":", stdin=b"a:\n\n")
@@ -194,10 +200,12 @@ def test_produce_sends_empty_values_as_they_are_or_as_tombstones(minibroker: She
     assert [(each["key"], each["value"]) for each in records] == [("a", ""), (None, ""), ("a", None), (None, None)]
 
 
+@pytest.mark.slow
 def test_nothing_to_send_is_no_error(minibroker: Shell, numbers: str) -> None:
     assert minibroker("produce", numbers, "--format", "json").json()["records"] == 0
 
 
+@pytest.mark.slow
 def test_lines_that_a_broker_refuses_are_named(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "short", "--partitions", "1", "--config", "max.message.bytes=2000")
     lines = [b"x" * (3_000 if number % 2 == 0 else 10) + b"\n" for number in range(1, 15)]
@@ -206,6 +214,7 @@ def test_lines_that_a_broker_refuses_are_named(minibroker: Shell) -> None:
     assert len(minibroker.ok("consume", "short", "--exit-at-end").splitlines()) == 7
 
 
+@pytest.mark.slow
 def test_an_interrupted_produce_says_how_many_lines_were_acknowledged(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "interrupted", "--partitions", "1")
     producer = start(["produce", "interrupted"], minibroker.directory, stdin=subprocess.PIPE)
@@ -248,6 +257,7 @@ def test_consume_begins_where_it_is_told_to(minibroker: Shell, numbers: str) -> 
     assert printed("--partition", "0", "--count", "3") == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_consume_from_a_time_begins_at_the_first_record_of_that_time_or_later(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "times", "--partitions", "1")
     minibroker.ok("produce", "times", stdin=b"early\n")
@@ -277,6 +287,7 @@ def test_consume_reads_several_topics_and_the_last_records_of_each_partition(min
     assert "nosuch" in minibroker.refused(1, "consume", "left", "nosuch")
 
 
+@pytest.mark.slow
 def test_consume_prints_values_json_or_a_format(minibroker: Shell, numbers: str) -> None:
     one = ("consume", numbers, "--from", "4", "--count", "1")
     assert minibroker.ok(*one) == "4\n"
@@ -287,6 +298,7 @@ def test_consume_prints_values_json_or_a_format(minibroker: Shell, numbers: str)
     assert minibroker.ok(*one, "--output", r"%t/%p/%o %k=%s@%T\n") == f"numbers/0/4 k4=4@{timestamp}\n"
 
 
+@pytest.mark.slow
 def test_consume_from_the_end_prints_what_comes_afterwards(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "news", "--partitions", "1")
     minibroker.ok("produce", "news", stdin=b"old\n")
@@ -336,6 +348,7 @@ def test_whoever_interrupts_consume_at_a_terminal_is_told_how_many_records_there
         os.close(terminal)
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_had_enough_ends_consume_silently(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "long", "--partitions", "1")
     minibroker.ok("produce", "long", stdin=b"x" * 99 + b"\n" + b"y\n" * 200_000)
@@ -441,6 +454,7 @@ def test_a_mistake_is_one_line_with_the_remedy(
     assert said in minibroker.refused(1, *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detach", [[], ["--detach"]])
 def test_up_of_a_cluster_that_runs_prints_its_bootstrap_list_and_leaves_it_alone(
     detach: list[str], minibroker: Shell
@@ -452,6 +466,7 @@ def test_up_of_a_cluster_that_runs_prints_its_bootstrap_list_and_leaves_it_alone
     assert minibroker.cluster.file() == before
 
 
+@pytest.mark.slow
 def test_up_of_a_cluster_of_which_a_part_runs_says_how_to_start_the_rest(minibroker: Shell) -> None:
     minibroker.ok("stop", "2")
     said = minibroker.refused(1, "up", "--detach")
@@ -460,6 +475,7 @@ def test_up_of_a_cluster_of_which_a_part_runs_says_how_to_start_the_rest(minibro
     assert minibroker.ok("start", "all") == "start: broker 2\n"
 
 
+@pytest.mark.slow
 def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "large", "--partitions", "1")
     said = minibroker.refused(1, "produce", "large", stdin=b"small\n" + b"x" * 2_000_000 + b"\nnever sent\n")
@@ -469,6 +485,7 @@ def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibrok
     assert minibroker.ok("consume", "large", "--exit-at-end") == "small\n"
 
 
+@pytest.mark.slow
 def test_a_line_is_as_long_as_its_topic_takes_if_produce_is_told_so(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "longer", "--partitions", "1", "-c", "max.message.bytes=5000000")
     line = b"x" * 2_000_000 + b"\n"
@@ -476,6 +493,7 @@ def test_a_line_is_as_long_as_its_topic_takes_if_produce_is_told_so(minibroker: 
     assert minibroker.ok("consume", "longer", "--exit-at-end") == line.decode()
 
 
+@pytest.mark.slow
 def test_log_directories_of_brokers_are_listed_with_what_is_in_them(minibroker: Shell, numbers: str) -> None:
     found = minibroker("brokers", "log-dirs", "2", "1", "--format", "json").json()
     assert [each["broker"] for each in found] == [2, 1]
@@ -510,6 +528,7 @@ def refused_broker(arguments: list[str]) -> str:
     return error
 
 
+@pytest.mark.slow
 def test_a_broker_that_would_harm_the_cluster_does_not_start(minibroker: Shell, tmp_path: Path) -> None:
     (free,) = free_ports(1)
     taken_port = minibroker.cluster.file().broker(1).port
@@ -526,6 +545,7 @@ def test_a_broker_that_would_harm_the_cluster_does_not_start(minibroker: Shell, 
 # --- Breaking and mending ---
 
 
+@pytest.mark.slow
 def test_status_of_a_whole_cluster_is_healthy(minibroker: Shell, numbers: str) -> None:
     printed = minibroker.ok("status")
     assert "under-replicated partitions: none" in printed
@@ -576,6 +596,7 @@ def test_a_paused_controller_is_replaced_once_its_session_is_over(minibroker: Sh
     assert minibroker.status()["controller"]["id"] != paused
 
 
+@pytest.mark.slow
 def test_a_stopped_broker_ends_cleanly_and_comes_back(minibroker: Shell) -> None:
     assert minibroker("stop", "controller", "--format", "json").json()["action"] == "stop"
     (gone,) = [each["id"] for each in unhealthy(minibroker)["brokers"] if not each["alive"]]
@@ -584,6 +605,7 @@ def test_a_stopped_broker_ends_cleanly_and_comes_back(minibroker: Shell) -> None
     assert minibroker.ok("start", "all") == "start: there was nothing to do\n"
 
 
+@pytest.mark.slow
 def test_zookeeper_may_die_and_come_back(minibroker: Shell, numbers: str) -> None:
     assert minibroker("kill", "zookeeper", "--format", "json").json() == {"action": "kill", "ids": ["zookeeper"]}
     assert not unhealthy(minibroker)["zookeeper"]["alive"]
@@ -688,6 +710,7 @@ def test_an_interrupted_up_stops_the_cluster_cleanly(
     assert shell.ok("consume", "kept", "--exit-at-end") == "one\n"
 
 
+@pytest.mark.slow
 def test_an_up_that_is_interrupted_while_it_starts_leaves_nothing_running(
     shell: Shell, foreground: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
@@ -703,6 +726,7 @@ def test_an_up_that_is_interrupted_while_it_starts_leaves_nothing_running(
     assert not status["zookeeper"]["alive"]
 
 
+@pytest.mark.slow
 def test_up_names_a_port_in_use_and_a_zookeeper_that_is_none(shell: Shell) -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
@@ -787,6 +811,7 @@ def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     demo = start(["demo"], tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:

@@ -133,6 +133,7 @@ def test_a_session_survives_thirty_seconds_of_a_saturated_broker(local_cluster: 
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_a_stopped_follower_leaves_the_isr_and_returns_once_it_has_caught_up(local_cluster: ClusterFactory) -> None:
     async def test() -> None:
         # The session outlives the test's stop: it is the leader that must notice.
@@ -158,6 +159,7 @@ def test_a_stopped_follower_leaves_the_isr_and_returns_once_it_has_caught_up(loc
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_a_deleted_topic_goes_from_a_broker_that_was_down_once_it_is_back(local_cluster: ClusterFactory) -> None:
     async def test() -> None:
         cluster = local_cluster()
@@ -191,6 +193,7 @@ def test_a_deleted_topic_goes_from_a_broker_that_was_down_once_it_is_back(local_
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_writes_need_min_insync_replicas_and_reads_do_not(local_cluster: ClusterFactory) -> None:
     async def test() -> None:
         cluster = local_cluster()

@@ -12,22 +12,18 @@ from pathlib import Path
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.testing import SyncLocalCluster
 from tests.documents import ADDRESS, ROOT, Program, all_programs
 
 PROGRAMS = all_programs()
+OURS = "minibroker.deploy.testing.plugin"
 
 
 @pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("documents"))
-    cluster.up(3, free_ports(3)[0])
-    try:
-        yield cluster.bootstrap()
-    finally:
-        cluster.down(kill=True)
+def bootstrap() -> Iterator[str]:
+    with SyncLocalCluster() as cluster:
+        yield cluster.bootstrap_servers
 
 
 async def ensure_topics(bootstrap: str, topics: tuple[str, ...]) -> None:
@@ -41,11 +37,13 @@ async def ensure_topics(bootstrap: str, topics: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize(
+    "program", [program for program in PROGRAMS if not program.is_for_pytest], ids=lambda program: program.name
+)
 def test_a_program_of_the_documentation_runs_and_warns_of_nothing(
     program: Program, bootstrap: str, tmp_path: Path
 ) -> None:
-    asyncio.run(ensure_topics(bootstrap, program.topics))
+    asyncio.run(ensure_topics(bootstrap, program.words))
     script = tmp_path / f"{program.name}.py"
     script.write_text(program.text.replace(ADDRESS, bootstrap))
     ended = subprocess.run(
@@ -60,6 +58,30 @@ def test_a_program_of_the_documentation_runs_and_warns_of_nothing(
     # In -X dev the loop tells of each step that took 0.1 s, as any does where the machine is busy.
     warned = [line for line in ended.stderr.splitlines() if not line.startswith("Executing <")]
     assert (ended.returncode, warned) == (0, []), f"{program.page.name}:{program.line}\n{ended.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [program for program in PROGRAMS if program.is_for_pytest], ids=lambda program: program.name
+)
+def test_tests_of_the_documentation_pass_and_warn_of_nothing(program: Program, tmp_path: Path) -> None:
+    script = tmp_path / f"test_{program.name.replace('-', '_')}.py"
+    script.write_text(program.text)
+    options = [word for plugin in (OURS, *program.words) for word in ("-p", plugin)]
+    if "pytest_asyncio.plugin" in program.words:  # it wants to be told
+        options += ["-o", "asyncio_default_fixture_loop_scope=function"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", *options, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    assert ended.returncode == 0, f"{program.page.name}:{program.line}\n{ended.stdout}\n{ended.stderr}"
+    assert " passed" in ended.stdout
 
 
 @pytest.mark.slow
@@ -84,4 +106,4 @@ PAGES = [f"{program.name.replace('-', '_')}.py" for program in PROGRAMS]
 
 
 def test_programs_are_found_in_the_documentation() -> None:
-    assert {program.page.name for program in PROGRAMS} >= {"producing.md"}
+    assert {program.page.name for program in PROGRAMS} >= {"producing.md", "testing.md"}

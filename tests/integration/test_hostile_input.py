@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import hostile_kafka
 from tests.faults.hostile_frames import report, run
 
 FRAMES = 20_000
@@ -17,4 +18,11 @@ SEED = 2_024
 def test_frames_that_no_honest_peer_sends_harm_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
     checks = run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
     report("hostile_frames", checks)
+    assert [check for check in checks if not check.passed] == []
+
+
+@pytest.mark.slow
+def test_nor_do_those_in_kafkas_protocol(tmp_path: Path) -> None:
+    checks = hostile_kafka.run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
+    report("hostile_kafka", checks)
     assert [check for check in checks if not check.passed] == []

@@ -59,6 +59,16 @@ async def main() -> None:
 """
 
 
+TEST_PROGRAM = """
+from minibroker.sync import Producer
+from minibroker.testing import SyncLocalCluster
+
+def test_with_a_cluster(minibroker_cluster: SyncLocalCluster, minibroker_topic: str) -> None:
+    with Producer(minibroker_cluster.bootstrap_servers) as producer:
+        assert producer.send(minibroker_topic, b"v").result().offset == 0
+"""
+
+
 def own_environment() -> dict[str, str]:
     """Without the PYTHONPATH that the tests of Spark give their worker: with the repository in it, pip takes minibroker
     for installed, and installs nothing."""
@@ -145,6 +155,16 @@ def test_a_user_whose_modules_are_called_like_ours_runs_a_cluster_produces_and_c
     assert user.run(user.write("program.py", PROGRAM)) == "hello\n"
     assert user.run(user.write("spark_program.py", SPARK_PROGRAM)).splitlines()[-1] == "[b'hello']"
     user.minibroker("down")
+
+
+def test_pytest_finds_the_fixtures_and_is_not_needed_to_run(wheel: Path, user: User) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        needed = [line for line in archive.read(metadata).decode().splitlines() if line.startswith("Requires-Dist:")]
+    assert [line for line in needed if "pytest" in line and "extra ==" not in line] == []
+    user.write("test_program.py", TEST_PROGRAM)
+    options = ["-p", "no:cacheprovider", "-o", "minibroker_brokers=1", "-W", "ignore"]
+    assert "1 passed" in user.run("-m", "pytest", *options, "test_program.py")
 
 
 def check_types(user: User, program: str) -> str:

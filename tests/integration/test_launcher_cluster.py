@@ -25,6 +25,7 @@ def is_healthy(cluster: LocalCluster) -> bool:
     return not cluster.status().problems()
 
 
+@pytest.mark.slow
 def test_a_cluster_comes_up_healthy_and_goes_down_cleanly(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(3)
     assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
@@ -38,6 +39,7 @@ def test_a_cluster_comes_up_healthy_and_goes_down_cleanly(local_cluster: Callabl
     assert not cluster.file().running
 
 
+@pytest.mark.slow
 def test_the_brokers_of_a_cluster_share_a_secret_and_believe_nobody_who_lacks_it(
     local_cluster: Callable[..., LocalCluster],
 ) -> None:
@@ -65,6 +67,7 @@ def test_the_brokers_of_a_cluster_share_a_secret_and_believe_nobody_who_lacks_it
     assert not secret.exists()
 
 
+@pytest.mark.slow
 def test_a_directory_in_use_is_refused_and_comes_up_again_after_down(
     local_cluster: Callable[..., LocalCluster],
 ) -> None:
@@ -101,6 +104,7 @@ def test_log_directories_are_added_at_an_up_and_never_taken_away(local_cluster: 
     assert again.file().log_dirs == 2
 
 
+@pytest.mark.slow
 def test_a_killed_controller_is_replaced_and_comes_back_on_start(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(3)
     assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
@@ -132,6 +136,7 @@ def test_a_paused_broker_stands_still_until_it_is_resumed(local_cluster: Callabl
     assert cluster.state_of(1) is ProcessState.GONE
 
 
+@pytest.mark.slow
 def test_brokers_are_not_started_without_zookeeper(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     assert cluster.kill(ZooKeeperServer()) == ["zookeeper"]

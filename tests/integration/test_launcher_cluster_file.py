@@ -21,6 +21,7 @@ def test_a_cluster_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         cluster_file.save(tmp_path, ClusterFile(ZooKeeperEntry("127.0.0.1:2181"), (BrokerEntry(1, 9092),)))
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_noted_down_does_not_stay(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     cluster.stop(BrokerId(1))

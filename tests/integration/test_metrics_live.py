@@ -13,6 +13,7 @@ from collections.abc import Callable
 from http.client import HTTPConnection
 from urllib.request import urlopen
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minibroker.client.admin import Admin
@@ -65,6 +66,7 @@ async def produce(bootstrap: str) -> None:
         await producer.flush()
 
 
+@pytest.mark.slow
 def test_brokers_tell_of_traffic_and_of_a_broker_that_is_killed(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(3)
     assert wait_until(lambda: is_healthy(cluster), PATIENCE_S), cluster.status()
@@ -93,6 +95,7 @@ def test_brokers_tell_of_traffic_and_of_a_broker_that_is_killed(local_cluster: C
     assert scrape_all(cluster, 1, 2)["kafka_controller_kafkacontroller_offlinepartitionscount"] == 0
 
 
+@pytest.mark.slow
 def test_a_broker_puts_up_with_bad_http_and_half_open_connections(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     port = cluster.status().brokers[0].metrics_port
@@ -129,6 +132,7 @@ def start_watch(cluster: LocalCluster, *options: str, stdout: int) -> subprocess
     )
 
 
+@pytest.mark.slow
 def test_watch_shows_changes_in_place_on_a_terminal_and_ends_with_ctrl_c(
     local_cluster: Callable[..., LocalCluster],
 ) -> None:
@@ -160,6 +164,7 @@ def test_watch_shows_changes_in_place_on_a_terminal_and_ends_with_ctrl_c(
             os.close(screen)
 
 
+@pytest.mark.slow
 def test_watch_repeats_lines_of_json_where_there_is_no_terminal(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     with start_watch(cluster, "--format", "json", stdout=subprocess.PIPE) as watching:

@@ -700,6 +700,7 @@ def test_a_frame_that_is_not_completed_in_time_costs_its_sender_the_connection(
     assert all("a frame was not complete after 0.1 s" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_idle_connections_are_closed_on_data_listeners_only(run: Run) -> None:
     async def main() -> None:
         parked: list[Request] = []
@@ -1175,6 +1176,7 @@ def test_close_cancels_handlers_that_do_not_finish(run: Run, caplog: pytest.LogC
     assert "were not handled within 0.01 s" in caplog.text
 
 
+@pytest.mark.slow
 def test_close_does_not_wait_for_peers_that_do_not_read(run: Run) -> None:
     async def main() -> None:
         world = RealWorld()

@@ -159,6 +159,7 @@ def test_a_controller_whose_session_expires_is_replaced_and_comes_back_as_a_foll
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_office_and_registration_survive_a_restart_of_zookeeper_and_are_watched_again() -> None:
     async def scenario() -> None:
         with zookeeper_process() as server:

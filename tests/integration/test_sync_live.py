@@ -18,10 +18,10 @@ import pytest
 from minibroker.client.admin import NewTopic
 from minibroker.client.errors import ApiTimedOut, Closed, MaxPollIntervalExceeded
 from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
 from minibroker.deploy.who import BrokerId
 from minibroker.protocol.model import TopicPartition
 from minibroker.sync import Admin, Consumer, Producer, RebalanceListener
+from tests.live_cluster import live_cluster
 from tests.waiting import until_true
 
 pytestmark = pytest.mark.slow
@@ -31,14 +31,8 @@ PATIENCE_S = 120
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        cluster.up(3, free_ports(3)[0], None, {"zookeeper.session.timeout.ms": "2000"})
-        until_true(lambda: len(cluster.view().brokers) == 3)
+    with live_cluster(tmp_path_factory.mktemp("cluster"), settings={"zookeeper.session.timeout.ms": "2000"}) as cluster:
         yield cluster
-    finally:
-        if cluster.file_or_none() is not None:
-            cluster.down(kill=True)
 
 
 @pytest.fixture

@@ -236,6 +236,7 @@ def test_events_and_responses_come_in_the_order_in_which_zookeeper_sent_them(zoo
     run(scenario())
 
 
+@pytest.mark.slow
 def test_the_session_survives_a_restart_of_zookeeper_and_its_watches_do_not() -> None:
     async def scenario() -> None:
         with zookeeper_process() as server:
@@ -269,6 +270,7 @@ def test_the_session_survives_a_restart_of_zookeeper_and_its_watches_do_not() ->
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_calls_that_are_out_when_the_connection_breaks_end_with_connection_loss() -> None:
     async def scenario() -> None:
         with zookeeper_process() as server:
@@ -388,6 +390,7 @@ def test_no_thread_is_left_behind_by_a_closed_or_expired_session(zookeeper: str)
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_closed_session_answers_every_call_that_was_out() -> None:
     async def scenario() -> None:
         with zookeeper_process() as server:
@@ -404,6 +407,7 @@ def test_a_closed_session_answers_every_call_that_was_out() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_session_ends_when_its_event_loop_is_stuck(zookeeper: str, caplog: pytest.LogCaptureFixture) -> None:
     gone = threading.Event()
     watching = threading.Event()
@@ -434,6 +438,7 @@ def test_a_session_ends_when_its_event_loop_is_stuck(zookeeper: str, caplog: pyt
     assert "the event loop has not run for 1000 ms" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_late_but_not_stuck_keeps_its_session(zookeeper: str) -> None:
     async def scenario() -> None:
         async with open_session(zookeeper, 2_000) as session:

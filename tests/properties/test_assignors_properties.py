@@ -72,6 +72,7 @@ def owners(assignment: Assignment) -> dict[TopicPartition, list[str]]:
     return found
 
 
+@pytest.mark.slow
 @every_assignor
 @given(groups(), partition_counts)
 def test_each_partition_goes_to_one_subscriber(

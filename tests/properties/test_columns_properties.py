@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ def size_of(value: bytes | None, key: bytes | None) -> int:
     return RECORD_OVERHEAD + len(value or b"") + len(key or b"")
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.none() | st.binary(max_size=50), st.none() | st.binary(max_size=9)), min_size=1), st.data()
 )

@@ -172,6 +172,7 @@ def test_a_swap_that_is_not_crash_safe_would_be_seen() -> None:
         die_at_each_step(0, power_cut=False, outcomes=Counter())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["tombstone-removed-early", "control-batches-compacted"])
 def test_what_compaction_must_not_remove_would_be_missed(bug: str) -> None:
     def storm() -> None:

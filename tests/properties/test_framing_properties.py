@@ -1,11 +1,13 @@
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minibroker.protocol.framing import FrameReader, response_limit
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=300) | st.integers(65_000, 70_000).map(bytes), max_size=6), st.data())
 def test_any_cut_of_the_stream_gives_the_same_frames(payloads: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(struct.pack(">i", len(p)) + p for p in payloads)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from random import Random
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,6 +143,7 @@ class Cluster:
         await logs.note_failed()
 
 
+@pytest.mark.slow
 @given(lives=lives)
 @settings(max_examples=300, deadline=None)
 def test_a_broker_that_is_believed_has_what_it_had_or_refuses(lives: list[Life]) -> None:

@@ -297,6 +297,7 @@ def die_at_each_step(seed: int, retain: Pass, *, power_cut: bool) -> tuple[Count
     return outcomes, played.changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power cut"])
 @pytest.mark.parametrize("retain", PASSES)
 def test_a_retention_that_dies_at_any_step_leaves_the_log_as_before_or_after(retain: Pass, power_cut: bool) -> None:

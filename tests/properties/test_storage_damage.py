@@ -254,6 +254,7 @@ def test_a_flipped_bit_anywhere_is_never_served(origins: list[Origin], tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # ten thousand directories, on a disk that may be busy
 def test_ten_thousand_flipped_bits_are_never_served(origins: list[Origin], tmp_path: Path) -> None:
     ends = flips(origins, tmp_path, FLIPS, 2)
     for (kind, end), times in sorted(ends.items()):

@@ -714,6 +714,7 @@ FAULTS: dict[str, Fault] = {
     "coordinator there and back": faults_of_groups.coordinator_there_and_back,
     "ambush of a commit": faults_of_groups.ambush_of_a_commit,
     "ambush of a coordinator": faults_of_groups.ambush_of_a_coordinator,
+    "late commit": faults_of_groups.late_commit,
 }
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")

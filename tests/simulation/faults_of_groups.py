@@ -7,12 +7,16 @@ next one, which has to read all of it before it speaks for the group, and may lo
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from minibroker.client.consumer import Consumer
 from minibroker.protocol.apis import OFFSET_COMMIT
+from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.faults_of_starts import broker_of, next_of, request_key
+from tests.simulation.history import Anomaly
 from tests.simulation.network import Arrival
 
 if TYPE_CHECKING:
@@ -150,6 +154,60 @@ async def coordinator_there_and_back(storm: Storm) -> None:
     for broker_id in _coordinators(storm):
         if broker_id != first:
             storm.simulation.zookeeper.expire(host_name(broker_id))
+
+
+async def late_commit(storm: Storm) -> None:
+    """The connections of somebody who commits turn slow, and break at his end; he asks again by others, and then for
+    another offset. That is what must hold, also when the first request has come."""
+    if storm.is_changing_late or not storm.partitions:
+        return
+    storm.is_changing_late = True
+    dice, network = storm.dice, storm.simulation.network
+    partition = dice.choice(sorted(storm.partitions))
+    group = f"tardy-{dice.randrange(4)}"
+    older, newer = dice.sample(range(1, 1_000), 2)
+    late_s = dice.choice([2.0, 5.0, 8.0])
+    world = storm.cluster.client("tardy")
+    storm.count("late commit", f"{older} of {partition} in {group}, {late_s} s late, and then {newer}")
+
+    def broken() -> None:
+        for broker_id in storm.cluster.broker_ids:
+            network.reset_at("tardy", host_name(broker_id))
+
+    async def commit() -> int | None:
+        """What is committed in the end; None: not known, or nobody's business."""
+        consumer = Consumer(
+            storm.cluster.bootstrap,
+            group=group,
+            partitions=[partition],
+            default_api_timeout_ms=8_000,
+            world=world,
+        )
+        try:
+            async with consumer:
+                await consumer.commit({partition: 0})  # now it has a connection to the coordinator
+                for broker_id in storm.cluster.broker_ids:
+                    network.delay_standing("tardy", host_name(broker_id), late_s)
+                asyncio.get_running_loop().call_later(dice.choice([0.1, 1.0]), broken)
+                with suppress(MinibrokerError):
+                    await consumer.commit({partition: older})
+                await consumer.commit({partition: newer})
+                storm.event("late commit: a newer one was granted")
+                await asyncio.sleep(late_s + 1)
+                committed = (await consumer.committed(partition))[partition]
+                return None if committed is None else committed.offset
+        except MinibrokerError:
+            return None
+
+    committing = world.process.start(commit())
+    try:
+        await asyncio.wait([committing], timeout=60)
+        if committing.done() and not committing.cancelled() and committing.result() in (older, 0):
+            said = f"group {group} is at {committing.result()} of {partition}, and {newer} was granted after that"
+            storm.accuse(Anomaly("a late commit", said))
+    finally:
+        world.process.kill()
+        storm.is_changing_late = False
 
 
 def _elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:

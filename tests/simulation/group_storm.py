@@ -16,7 +16,7 @@ from tests.simulation.workload import DURABLE, SHRINKING
 
 FAULTS_OF_GROUPS = (
     *("kill coordinator", "pause member", "coordinator there and back"),
-    *("ambush of a commit", "ambush of a coordinator"),
+    *("ambush of a commit", "ambush of a coordinator", "late commit"),
 )
 OTHER_FAULTS = (
     *(

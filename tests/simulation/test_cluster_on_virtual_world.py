@@ -100,6 +100,7 @@ async def _until_in_sync(cluster: VirtualCluster) -> None:
     await cluster.until(lambda: all(len(cluster.state(partition).isr) == 3 for partition in PARTITIONS))
 
 
+@pytest.mark.slow
 @everywhere
 def test_nothing_is_lost_or_doubled_or_reordered_when_a_leader_is_killed(seed: int) -> None:
     async def scenario() -> None:
@@ -118,6 +119,7 @@ def test_nothing_is_lost_or_doubled_or_reordered_when_a_leader_is_killed(seed: i
     run(scenario(), seed=seed)
 
 
+@pytest.mark.slow
 @everywhere
 def test_every_broker_is_killed_and_comes_back_in_turn_while_a_producer_goes_on(seed: int) -> None:
     async def scenario() -> None:

@@ -190,6 +190,7 @@ def test_whoever_leads_next_and_whoever_comes_back_has_the_latest_record_of_each
     with_topic(program, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_kills_and_power_cuts_in_the_midst_of_it_cost_no_replica_the_latest_record_of_a_key(seed: int) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from minibroker.client.errors import MaxPollIntervalExceeded
 from tests.simulation.group_workload import GroupWork, Member
-from tests.simulation.loop import run
+from tests.simulation.loop import VirtualLoop, run
 
 pytestmark = pytest.mark.slow
 
@@ -227,6 +227,25 @@ def test_a_user_that_takes_too_long_loses_its_place_and_is_told() -> None:
         await work.until(slow.task.done, within_s=120)
         with pytest.raises(MaxPollIntervalExceeded):
             slow.task.result()
+        await work.finish()
+
+    run(scenario())
+
+
+def test_thousands_of_commits_that_nobody_waits_for_cost_a_little_each() -> None:
+    async def scenario() -> None:
+        work = await GroupWork.start(members=1)
+        await work.shared()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        consumer = work.members[0].consumer
+        began = loop.callbacks
+        commits = [
+            consumer.commit_nowait({partition: 0}) for _ in range(1_500) for partition in consumer.assignment()[:1]
+        ]
+        assert len(commits) == 1_500
+        await asyncio.gather(*commits)
+        assert (loop.callbacks - began) / len(commits) < 200
         await work.finish()
 
     run(scenario())

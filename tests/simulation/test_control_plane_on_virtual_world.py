@@ -125,6 +125,7 @@ def test_a_controller_that_one_broker_alone_cannot_reach_does_not_lose_its_offic
     assert without_third <= 10
 
 
+@pytest.mark.slow
 def test_suspicions_of_the_controller_count_in_the_row() -> None:
     with planted("controllers-suspicions-not-counted"):
         _, without_third = _changes_of_controller_while_a_link_is_broken(0)

@@ -94,6 +94,7 @@ class Writers:
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_rolling_restart_stalls_no_write_for_long(seed: int) -> None:
     async def scenario() -> float:
@@ -223,6 +224,7 @@ def test_the_second_that_stops_waits_for_the_first_where_too_few_would_be_left()
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "seed"), [(2, 0), (3, 1)])
 def test_several_that_stop_at_the_same_time_lose_nothing(count: int, seed: int) -> None:
     async def scenario() -> None:
@@ -499,6 +501,7 @@ async def shut_down_and_strike(whom: str, number: int | None) -> int:
 VICTIMS = ["controller", "stopping broker", "stopping controller"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("whom", "number"), list(zip(VICTIMS, (3, 6, 9), strict=True)))
 def test_a_kill_in_the_middle_of_a_controlled_shutdown_loses_nothing(whom: str, number: int) -> None:
     assert run(shut_down_and_strike(whom, number), seed=number) >= number

@@ -8,12 +8,13 @@ from contextlib import suppress
 
 import pytest
 
+from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.client.admin import Admin
 from minibroker.client.configs import ConfigChange
 from minibroker.client.errors import ConfigErrors
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.world import Create, Operation
+from minibroker.protocol.world import Create, Operation, ZooKeeperSession
 from minibroker.protocol.znodes import TopicZnode
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.mutants import planted
@@ -235,5 +236,26 @@ def test_one_who_alters_through_any_single_broker_is_heard_by_all() -> None:
             async with Admin(f"{host_name(broker_id)}:{PORT}", world=admin._runtime.world) as one:
                 await one.incremental_alter_configs({ORDERS: [ConfigChange.set("segment.bytes", 5_000 + broker_id)]})
             await until_all_have(cluster, 5_000 + broker_id)
+
+    play(scenario)
+
+
+def test_a_broker_whose_session_expires_while_it_starts_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else opens one, as it is not registered yet: it would never be."""
+    expired: list[int] = []
+    read = DynamicConfigManager.read_broker_configs
+
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        async def read_after_expiry(self: DynamicConfigManager, session: ZooKeeperSession) -> None:
+            if not expired:
+                expired.append(1)
+                cluster.simulation.zookeeper.expire(host_name(1))
+            await read(self, session)
+
+        monkeypatch.setattr(DynamicConfigManager, "read_broker_configs", read_after_expiry)
+        cluster.kill_broker(1)
+        async with asyncio.timeout(60):
+            await cluster.start_broker(1)
+        assert expired
 
     play(scenario)

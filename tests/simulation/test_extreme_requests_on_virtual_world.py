@@ -82,6 +82,15 @@ HARMLESS: list[tuple[Api[Any, Any], m.Message]] = [
         ),
     ),
     (
+        apis.ALTER_CONFIGS,
+        m.AlterConfigsRequest(
+            [m.ReplacedConfigs(ResourceType.TOPIC, TOPIC, [m.CreatableConfig("retention.ms", "-1")])],
+            validate_only=True,
+        ),
+    ),
+    (apis.DESCRIBE_CLUSTER, m.DescribeClusterRequest()),
+    (apis.DESCRIBE_PRODUCERS, m.DescribeProducersRequest([m.DescribeProducersTopic(TOPIC, [0])])),
+    (
         apis.ALTER_PARTITION_REASSIGNMENTS,
         m.AlterPartitionReassignmentsRequest(
             500, [m.ReassignableTopic(TOPIC, [m.ReassignablePartition(0, [0, 1, 2]), m.ReassignablePartition(1)])]

@@ -308,6 +308,7 @@ def _points(count: int) -> list[Point]:
     return points
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(SAMPLE))
 def test_a_directory_may_begin_to_fail_with_any_call(number: int) -> None:
     point = _points(SAMPLE)[number]

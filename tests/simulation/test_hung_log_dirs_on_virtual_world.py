@@ -123,6 +123,7 @@ async def _ends(cluster: VirtualCluster) -> dict[TopicPartition, object]:
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["synced", "replicated"])
 def test_others_lead_what_is_in_a_directory_that_hangs(durability: str) -> None:
     async def scenario() -> None:
@@ -241,6 +242,7 @@ def test_time_in_which_the_process_was_stopped_is_not_taken_for_a_hang() -> None
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_broker_stops_though_a_directory_hangs() -> None:
     async def scenario() -> None:
         cluster = await _cluster()

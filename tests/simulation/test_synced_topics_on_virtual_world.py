@@ -340,6 +340,7 @@ async def _missing_where_it_comes_back_first(
     return [number for number in acknowledged if number not in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "scenario"),
     [

@@ -189,6 +189,7 @@ async def _faulty_scenario() -> str:
     return simulation.loop.trace
 
 
+@pytest.mark.slow
 def test_a_run_with_faults_is_the_same_in_every_process_with_the_same_seed() -> None:
     program = (
         "from tests.simulation.loop import run\n"

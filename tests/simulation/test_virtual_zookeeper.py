@@ -84,6 +84,27 @@ class Events:
 # --- Contract ------------------------------------------------------------------------------------------------
 
 
+def test_many_nodes_are_read_by_one_request_which_sees_what_was_written_before_it(play: Play) -> None:
+    async def scenario(open_session: Open) -> None:
+        session = await open_session()
+        await session.create("/one", b"1")
+        await session.create("/empty", b"")
+        stat, (one, nowhere, empty, again) = await asyncio.gather(
+            session.set("/one", b"2"), session.get_all(["/one", "/nowhere", "/empty", "/one"])
+        )
+        assert one == again == (b"2", stat)
+        assert nowhere is None
+        assert empty == await session.get("/empty")
+        assert await session.get_all([]) == []
+
+        many = [f"/node-{number}" for number in range(500)]
+        await session.multi([Create(path, path.encode() * 10) for path in many])
+        nodes = await session.get_all(many)
+        assert [node[0] for node in nodes if node is not None] == [path.encode() * 10 for path in many]
+
+    play(scenario)
+
+
 def test_versions_count_and_transactions_are_numbered(play: Play) -> None:
     async def scenario(open_session: Open) -> None:
         session = await open_session()

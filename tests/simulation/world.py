@@ -289,6 +289,10 @@ class ProcessSession:
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
         return await self.virtual.get(path, self._owned(watch))
 
+    async def get_all(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        self._process.check()
+        return await self.virtual.get_all(paths)
+
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
         return await self.virtual.exists(path, self._owned(watch))
 

@@ -660,6 +660,14 @@ class VirtualSession:
 
         return await self._call(carry_out)
 
+    async def get_all(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        full = [self._full(path) for path in paths]
+
+        def carry_out() -> list[tuple[bytes, Stat] | None]:
+            return [self._tree.read_data(path) if path in self._tree.nodes else None for path in full]
+
+        return await self._call(carry_out, sum(map(len, full)))
+
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
         full = self._full(path)
 

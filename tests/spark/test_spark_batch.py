@@ -63,6 +63,7 @@ def test_topics_are_found_by_name_by_pattern_and_by_partition(logs: Logs) -> Non
     assert logs.batch(assign=json.dumps({f"{logs.topic}a": [0], f"{logs.topic}b": [1]})).count() == 1
 
 
+@pytest.mark.slow
 def test_bounds_and_splits_prune_what_is_read(logs: Logs) -> None:
     logs.create(2)
     for second in range(10):
@@ -87,6 +88,7 @@ def test_bounds_and_splits_prune_what_is_read(logs: Logs) -> None:
     assert offsets(sized) == [(0, offset) for offset in range(10)]
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_with_the_remedy(logs: Logs) -> None:
     logs.create(1)
     logs.produce([b"x"])

@@ -69,6 +69,7 @@ def test_batches_of_any_size_add_up_to_the_topic_and_a_repeated_batch_changes_no
     assert differences(ingested(logs, tmp_path), logs.batch(includeHeaders="true")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_files_are_plain_parquet_by_topic_and_day_for_other_readers(logs: Logs, tmp_path: Path) -> None:
     logs.create(2)
     logs.produce([b"a", b"b"], timestamp_ms=86_400_000 * 365 - 1)
@@ -121,6 +122,7 @@ def test_readers_see_every_record_once_while_files_are_compacted(logs: Logs, tmp
     assert ingest(logs, tmp_path) == Ingested(rows=0, batches=0)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_an_output_that_do_not_belong_together_are_refused(logs: Logs, tmp_path: Path) -> None:
     logs.create(2)
     produce(logs, 5)

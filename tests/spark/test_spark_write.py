@@ -39,6 +39,7 @@ def test_the_option_topic_wins_over_the_column(logs: Logs) -> None:
     assert sorted(int(record.value or b"") for record in logs.consume(20_000)) == list(range(20_000))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_told_with_the_remedy(logs: Logs) -> None:
     logs.create(1)
 

@@ -14,6 +14,7 @@ MODULES = [
     "minibroker/__init__.py",
     "minibroker/__main__.py",
     "minibroker/sync.py",
+    "minibroker/testing.py",
     *sorted(
         str(path.relative_to(ROOT))
         for package in PACKAGES

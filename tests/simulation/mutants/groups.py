@@ -3,22 +3,26 @@ not."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from minibroker.broker.groups import commits, coordinator, offsets, terms
+from minibroker.broker.groups.attempts import LatestAttempts
 from minibroker.broker.groups.coordinator import GroupCoordinator
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import GroupOffsets
 from minibroker.broker.groups.removal import GroupRemoval
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Term, Terms
+from minibroker.broker.slices import Slices
 from minibroker.client import assignors, auto_commit
 from minibroker.client.assignors import CooperativeSticky
 from minibroker.client.commits import Commits, OffsetAndMetadata
 from minibroker.client.group_member import GroupMember
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.simulation.mutants.planting import Patches, mutant
 
 # --- What is committed ----------------------------------------------------------------------------------------------
@@ -109,6 +113,24 @@ def load_ends_too_early(patches: Patches) -> None:
             term.end_offset = end
 
 
+@mutant("KAFKA-9065", "a load goes on behind the last record that it has read until it has seen the log's last one")
+def load_never_ends(patches: Patches) -> None:
+    @patches.instead_of(Terms, "_read")
+    async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
+        loading = terms._Loading()
+        partition = self._replicas.leader(term.topic_partition)
+        offset = partition.log.log_start_offset
+        while offset < term.end_offset and not term.is_over:
+            data = partition.log.read(offset, terms.LOAD_BYTES, term.end_offset)
+            for piece in iterate_batches(data):
+                batch = decode_batch(data, piece.header, piece.start)
+                if not piece.header.is_control:
+                    loading.add(batch)
+                offset = max([offset, *(one + 1 for one in batch.offsets)])
+            await asyncio.sleep(terms.LEAST_LOOK_S)
+        return await loading.groups(Slices())
+
+
 @mutant("stale reads", "a coordinator that was deposed while it was cut off tells what was committed up to then")
 def deposed_coordinator_is_believed(patches: Patches) -> None:
     @patches.instead_of(Terms, "confirm")
@@ -148,6 +170,15 @@ def committed_for_an_earlier_topic(patches: Patches) -> None:
     @patches.instead_of(Commits, "_is_older")
     def is_older(original: Any, self: Commits, topic: Any) -> bool:
         return False
+
+
+@mutant(
+    "a connection's late bytes", "a commit is carried out though its client has made it anew, and a newer one since"
+)
+def late_commit_carried_out(patches: Patches) -> None:
+    @patches.instead_of(LatestAttempts, "take")
+    def take(original: Any, *rest: Any) -> ErrorCode:
+        return ErrorCode.NONE
 
 
 # --- Who is in the group ---------------------------------------------------------------------------------------------

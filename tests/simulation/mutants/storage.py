@@ -29,6 +29,22 @@ def recovery_point_without_sync(patches: Patches) -> None:
         original(self, *rest)
 
 
+@mutant(
+    "a new log", "the topic's id of a new log passes for durable from the beginning: the first flush does not write it"
+)
+def topic_id_not_flushed(patches: Patches) -> None:
+    @patches.instead_of(LogManager, "_create_log")
+    def create_log(original: Any, self: LogManager, *rest: Any) -> Any:
+        return original(self, *rest)._replace(has_durable_id=True)
+
+
+@mutant("a new log", "after a power cut, a log that was never flushed is taken for the topic's whose id is found there")
+def unflushed_topic_id_believed(patches: Patches) -> None:
+    @patches.instead_of(LogManager, "_topic_id_or_reset")
+    def topic_id_or_reset(original: Any, self: LogManager, directory: str, recovery_point: int) -> str:
+        return self._read_topic_id(directory)
+
+
 @mutant("no CRC check", "recovery believes every batch whose header makes sense")
 def recovery_without_crc(patches: Patches) -> None:
     def believe(*_: Any) -> None:

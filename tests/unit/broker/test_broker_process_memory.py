@@ -22,11 +22,14 @@ def collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector")
-def test_what_outlived_a_long_collection_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("generation", [1, 2])
+def test_what_outlived_a_long_collection_is_not_looked_at_again(
+    generation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "LONG_COLLECTION_S", 0.0)
     process._bound_pauses_of_the_collector()
     survivor = [object()]
-    gc.collect()
+    gc.collect(generation)
     assert gc.get_freeze_count() > 0
     assert not any(known is survivor for known in gc.get_objects())
 

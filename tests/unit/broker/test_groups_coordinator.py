@@ -667,9 +667,28 @@ def test_a_load_that_ends_after_the_leadership_changes_nothing(tmp_path: Path) -
         groups.replicate(2, 3)
         await until(lambda: groups.groups.terms.loaded())
         assert groups.heartbeat(member, 1) is E.NONE
+        committing = groups.commit(9, member_id=member, generation_id=1)
+        groups.replicate(2, 3)
+        assert await committing == E.NONE
+        await asyncio.sleep(3)
+        fetching = groups.fetch()
+        groups.replicate(2, 3)
+        assert (await fetching).topics[0].partitions[0].committed_offset == 9
         assert groups.groups.terms.loads == 2
 
     with_groups(tmp_path, program, lead=False)
+
+
+def test_a_member_that_is_silent_after_its_group_was_loaded_is_put_out(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        silent, _ = await groups.stable(2, session_timeout_ms=10_000)
+        await groups.follow(1)
+        await groups.lead(2)
+        assert silent in groups.group().members
+        await asyncio.sleep(15)
+        assert groups.group().members == {}
+
+    with_groups(tmp_path, scenario)
 
 
 def test_what_a_former_term_writes_late_is_not_written(tmp_path: Path) -> None:

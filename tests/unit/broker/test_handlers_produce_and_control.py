@@ -10,6 +10,7 @@ from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
+from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
@@ -57,7 +58,8 @@ class Peer:
             sessions=None,  # type: ignore[arg-type]
             forwarding=None,  # type: ignore[arg-type]  # nor do brokers that are not the controller
             groups=Groups(broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start),
-            offsets_topic=None,  # type: ignore[arg-type]
+            auto_topic_creation=None,  # type: ignore[arg-type]
+            transcoder=Transcoder(broker.replicas, broker.world.new_executor("transcoding")),
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(1, secret, broker.world.random, broker.world.clock.monotonic),
@@ -71,6 +73,9 @@ class Peer:
         while self._broker.broker_epoch < at_least:
             await asyncio.sleep(0.01)
         return self._broker.broker_epoch
+
+    def introduced(self, name: str, version: str) -> None:
+        raise AssertionError("nobody says anything here")
 
     def answered(self, request: Request, frame: bytearray | None) -> None:
         self.answers.append(None if frame is None else bytes(frame))

@@ -23,12 +23,17 @@ from minibroker.broker.metrics_listener import (
     TIMEOUT_S,
     MetricsListener,
 )
+from minibroker.broker.network.metrics import MAX_SOFTWARE
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.controller import events
 from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.kafka.metadata import API_VERSIONS
+from minibroker.protocol.messages import ApiVersionsRequest
 from minibroker.protocol.world import Network
+from tests import kafka_connection
+from tests.simulation.cluster import PORT as DATA_PORT
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation
@@ -454,6 +459,31 @@ def test_a_broker_counts_what_a_producer_and_a_consumer_send_and_read() -> None:
             for broker_id in (0, 1):
                 while any(dict(labels).get("topic") == "orders" for _, labels in await scrape(broker_id)):
                     await asyncio.sleep(0.1)
+
+        await world.process.run(program())
+
+    run(scenario())
+
+
+def test_the_page_names_the_software_of_kafkas_clients_and_not_more_kinds_than_are_allowed() -> None:
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def program() -> None:
+            for number in range(MAX_SOFTWARE + 3):
+                connection = await kafka_connection.connect(world.network, "broker-0", DATA_PORT)
+                await connection.request(API_VERSIONS, 3, ApiVersionsRequest("librdkafka", f"2.{number}"))
+            page = samples((await ask(world.network, "broker-0", GET)).body)
+            name = "kafka_server_socket_server_metrics_connections"
+            counts = {
+                dict(labels)["clientsoftwareversion"]: value
+                for (family, labels), value in page.items()
+                if family == name
+            }
+            assert len(counts) == MAX_SOFTWARE + 1
+            assert (counts["2.0"], counts["other"]) == (1, 3)
 
         await world.process.run(program())
 

@@ -131,6 +131,12 @@ class InOrder(NativeDialect):
     answers_in_order = True
 
 
+class InOrderAndOverlapping(InOrder):
+    """And sends what may be handled before the answer to the request before it is there."""
+
+    overlaps = frozenset({apis.METADATA.key})
+
+
 class Cluster:
     """Some connections on one channel, and handlers that return and answer when they are told to."""
 
@@ -147,8 +153,8 @@ class Cluster:
         self.pool = RequestHandlerPool("test", limits.num_io_threads, self.channel, self.handle, metrics, clock)
         self.processor = Processor("DATA", apis.Plane.DATA, self.channel, limits, metrics, clock)
         listener = NativeListener("DATA", apis.Plane.DATA, limits.socket_request_max_bytes)
-        self.processor.new_dialect = lambda: dialect(listener)
-        self.most_unanswered = 1 if dialect.answers_in_order else limits.max_in_flight_requests_per_connection
+        self.processor.new_dialect = lambda connection: dialect(listener)
+        self.most_unanswered = 1 if dialect is InOrder else limits.max_in_flight_requests_per_connection
         self.limits = limits
         self.returns_at_once = False
         self.returns: list[asyncio.Future[None]] = []
@@ -225,12 +231,13 @@ actions = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     script=st.lists(actions, min_size=10, max_size=150),
     lost_at=st.none() | st.integers(0, 150),
     answers_in_handler=st.lists(st.booleans(), min_size=REQUESTS, max_size=REQUESTS),
-    dialect=st.sampled_from([NativeDialect, InOrder]),
+    dialect=st.sampled_from([NativeDialect, InOrder, InOrderAndOverlapping]),
 )
 def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_when(
     script: list[Action], lost_at: int | None, answers_in_handler: list[bool], dialect: type[NativeDialect]
@@ -369,5 +376,49 @@ def test_responses_that_are_given_in_the_same_turn_leave_in_one_write() -> None:
             assert peer.responses() == list(range(REQUESTS))
             assert peer.transport.writes == 1
             await cluster.finish()
+
+    asyncio.run(main())
+
+
+def test_what_a_lost_peer_had_sent_is_handled_even_where_answers_are_held_back_for_others() -> None:
+    async def main() -> None:
+        cluster = Cluster([False] + [True] * REQUESTS, dialect=InOrderAndOverlapping)
+        cluster.returns_at_once = True
+        cluster.pool.start()
+        await asyncio.sleep(0)
+        peer = cluster.peers["0"]
+        peer.deliver(1_000)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(cluster.parked) == 1
+        assert peer.handled == [0, 1, 2], "no more answers are held back than requests may be unanswered"
+        peer.lose()
+        await cluster.finish()
+        assert peer.handled == list(range(REQUESTS))
+        assert not peer.transport.written
+
+    asyncio.run(main())
+
+
+def test_a_refusal_comes_after_the_answers_that_are_held_back() -> None:
+    async def main() -> None:
+        cluster = Cluster([False] + [True] * REQUESTS, dialect=InOrderAndOverlapping)
+        cluster.returns_at_once = True
+        cluster.pool.start()
+        await asyncio.sleep(0)
+        peer = cluster.peers["0"]
+        requests = [apis.encode_request(apis.METADATA, number, None, m.MetadataRequest([])) for number in range(2)]
+        peer.stream = memoryview(b"".join([*requests, b"\0\0\0\x01?"]))
+        peer.deliver(1_000)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (peer.handled, bytes(peer.transport.written)) == ([0, 1], b"")
+        assert not peer.transport.is_closing()
+        cluster.answer(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert peer.responses() == [0, 1]
+        assert peer.transport.is_closing()
+        await cluster.finish()
 
     asyncio.run(main())

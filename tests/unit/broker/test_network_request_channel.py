@@ -32,6 +32,9 @@ class Source:
     def __init__(self, on_room: Callable[[], None] | None = None) -> None:
         self._on_room = on_room
 
+    def introduced(self, name: str, version: str) -> None:
+        raise AssertionError("nobody says anything here")
+
     def answered(self, request: Request, frame: bytearray | None) -> None:
         raise AssertionError("nothing is answered here")
 

@@ -5,6 +5,7 @@ import gc
 import selectors
 import weakref
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import uvloop
 from minibroker.broker.purgatory.purgatory import (
     EXPIRIES_PER_SLICE,
     MOVES_PER_SLICE,
+    PAUSE_BETWEEN_SLICES_MS,
+    SLICE_S,
     DelayedOperation,
     Purgatory,
     Timer,
@@ -171,6 +174,7 @@ def test_no_callback_is_early_on_a_real_loop(loop_factory: Callable[[], asyncio.
         runner.run(main())
 
 
+@pytest.mark.slow
 def test_the_loop_sleeps_through_a_hundred_thousand_pending_timeouts() -> None:
     async def main(loop: VirtualLoop) -> None:
         timer = Timer()
@@ -251,7 +255,7 @@ def test_a_callback_that_takes_long_may_add_another() -> None:
 
         timer.add(10, slow)
         await asyncio.sleep(1)
-        assert calls == [35, 40]
+        assert calls == [35 + PAUSE_BETWEEN_SLICES_MS, 40]
         assert loop.errors == []
 
     run(main)
@@ -269,6 +273,25 @@ def test_a_mass_of_expiries_lets_the_loop_breathe_between_slices() -> None:
         assert timer.cancel(last)  # though its time has come
         await asyncio.sleep(1)
         assert calls == [float(ms) for ms in (10, 11, 12) for _ in range(EXPIRIES_PER_SLICE)]
+
+    run(main)
+
+
+def test_expiries_that_take_long_let_the_loop_breathe_after_two_milliseconds() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        timer = Timer()
+        calls: list[float] = []
+
+        def work() -> None:
+            calls.append(loop.elapsed_ms())
+            loop.jumping_selector.seconds += 0.6 * SLICE_S
+
+        for _ in range(4):
+            timer.add(10, work)
+        await asyncio.sleep(1)
+        apart = [after - before for before, after in pairwise(calls)]
+        assert apart[0] == apart[2] == pytest.approx(600 * SLICE_S)
+        assert apart[1] > apart[0] + PAUSE_BETWEEN_SLICES_MS / 2, "two of them are a slice"
 
     run(main)
 

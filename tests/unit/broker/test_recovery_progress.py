@@ -146,6 +146,7 @@ def test_logs_and_bytes_of_a_directory_are_done_one_log_after_the_other(tmp_path
     assert manager.recovery == RecoveryProgress(LOGS, 0, 0, sum(sizes), 0)
 
 
+@pytest.mark.slow
 def test_after_a_clean_stop_there_are_logs_to_open_and_nothing_to_read(tmp_path: Path) -> None:
     asyncio.run(logs_left_by_a_crash(tmp_path, clean=True))
     seen: list[RecoveryProgress] = []

@@ -23,6 +23,7 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.simulation.disk import ProcessDisk
+from tests.simulation.mutants import planted
 from tests.storage_support import NOW, PARTITION, StorageHost, StorageWorld, batch, stamped
 
 FILE = f"/data/{CONTINUITY_FILE}"
@@ -200,9 +201,28 @@ def test_flushed_records_that_are_missing_after_a_power_cut_are_noticed_as_far_a
     assert host.live() == SINCE_THIS_REGISTRATION == host.said_of_the_flushed
 
 
-@pytest.mark.parametrize("seed", range(20))
+SEEDS = range(20)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_topic_id_that_a_power_cut_has_torn_costs_nothing_that_was_flushed(seed: int) -> None:
     """It is written when the log is made, and on disk with the first flush."""
+    _tear_the_topic_id(seed)
+
+
+@pytest.mark.parametrize("bug", ["topic-id-not-flushed", "unflushed-topic-id-believed"])
+def test_it_costs_something_where_the_first_flush_does_not_write_it_or_nobody_asks_whether_it_was_flushed(
+    bug: str,
+) -> None:
+    def tear_all() -> None:
+        for seed in SEEDS:
+            _tear_the_topic_id(seed)
+
+    with planted(bug), pytest.raises(AssertionError):
+        tear_all()
+
+
+def _tear_the_topic_id(seed: int) -> None:
     newborn, flushed = Host(), Host()
     newborn.live(records=3)
     newborn.cut_power(seed)

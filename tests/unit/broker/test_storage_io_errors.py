@@ -150,6 +150,7 @@ def test_what_a_write_has_left_halfway_costs_the_directory_and_what_could_not_be
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_flush_for_which_no_file_could_be_opened_is_tried_again_by_itself() -> None:
     async def scenario() -> None:
         host = StorageHost(Random(1))

@@ -132,6 +132,7 @@ def test_a_controller_that_was_killed_is_replaced_by_its_successor() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_controller_that_does_not_answer_is_left_once_there_is_another() -> None:
     async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
         cluster.rules.append(lambda received: HANG if received.node_id == 1 else None)
@@ -345,6 +346,7 @@ def test_a_deletion_is_asked_of_the_next_leader() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_records_may_yet_be_deleted_if_time_runs_out() -> None:
     async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
         with_ten_records_each(cluster, 1)

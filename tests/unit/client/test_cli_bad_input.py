@@ -12,6 +12,7 @@ from minibroker.client.cli.output import run_app
 NOBODY = ["--bootstrap", "127.0.0.1:1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -181,6 +181,7 @@ def test_an_interruption_does_not_wait_for_ever_for_a_coordinator(monkeypatch: p
     run(scenario)
 
 
+@pytest.mark.slow
 def test_partitions_that_go_to_another_member_are_committed_first() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         output = Output()

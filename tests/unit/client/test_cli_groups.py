@@ -335,7 +335,7 @@ def test_a_group_with_members_is_left_alone() -> None:
     [
         (["--all"], 2, "either --to, such as --to earliest, or --shift-by N"),
         (["--all", "--to", "latest", "--shift-by", "1"], 2, "either --to, such as --to earliest, or --shift-by N"),
-        (["--all", "--to", "yesterday"], 2, "--to 'yesterday': beginning, end, an offset such as 42"),
+        (["--all", "--to", "yesterday"], 2, "--to 'yesterday': earliest, latest, an offset such as 42"),
         (["--to", "latest"], 2, "say where: either --all, or --topic TOPIC"),
         (["--to", "latest", "--all", "-t", "orders"], 2, "say where: either --all, or --topic TOPIC"),
         (["--to", "latest", "--all", "-p", "1"], 2, "--partition 1: of which topic?"),

@@ -59,6 +59,7 @@ def test_deleting_records_of_a_partition_that_is_not_there_shows_what_was_delete
     assert "there are 2 partitions" in bad["error"]
 
 
+@pytest.mark.slow
 def test_describing_a_topic_shows_offline_replicas_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(topics.app, one_full_partition_and_an_empty_one, "describe", "part") == 0
     assert "offline" not in capsys.readouterr().out
@@ -74,6 +75,7 @@ def test_describing_a_topic_shows_offline_replicas_where_there_are_any(capsys: p
     assert [line.split()[offline] for line in (zero, one)] == ["-", "0"]
 
 
+@pytest.mark.slow
 def test_log_directories_of_the_brokers_that_answer_are_shown_and_errors_of_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

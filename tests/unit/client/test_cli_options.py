@@ -99,6 +99,7 @@ def test_an_error_names_no_type_of_python(arguments: list[str], said: str, capsy
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -142,6 +143,7 @@ def in_a_shell(redirected: str, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "closed",
     ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-", "<&- >&-"))],

@@ -111,6 +111,7 @@ def test_every_line_is_acknowledged_at_the_end(pipe: Pipe) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_lines_that_a_broker_refuses_are_named_with_the_reason_once_before_the_input_ends(pipe: Pipe) -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         tally = Tally()

@@ -74,6 +74,7 @@ def collect(data: bytes, kind: Input, found: list[InputRecord], chunk_bytes: int
         asyncio.run(main(file.fileno()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(records=RECORDS, chunk_bytes=st.integers(1, 200))
 @settings(deadline=None, max_examples=60)

@@ -68,6 +68,7 @@ def test_a_producer_refuses_every_call_from_another_event_loop() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_send_on_its_fast_path_refuses_another_event_loop_too() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Producer(cluster.bootstrap, linger_ms=500) as producer:
@@ -96,6 +97,7 @@ def test_send_from_a_thread_without_event_loop_is_refused() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_delivery_that_has_no_ending_yet_cannot_be_awaited_in_another_event_loop() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         cluster.script(PRODUCE, HANG)

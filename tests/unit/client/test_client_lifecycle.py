@@ -81,6 +81,7 @@ def test_a_client_is_started_once(make: Make) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 @every_client
 def test_a_client_that_reaches_nobody_is_closed(make: Make) -> None:
     async def scenario(cluster: ScriptedCluster) -> None:

@@ -346,6 +346,7 @@ def test_offsets_can_be_looked_up() -> None:
     run(scenario, brokers=2, partitions=2)
 
 
+@pytest.mark.slow
 def test_an_offset_look_up_at_a_broker_that_hangs_goes_to_the_new_leader() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Consumer(cluster.bootstrap, partitions=[P0]) as consumer:
@@ -360,6 +361,7 @@ def test_an_offset_look_up_at_a_broker_that_hangs_goes_to_the_new_leader() -> No
     run(scenario, brokers=2)
 
 
+@pytest.mark.slow
 def test_an_offset_look_up_is_repeated_at_one_leader_while_another_hangs() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders", 1), 5)
@@ -592,6 +594,7 @@ def test_records_are_read_on_from_a_new_leader() -> None:
     run(scenario, brokers=2)
 
 
+@pytest.mark.slow
 def test_a_leader_that_does_not_answer_is_left_once_another_leads() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Consumer(cluster.bootstrap, topics=["orders"], fetch_max_wait_ms=10) as consumer:

@@ -109,6 +109,7 @@ def test_a_coordinator_that_was_killed_is_replaced_by_its_successor() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_says_nothing_is_left_once_there_is_another() -> None:
     async def scenario(cluster: GroupCluster, admin: Admin) -> None:
         cluster.rules.append(lambda received: HANG if received.node_id == 0 else None)
@@ -169,6 +170,7 @@ def test_groups_are_listed_by_whoever_coordinates_them() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_list_waits_for_brokers_that_are_busy_and_names_those_that_do_not_answer() -> None:
     async def scenario(cluster: GroupCluster, admin: Admin) -> None:
         cluster.script(LIST_GROUPS, DROP, reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))

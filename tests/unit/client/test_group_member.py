@@ -304,6 +304,7 @@ def test_with_latest_a_topic_that_is_created_again_is_read_from_its_beginning(st
     run(scenario)
 
 
+@pytest.mark.slow
 def test_auto_commit_counts_an_offset_of_a_topic_that_was_created_again_as_another_one() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 5)
@@ -327,6 +328,7 @@ def test_auto_commit_counts_an_offset_of_a_topic_that_was_created_again_as_anoth
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
 def test_a_member_that_was_put_out_says_what_it_could_not_commit_and_goes_on_where_the_group_is(
     code: ErrorCode,
@@ -376,6 +378,7 @@ def test_whatever_passes_is_retried_and_nobody_is_told(api: Api[Any, Any], actio
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", [JOIN_GROUP, SYNC_GROUP, OFFSET_COMMIT, HEARTBEAT])
 def test_a_coordinator_that_hangs_is_left_when_brokers_name_another(api: Api[Any, Any]) -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
@@ -458,6 +461,7 @@ def test_a_member_that_is_not_asked_for_records_for_too_long_leaves_and_says_why
     assert "leaves group billing" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_user_that_takes_record_after_record_is_no_idle_one() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 10, batch=10)
@@ -470,6 +474,7 @@ def test_a_user_that_takes_record_after_record_is_no_idle_one() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_user_that_waits_for_records_is_no_idle_one() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with member(cluster, max_poll_interval_ms=200) as consumer:
@@ -814,6 +819,7 @@ def test_settings_of_members_are_checked() -> None:
         Consumer("localhost:9092", group="g", topics=["t"], partition_assignment_strategy="fair")
 
 
+@pytest.mark.slow
 def test_a_function_may_assign_and_what_is_wrong_with_its_decision_is_raised() -> None:
     calls = []
 

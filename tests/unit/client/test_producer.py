@@ -130,6 +130,7 @@ def test_requests_stay_below_max_request_size_and_everything_arrives() -> None:
     run(scenario, partitions=4)
 
 
+@pytest.mark.slow
 def test_no_more_than_the_permitted_requests_are_in_flight() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         cluster.script(PRODUCE, *[CARRY_OUT_AND_HANG] * 3)
@@ -464,6 +465,7 @@ def test_a_delivery_times_out_with_the_reason_of_the_last_attempt() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_delivery_times_out_while_its_answer_is_awaited() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         cluster.script(PRODUCE, CARRY_OUT_AND_HANG)
@@ -692,6 +694,7 @@ def test_records_go_to_the_new_leader_when_the_old_one_is_killed() -> None:
     run(scenario, brokers=2)
 
 
+@pytest.mark.slow
 def test_a_leader_that_does_not_answer_is_left_once_another_leads() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Producer(cluster.bootstrap) as producer:
@@ -716,6 +719,7 @@ class HangingNetwork(RealNetwork):
         return await super().connect(host, port, factory)
 
 
+@pytest.mark.slow
 def test_a_leader_that_cannot_be_connected_to_is_left_once_another_leads() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         world = RealWorld()

@@ -80,6 +80,7 @@ def test_a_cancelled_waiter_passes_its_turn_on() -> None:
 # --- drain ---
 
 
+@pytest.mark.slow
 def test_drain_gives_up_after_max_block_ms_and_loses_nothing() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         held = True
@@ -141,6 +142,7 @@ def test_closing_lets_those_who_drain_know() -> None:
 # --- leaders that take nothing ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeout_ms", [0, 20])
 def test_records_that_may_go_anywhere_avoid_a_leader_that_takes_nothing(timeout_ms: int) -> None:
     async def scenario(cluster: ScriptedCluster) -> None:

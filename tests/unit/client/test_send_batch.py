@@ -260,8 +260,8 @@ def test_a_batch_with_a_record_that_cannot_be_sent_is_refused_as_a_whole_and_nam
             for wrong in ([-1], [1.5], [True], [1 << 62]):
                 with pytest.raises(BrokerError, match=r"timestamps_ms\[0\]"):
                     producer.send_batch("orders", [b"a"], timestamps_ms=wrong)  # type: ignore[arg-type]
-            for partition in (1, -1, True):
-                with pytest.raises(BrokerError, match=r"artition.?(1|-1|True)") as unknown:
+            for partition in (1, -1):
+                with pytest.raises(BrokerError, match=r"artition.?(1|-1)") as unknown:
                     producer.send_batch("orders", [b"a"], partition=partition)
                 assert unknown.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             with pytest.raises(BrokerError, match="a/b"):
@@ -410,7 +410,7 @@ def test_serializers_apply_to_each_record_and_name_the_one_that_fails() -> None:
             await producer.send_batch("orders", [{"a": 1}, None, [2]], ["k", None, "ö"], partition=0)
             for single in ("text", {"a": 1}, 5):
                 with pytest.raises(TypeError, match="values must be a list"):
-                    producer.send_batch("orders", single)
+                    producer.send_batch("orders", single)  # type: ignore[arg-type]
             with pytest.raises(SerializationFailed, match="value 1 for orders, of type object"):
                 producer.send_batch("orders", [1, object()])
             await producer.send_batch("orders", pyarrow.array(["{}"]), partition=0)

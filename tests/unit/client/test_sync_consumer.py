@@ -10,8 +10,8 @@ from itertools import islice
 import pytest
 
 import minibroker
-from minibroker.client.errors import Closed, InvalidSetting
-from minibroker.client.sync import Consumer
+from minibroker.client.errors import Closed, InvalidSetting, WithinListener
+from minibroker.client.sync import Consumer, RebalanceListener
 from minibroker.client.sync.background import Call
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
@@ -184,3 +184,18 @@ def test_a_caller_that_is_interrupted_when_its_batch_has_come_misses_nothing(
             next(batches)
         assert consumer.position(P0) == 2
         assert list(next(batches).values) == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("call", ["unsubscribe", "close"])
+def test_a_listener_that_calls_what_would_wait_for_it_is_told_at_once(cluster: ClusterThread, call: str) -> None:
+    fill(cluster, [b"0"])
+
+    class Calling(RebalanceListener):
+        def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            getattr(consumer, call)()
+
+    with Consumer(cluster.bootstrap, topics=["orders"], group="billing", listener=Calling()) as consumer:
+        with pytest.raises(WithinListener, match=rf"{call}\(\) was called by a rebalance listener"):
+            consumer.poll(timeout_ms=10_000)
+        assert len(consumer.poll(timeout_ms=10_000)) == 1
+        getattr(consumer, call)()

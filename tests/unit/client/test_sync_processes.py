@@ -84,6 +84,7 @@ for number in range(1_000):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["-Walways", "-Werror", "-Wdefault"])
 def test_a_script_ends_soon_though_its_records_cannot_be_sent_and_says_how_many(
     cluster: ClusterThread, option: str
@@ -152,6 +153,7 @@ def interrupted(cluster: ClusterThread, text: str) -> tuple[int, str, str]:
     return ended(process)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_call_that_waits_and_leaves_the_producer_usable(cluster: ClusterThread) -> None:
     code, out, err = interrupted(
         cluster,
@@ -209,6 +211,7 @@ except KeyboardInterrupt:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_send_that_waits_for_room(cluster: ClusterThread) -> None:
     hang_all(cluster)
     code, out, _ = interrupted(

@@ -132,6 +132,7 @@ def test_each_threads_records_stay_in_its_order(cluster: ClusterThread) -> None:
         assert own == list(range(3_000))
 
 
+@pytest.mark.slow
 def test_send_waits_while_the_buffer_is_full_and_holds_no_more_than_it(cluster: ClusterThread) -> None:
     hang_all(cluster)
     with Producer(cluster.bootstrap, buffer_memory=1 << 20, max_block_ms=300, request_timeout_ms=1_000) as producer:
@@ -145,6 +146,7 @@ def test_send_waits_while_the_buffer_is_full_and_holds_no_more_than_it(cluster: 
         assert producer.send("orders", b"after").result().offset == sent
 
 
+@pytest.mark.slow
 def test_large_records_do_not_pile_up_before_the_buffer(cluster: ClusterThread) -> None:
     hang_all(cluster)
     with Producer(cluster.bootstrap, buffer_memory=1 << 20, max_block_ms=300, request_timeout_ms=1_000) as producer:
@@ -166,7 +168,7 @@ def test_a_thread_that_waits_for_room_goes_on_when_there_is_some(cluster: Cluste
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
-        until_true(lambda: len(producer._queue) >= sync_producer.QUEUE_RECORDS)
+        until_true(lambda: producer._handover._waiting)
         answer_again(cluster)
         for thread in threads:
             thread.join(60)
@@ -223,6 +225,7 @@ def test_a_record_that_a_broker_refuses_is_raised_by_whoever_asks_first(cluster:
             producer.close()
 
 
+@pytest.mark.slow
 def test_failures_that_fill_the_buffer_are_raised_by_send(cluster: ClusterThread) -> None:
     hang_all(cluster)
     with Producer(
@@ -234,6 +237,7 @@ def test_failures_that_fill_the_buffer_are_raised_by_send(cluster: ClusterThread
             producer.close()
 
 
+@pytest.mark.slow
 def test_waiting_for_a_result_is_bounded_if_the_caller_says_so(cluster: ClusterThread) -> None:
     hang_all(cluster)
     with Producer(cluster.bootstrap, request_timeout_ms=500) as producer:
@@ -281,6 +285,7 @@ def test_a_producer_that_is_not_open_says_so(cluster: ClusterThread) -> None:
         producer.start()
 
 
+@pytest.mark.slow
 def test_the_constructor_says_what_is_wrong_and_start_that_no_broker_is_there() -> None:
     with pytest.raises(InvalidSetting):
         Producer("localhost")
@@ -464,6 +469,7 @@ def test_what_is_wrong_with_a_batch_is_raised_by_the_call(cluster: ClusterThread
     assert cluster.values() == [b"fits"]
 
 
+@pytest.mark.slow
 def test_a_batch_waits_for_room_in_the_buffer(cluster: ClusterThread) -> None:
     hang_all(cluster)
     with Producer(cluster.bootstrap, buffer_memory=1 << 20, max_block_ms=300, request_timeout_ms=1_000) as producer:

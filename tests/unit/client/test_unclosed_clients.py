@@ -168,6 +168,7 @@ def test_records_are_sent_though_asyncio_run_has_cancelled_every_task_of_its_loo
 # --- dropped ---
 
 
+@pytest.mark.slow
 def test_a_producer_that_is_dropped_warns_and_sends_what_it_has() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async def send() -> Delivery:

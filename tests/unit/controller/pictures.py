@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from minibroker.controller.cluster_state import NOT_WRITTEN, ClusterState, Snapshot
+from minibroker.controller.cluster_state import NOT_WRITTEN, ClusterState, Snapshot, in_order
 from minibroker.controller.decisions import brokers
 from minibroker.controller.plan import Plan, WriteState
 from minibroker.controller.states import partition as partition_states
@@ -74,8 +74,13 @@ def picture(
         to_delete,
     )
     state = ClusterState(CONTROLLER, EPOCH)
-    carry_out(state, brokers.load(state, snapshot))
+    take_office(state, snapshot)
     return state
+
+
+def take_office(state: ClusterState, snapshot: Snapshot) -> None:
+    carry_out(state, brokers.load(state, snapshot))
+    carry_out(state, brokers.initialize(state, snapshot, in_order(state.assignments)))
 
 
 def carry_out(state: ClusterState, plan: Plan) -> None:

@@ -9,7 +9,7 @@ from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.znodes import TopicZnode
-from tests.unit.controller.pictures import EPOCH, broker, carry_out, leads, lines, partition, picture, text
+from tests.unit.controller.pictures import EPOCH, broker, carry_out, leads, lines, partition, picture, take_office, text
 
 
 def test_a_broker_that_registered_again_is_neither_lost_nor_added_but_bounced() -> None:
@@ -171,7 +171,7 @@ def test_a_partition_whose_state_cannot_be_read_is_left_alone() -> None:
     snapshot = Snapshot(
         {}, {"orders": TopicZnode("id", {0: (1,)})}, {}, malformed_states=frozenset({TopicPartition("orders", 0)})
     )
-    carry_out(state, brokers.load(state, snapshot))
+    take_office(state, snapshot)
     plan = brokers.settle(state, [TopicPartition("orders", 0)], tell=[1])
     assert plan.writes == ()
     assert plan.leader_and_isr == {}
@@ -232,22 +232,18 @@ def test_whoever_takes_office_drops_what_refuses_connections_and_what_no_longer_
         topic old (old-id) has the replicas 0: [2]
         topic orders (orders-id) has the replicas 0: [1, 2]
         topic old is to be deleted
-        adopt orders-0: leader 1, epoch 4, isr [1 2]
-        partition old-0 -> NewPartition
-        partition orders-0 -> NewPartition
-        partition orders-0 -> OfflinePartition
-        replica old-0 on 2 -> NewReplica
-        replica old-0 on 2 -> OnlineReplica
-        replica orders-0 on 1 -> NewReplica
-        replica orders-0 on 1 -> OfflineReplica
-        replica orders-0 on 2 -> NewReplica
-        replica orders-0 on 2 -> OnlineReplica
         remove /brokers/ids/1 (epoch 10)
         remove /isr_change_notification/isr_change_0000000004
         remove /admin/delete_topics/ghost
         UpdateMetadata to 2: brokers only
         then ResumeDeletions
     """)
+    carry_out(state, brokers.load(state, snapshot, refused=[1]))
+    assert lines(brokers.initialize(state, snapshot, [partition("old-0"), partition("orders-0")])) == [
+        "found NewPartition: old-0; OfflinePartition: orders-0; "
+        "OnlineReplica: [old-0 on 2] [orders-0 on 2]; OfflineReplica: [orders-0 on 1]",
+        "adopt orders-0: leader 1, epoch 4, isr [1 2]",
+    ]
 
 
 def test_a_topic_to_be_deleted_is_not_elected_for_nor_told_of() -> None:

@@ -321,12 +321,13 @@ def test_the_timeline_cuts_long_lists_and_says_how_much_is_missing() -> None:
 # --- The requests that follow ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_about_many_partitions_fit_the_frames_that_brokers_take() -> None:
     topics = [("t" * 240) + str(number) for number in range(3_000)]
     names = {f"{topic}-{index}": (1, 2, 3) for topic in topics for index in range(4)}
     state = picture([1, 2, 3], names, dict.fromkeys(names, leads(1, 2**31 - 1, [1, 2, 3], 2**31 - 1)))
     partitions = sorted(state.assignments)
-    sent = list(requests.leader_and_isr(state, broker(1), partitions, frozenset()))
+    sent = list(requests.leader_and_isr(state, broker(1), partitions, frozenset(), {}))
     assert [part for _, parts in sent for part in parts] == partitions
     assert len(sent) > 1
     update = p.MetadataUpdate((1, 2, 3), tuple(partitions), names_the_last=True)
@@ -353,7 +354,7 @@ def test_metadata_names_replicas_that_are_down_and_topics_that_are_gone() -> Non
 def test_a_partition_without_a_state_is_not_told_of_and_a_leader_that_is_none_has_no_address() -> None:
     state = picture([1, 2], {"a-0": (1, 2), "b-0": (1, 2)}, {"a-0": leads(NO_LEADER, 4, [3])})
     carry_out(state, p.Plan())
-    [(request, parts)] = requests.leader_and_isr(state, broker(1), [A, B], frozenset())
+    [(request, parts)] = requests.leader_and_isr(state, broker(1), [A, B], frozenset(), {})
     assert parts == (A,)
     assert request.live_leaders == []
 

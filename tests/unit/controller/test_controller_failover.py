@@ -172,10 +172,10 @@ def test_many_partitions_are_written_in_multis_of_at_most_a_hundred_operations_u
         assert result.error_code == ErrorCode.NONE
         assert len(cluster.zookeeper.names("/brokers/topics/orders/partitions")) == 250
         assert {operations[0] for operations in written} == {Check(znodes.CONTROLLER_EPOCH, 1)}
-        assert max(len(operations) for operations in written) <= 100
-        # The topic; 100 partitions of two operations and their parent, 99 to a multi, no partition cut in two; 100 more
-        # without the parent; 50 more.
-        assert len(written) == 1 + 3 + 3 + 2
+        assert max(len(operations) for operations in written) <= 1 + 100
+        # The topic; 100 partitions of two operations and their parent, no partition cut in two; 100 more without the
+        # parent; 50 more.
+        assert len(written) == 1 + 3 + 2 + 1
 
     simulate(scenario)
 

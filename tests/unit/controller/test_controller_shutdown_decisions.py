@@ -146,9 +146,9 @@ def test_a_broker_that_stops_is_told_of_no_leader_to_fetch_from_where_it_is_out_
     carry_out(state, brokers.settle(state, state.partitions_on(2)))
     assert state.leadership[partition("orders-0")].isr == (2, 3)
     assert state.leader(partition("orders-0")) == 3
-    told = list(requests.leader_and_isr(state, broker(2), [partition("orders-0")], frozenset()))
+    told = list(requests.leader_and_isr(state, broker(2), [partition("orders-0")], frozenset(), {}))
     assert [leader.broker_id for request, _ in told for leader in request.live_leaders] == [3]  # it goes on fetching
-    told = list(requests.leader_and_isr(state, broker(1), [partition("orders-0")], frozenset()))
+    told = list(requests.leader_and_isr(state, broker(1), [partition("orders-0")], frozenset(), {}))
     assert [request.live_leaders for request, _ in told] == [[]]
 
 

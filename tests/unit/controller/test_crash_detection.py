@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+import pytest
+
 from minibroker.controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
 from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
 from minibroker.protocol.world import Incoming, Network
@@ -144,6 +146,7 @@ def test_a_broker_that_accepts_and_closes_for_the_whole_detection_time_is_suspec
     run(test)
 
 
+@pytest.mark.slow
 def test_each_epoch_is_suspected_once_and_one_that_comes_back_unreachable_takes_four_times_as_long_each_time() -> None:
     async def test() -> None:
         fake = FakeBroker()

@@ -142,6 +142,7 @@ def test_what_is_wrong_is_named_with_its_file_and_bytes_and_whether_records_are_
     assert [finding.get("costs_records", False) for finding in report["findings"]] == [False, True]
 
 
+@pytest.mark.slow
 def test_paths_that_hold_no_log_are_refused_with_what_is_expected(
     tmp_path: Path, partition: Path, capsys: Captured
 ) -> None:

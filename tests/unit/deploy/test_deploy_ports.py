@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from minibroker.deploy import ports
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.ports import free_ports, is_free
+from minibroker.deploy.ports import free_ports, is_free, lease_ports
 
 
 def test_a_port_where_someone_listens_is_not_free() -> None:
@@ -30,3 +33,39 @@ def test_free_ports_lie_where_no_outgoing_connection_gets_its_source_port() -> N
 def test_where_no_port_is_left_the_error_says_so() -> None:
     with pytest.raises(LaunchError, match="no 1 consecutive free ports"):
         free_ports(1, avoid=range(65_536))
+
+
+class Drawn:
+    """Randomness that draws these numbers, one after the other."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = list(numbers)
+
+    def randint(self, _a: int, _b: int) -> int:
+        return self.numbers.pop(0)
+
+
+def test_a_leased_port_is_drawn_by_nobody_else_until_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other = free_ports(3)[0], free_ports(2)[0]
+    monkeypatch.setattr(ports, "_random", Drawn(first, first, first + 2, other, first))
+    lease = lease_ports(3)
+    assert lease.ports == [first, first + 1, first + 2]
+    assert all(map(is_free, lease.ports))
+    assert free_ports(2) == [other, other + 1]
+    lease.release()
+    assert free_ports(2) == [first, first + 1]
+
+
+def test_a_lease_ends_with_its_process_however_that_ends() -> None:
+    (port,) = free_ports(1)
+    program = f"from minibroker.deploy import ports; ports._lease({port}, held := []); print('leased'); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"leased\n"
+        held: list[socket.socket] = []
+        assert not ports._lease(port, held)
+        process.kill()
+        process.wait()
+        assert ports._lease(port, held)
+        for each in held:
+            each.close()

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import cramjam
 import pytest
@@ -114,6 +115,16 @@ def test_snappy_without_framing_is_read_as_one_block() -> None:
     compressed = bytes(cramjam.snappy.compress_raw(TEXT))
 
     assert bytes(decompress(Compression.SNAPPY, compressed, len(TEXT))) == TEXT
+
+
+def test_lz4_blocks_stand_alone_and_have_no_checksums() -> None:
+    """Kafka's Java client refuses blocks that refer to those before them; the Go clients, those with checksums."""
+    random = Random(1)
+    for data in (b"", TEXT, TEXT * 10_000, random.randbytes(200_000)):
+        frame = compress(Compression.LZ4, data)
+
+        assert frame[:7] == bytes.fromhex("04224d18 60 40 82"), "version 1, independent blocks of 64 KiB, nothing else"
+        assert bytes(decompress(Compression.LZ4, frame, len(data) + 1)) == data
 
 
 def test_codecs_are_found_by_the_names_of_compression_type() -> None:

@@ -18,10 +18,14 @@ LONGEST_MS = 500
 
 
 def waits(
-    pieces: list[list[int]], outstanding: int = 0, elapsed_ms: int = 0, longest_wait_ms: int = LONGEST_MS
+    pieces: list[list[int]],
+    outstanding: int = 0,
+    elapsed_ms: int = 0,
+    longest_wait_ms: int = LONGEST_MS,
+    most: int = 100,
 ) -> list[int]:
     scheduled = schedule(
-        pieces, most=3, outstanding=outstanding, elapsed_ms=elapsed_ms, longest_wait_ms=longest_wait_ms
+        pieces, most=most, outstanding=outstanding, elapsed_ms=elapsed_ms, longest_wait_ms=longest_wait_ms
     )
     assert [piece for piece, _ in scheduled] == pieces[: len(scheduled)]
     return [wait_ms for _, wait_ms in scheduled]
@@ -44,13 +48,25 @@ def test_requests_that_are_sent_at_different_times_run_out_together() -> None:
     assert waits([[1]], elapsed_ms=1_500) == [LONGEST_MS]
 
 
-def test_where_there_are_many_requests_small_ones_wait_a_short_time_only() -> None:
-    small, whole = [1], [1, 2, 3]
+def test_where_there_are_many_requests_one_comes_back_the_earlier_the_smaller_it_is() -> None:
+    small, half, whole = [1], list(range(50)), list(range(100))
+    shortest_ms = 32  # a sixteenth, in whole milliseconds: a half of it would be below SHORT_WAIT_MS
     assert waits([small, whole], outstanding=MANY_REQUESTS - 1) == [LONGEST_MS, LONGEST_MS]
-    assert waits([small, whole], outstanding=MANY_REQUESTS) == [SHORT_WAIT_MS, LONGEST_MS]
-    assert waits([small, small], outstanding=MANY_REQUESTS - 1) == [LONGEST_MS, SHORT_WAIT_MS]
+    assert waits([small, half, whole], outstanding=MANY_REQUESTS) == [shortest_ms, LONGEST_MS // 2, LONGEST_MS]
+    assert waits([small, small], outstanding=MANY_REQUESTS - 1) == [LONGEST_MS, shortest_ms]
     assert waits([small], outstanding=MANY_REQUESTS, longest_wait_ms=5) == [5]
-    assert waits([small], outstanding=MANY_REQUESTS, longest_wait_ms=3_000) == [3_000 // SHORT_WAITS]
+    assert waits([small], outstanding=MANY_REQUESTS, longest_wait_ms=3_200) == [3_200 // SHORT_WAITS]
+    for size in range(1, 100):
+        assert waits([list(range(size))], MANY_REQUESTS, longest_wait_ms=1_000)[0] >= max(10 * size, SHORT_WAIT_MS)
+
+
+def test_whatever_comes_back_meets_all_that_are_smaller() -> None:
+    def moments(size: int) -> set[int]:
+        asked_for = list(range(size))
+        return {at_ms + waits([asked_for], MANY_REQUESTS, at_ms, 3_500)[0] for at_ms in range(0, 7_000, 3)}
+
+    assert moments(100) == {3_500, 7_000}
+    assert moments(100) < moments(50) < moments(25) < moments(12) < moments(6) < moments(3)
 
 
 def test_what_is_too_much_for_a_leader_is_left_for_later() -> None:

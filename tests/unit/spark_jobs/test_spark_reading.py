@@ -239,6 +239,7 @@ def test_a_leader_that_stays_away_is_told_once_patience_is_over(log: ScriptedLog
         log.rows(log.wanted(0, 1), patience_s=0.3)
 
 
+@pytest.mark.slow
 def test_brokers_that_stay_away_are_told_once_patience_is_over() -> None:
     with scripted_log() as log:
         log.topic("t")
@@ -327,6 +328,7 @@ def test_subscriptions_find_their_partitions(log: ScriptedLog, client: LogClient
     assert (found.partitions, found.ids) == ((P1,), {"t": log.cluster.topics["t"].topic_id})
 
 
+@pytest.mark.slow
 def test_topics_and_partitions_that_do_not_exist_are_named(client: LogClient) -> None:
     with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION: topic missing"):
         client.topics(Subscription(topics=("t", "missing")))

@@ -182,6 +182,7 @@ def test_what_is_lost_fails_or_is_left_behind(log: ScriptedLog, reader: Make) ->
     assert [task.value for task in lenient.partitions(start, end)] == [OffsetRange("t", new_id, 0, 0, 3, 0)]
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_gone_fails_or_is_left_out_until_it_is_back(
     log: ScriptedLog, reader: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,257 @@
+"""Records for those who know no columns: what was read for a fetch, as Kafka's clients take it (magic 2).
+
+The problem: the batches of native producers are columns, and turning them into records takes 0.1 to 1 us a record, in
+which nobody else has the event loop; and a fetch reads megabytes.
+
+The choice: the log and the followers keep what was produced, and only what leaves for such a client is transcoded,
+batch by batch, in slices of the loop. What does not fit into a slice goes to a thread: compression and decompression,
+which let the loop run meanwhile, and batches larger than producers make them by default. The limits of the fetch are
+those of what is sent: batches are left off that do not fit, but the first of an answer is there at any size, or a
+consumer would never get past it.
+
+Several groups read the same batches, mostly the newest. So what was made last is kept, CACHE_BYTES of it, until this
+broker no longer leads the partition. What a batch is known by there tells it from any other that was ever at its
+offset: the topic's id; the leader epoch, which is another one after a truncation; and the CRC, as compaction writes a
+batch anew under the same epoch.
+
+Rejected as the rule: to transcode each batch when it is appended. Every write would be dearer for the sake of readers
+that may never come, and native readers would lose what columns are for. It is what `record.format=kafka` asks for, by
+topic. There, too, it is the leader that does it, and not the producer: a producer would have to learn the setting of
+each topic before its first batch, also with acks=0, and of each change; and nothing would make it follow.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from struct import Struct
+from typing import NamedTuple
+
+from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.slices import Slices
+from minibroker.protocol.compression import Compression, DecompressionTooLarge
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import (
+    HEADER_SIZE,
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    BatchHeader,
+    Buffer,
+    CorruptRecord,
+    iterate_batches,
+    validate_batch,
+)
+from minibroker.protocol.records.header import LENGTH_END
+from minibroker.protocol.records.transcoding import LARGEST_BODY_BYTES, Records, as_records, decompressed, finished
+from minibroker.protocol.records.varint import BodyTooLarge
+from minibroker.protocol.world import Executor
+
+CACHE_BYTES = 32 << 20
+
+_CODEC_ON_LOOP_BYTES = 32 << 10
+"""So much is compressed or decompressed faster than a thread is called."""
+_ON_LOOP_BYTES = 512 << 10
+_ON_LOOP_RECORDS = 4_096
+"""So much of a batch is half a slice: the one that ends a slice begins within it."""
+
+_LENGTH_AND_MAGIC = Struct(">8xi4xb").unpack_from
+"""Of a batch (`records.header`)."""
+
+
+class _Key(NamedTuple):
+    topic_partition: TopicPartition
+    topic_id: str
+    base_offset: int
+    leader_epoch: int
+    crc: int
+
+
+class Transcoder:
+    """A LeadershipListener."""
+
+    def __init__(self, replicas: ReplicaManager, executor: Executor) -> None:
+        self._replicas = replicas
+        self._executor = executor
+        self._cache: OrderedDict[_Key, bytearray] = OrderedDict()
+        """The least recently used first."""
+        self.cached_bytes = 0
+
+    def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
+        """What is cached of it stays as it is in the log."""
+
+    def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
+        """Its log may be gone, or be another topic's soon, and nobody fetches from here."""
+        for key in [key for key in self._cache if key.topic_partition == topic_partition]:
+            self.cached_bytes -= len(self._cache.pop(key))
+
+    async def as_records(self, records: Buffer) -> Buffer:
+        """What a producer sent, for a log that takes no columns. What is damaged is left for the log to find. Raises
+        BrokerError: INVALID_RECORD for a body that is no columns; MESSAGE_TOO_LARGE where what all records have once is
+        too much when each has its own."""
+        batches: list[Buffer] = []
+        slices = Slices()
+        position = 0
+        try:
+            for header, start, end in iterate_batches(records):
+                batch: Buffer = memoryview(records)[start:end]
+                if header.magic == MAGIC_COLUMNS:
+                    validate_batch(batch, header, as_produced=True)
+                    await slices.breathe()
+                    batch = await self._appendable(batch, header)
+                batches.append(batch)
+                position = end
+        except CorruptRecord:
+            return records
+        return b"".join([*batches, memoryview(records)[position:]])
+
+    async def _appendable(self, batch: Buffer, header: BatchHeader) -> Buffer:
+        try:
+            made = await self._records(batch, header, header.base_offset)
+        except CorruptRecord as error:
+            raise BrokerError(ErrorCode.INVALID_RECORD, str(error)) from error
+        if not made.is_whole:
+            text = f"{header.records_count} records take more than {LARGEST_BODY_BYTES} bytes as Kafka's: send fewer"
+            raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, text)
+        return await self._finished(made)
+
+    async def transcode(
+        self, answer: FetchAnswer, request: FetchRequest, is_gone: Callable[[], bool] = lambda: False
+    ) -> FetchAnswer:
+        """The answer with records of magic 2 alone, within the limits of the request. An error code where a batch is
+        damaged and none comes before it. `is_gone`: nobody would get it any more, and no further batch is looked at."""
+        fetches = {
+            TopicPartition(topic.topic, fetch.partition): fetch
+            for topic in request.topics
+            for fetch in topic.partitions
+        }
+        left = request.max_bytes
+        slices = Slices()
+        transcoded: FetchAnswer = []
+        at_least_one = True
+        for topic_partition, response in answer:
+            if response.records:
+                partition = self._replicas.partition(topic_partition)
+                if partition is None:  # deleted since
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    transcoded.append((topic_partition, FetchPartitionResponse(topic_partition.partition, code)))
+                    continue
+                fetch = fetches[topic_partition]
+                limit = min(left, fetch.partition_max_bytes)
+                part = _Part(partition, fetch.fetch_offset, limit, at_least_one, is_gone)
+                try:
+                    records = b"".join(await self._batches(part, response.records, slices))
+                except BrokerError as error:
+                    response = partition.refusal(error.code)
+                else:
+                    response.records = memoryview(records)
+                    left = max(0, left - len(records))
+                    at_least_one = at_least_one and not records
+            transcoded.append((topic_partition, response))
+        return transcoded
+
+    async def _batches(self, part: "_Part", records: memoryview, slices: Slices) -> list[Buffer]:
+        """Those that fit. Raises BrokerError CORRUPT_MESSAGE, and what `Partition.considered` makes of it."""
+        batches: list[Buffer] = []
+        size = 0
+        try:
+            for header, start, end in iterate_batches(records):
+                await slices.breathe()
+                if part.is_gone():
+                    break
+                batch: Buffer = records[start:end]
+                if header.magic == MAGIC_COLUMNS:
+                    batch, is_whole = await self._transcoded(part, batch, header)
+                else:
+                    is_whole = True
+                if size + len(batch) > part.limit and (batches or not part.at_least_one):
+                    break
+                batches.append(batch)
+                size += len(batch)
+                if not is_whole:
+                    break  # the next fetch goes on within this batch
+        except CorruptRecord as error:
+            if not batches:
+                try:
+                    part.partition.log.check(records)
+                except BrokerError as damage:
+                    raise part.partition.considered(damage) from error
+                # As it was produced, and as every replica has it.
+                raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{part.partition.topic_partition}: {error}") from error
+        return batches
+
+    async def _transcoded(self, part: "_Part", batch: Buffer, header: BatchHeader) -> tuple[Buffer, bool]:
+        """And whether it is all of the batch. Raises CorruptRecord."""
+        partition = part.partition
+        key = _Key(
+            partition.topic_partition,
+            partition.log.topic_id,
+            header.base_offset,
+            header.partition_leader_epoch,
+            header.crc,
+        )
+        known = self._cache.get(key)
+        if known is not None:
+            self._cache.move_to_end(key)
+            return known, True
+        records = await self._records(batch, header, part.offset)
+        made = await self._finished(records)
+        if records.is_whole:
+            self._keep(key, made)
+        return made, records.is_whole
+
+    async def _records(self, batch: Buffer, header: BatchHeader, offset: int) -> Records:
+        is_compressed = header.compression is not Compression.NONE
+        if header.size > (_CODEC_ON_LOOP_BYTES if is_compressed else _ON_LOOP_BYTES):
+            body = await self._executor.run(decompressed, batch, header)
+        else:
+            try:
+                body = decompressed(batch, header, 4 * _CODEC_ON_LOOP_BYTES if is_compressed else _ON_LOOP_BYTES)
+            except DecompressionTooLarge:
+                body = await self._executor.run(decompressed, batch, header)
+        if len(body) <= _ON_LOOP_BYTES and header.records_count <= _ON_LOOP_RECORDS:
+            try:
+                return as_records(header, body, offset, 2 * _ON_LOOP_BYTES)
+            except BodyTooLarge:
+                pass  # what all records have is written out in each
+        return await self._executor.run(as_records, header, body, offset)
+
+    async def _finished(self, records: Records) -> bytearray:
+        if records.header.compression is Compression.NONE or len(records.batch) <= _CODEC_ON_LOOP_BYTES:
+            return finished(records)
+        return await self._executor.run(finished, records)
+
+    def _keep(self, key: _Key, batch: bytearray) -> None:
+        if len(batch) > CACHE_BYTES // 4 or key in self._cache:
+            return
+        self._cache[key] = batch
+        self.cached_bytes += len(batch)
+        while self.cached_bytes > CACHE_BYTES:
+            _, oldest = self._cache.popitem(last=False)
+            self.cached_bytes -= len(oldest)
+
+
+class _Part(NamedTuple):
+    """What is asked of one partition."""
+
+    partition: Partition
+    offset: int
+    limit: int
+    """In bytes."""
+    at_least_one: bool
+    """However large the first batch is."""
+    is_gone: Callable[[], bool]
+
+
+def has_columns(answer: FetchAnswer) -> bool:
+    """Some of its records are columns, or cannot be read. Nothing else is looked at: a fetch may read tens of thousands
+    of batches."""
+    for _, answered in answer:
+        records = answered.records
+        position, last = 0, len(records) - HEADER_SIZE
+        while position <= last:
+            length, magic = _LENGTH_AND_MAGIC(records, position)
+            if magic != MAGIC_RECORDS or length < HEADER_SIZE - LENGTH_END:
+                return True
+            position += LENGTH_END + length
+    return False

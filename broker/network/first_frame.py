@@ -1,0 +1,67 @@
+"""Which dialect a connection speaks, by the beginning of its first frame.
+
+After the length our own frames begin with 0x95, an array of five; Kafka's with the high byte of an API key, 0x00. So
+the first five bytes tell. They are read by themselves: the connection then has the one dialect, as if it had never had
+another, and no frame costs anything more. What begins with neither is for our own, which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from minibroker.broker.network.dialect import Asked, Dialect, Frame
+from minibroker.protocol.apis import Api
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import ApiVersion, Message
+
+_LENGTH_BYTES = 4
+_PREFIX_BYTES = _LENGTH_BYTES + 1
+_KAFKAS = 0x00
+
+
+class FirstFrame:
+    """The dialect of a connection of which fewer than five bytes have been read. `chosen` is called with the one that
+    takes its place, which has these bytes already."""
+
+    answers_in_order = False
+    reads_columns = False
+    overlaps: frozenset[int] = frozenset()
+    api_versions: Sequence[ApiVersion] = ()
+
+    def __init__(
+        self, native: Callable[[], Dialect], kafka: Callable[[], Dialect], chosen: Callable[[Dialect], None]
+    ) -> None:
+        self._native = native
+        self._kafka = kafka
+        self._chosen = chosen
+        self._prefix = bytearray(_PREFIX_BYTES)
+        self._filled = 0
+
+    @property
+    def in_frame(self) -> bool:
+        return self._filled > 0
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(self._prefix)[self._filled :]
+
+    def received(self, count: int) -> Sequence[Frame]:
+        """Raises BadInput, as the chosen dialect's."""
+        self._filled += count
+        length = int.from_bytes(self._prefix[:_LENGTH_BYTES], "big", signed=True)
+        if self._filled < _LENGTH_BYTES or (self._filled < _PREFIX_BYTES and length > 0):
+            return ()
+        is_kafkas = self._filled == _PREFIX_BYTES and length > 0 and self._prefix[_LENGTH_BYTES] == _KAFKAS
+        dialect = self._kafka() if is_kafkas else self._native()
+        self._chosen(dialect)
+        dialect.get_buffer()[: self._filled] = self._prefix[: self._filled]
+        return dialect.received(self._filled)
+
+    def decode(self, frame: Frame) -> tuple[Api[Any, Any], NoReturn, Message]:
+        raise AssertionError("no frame has been read")
+
+    def encode_response(self, asked: Asked, body: Message) -> bytearray:
+        raise AssertionError("nothing has been asked")
+
+    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray | None:
+        raise AssertionError("nothing has been asked")

@@ -1,0 +1,97 @@
+"""The process that takes down the cluster of a test run that has ended without doing so itself.
+
+    python -I -S guardian.py OWNER_PID DIRECTORY
+
+The problem: SIGKILL, a crash of the interpreter or a CI job that is cancelled end a test run at once, and neither a
+process nor a directory may outlive it, wherever in its work it was. The choice: a process in a session of its own that
+waits until its parent is gone, then kills whatever was started over the directory, and removes that. It finds the
+processes by their command lines, which name the directory, so that one is found, too, that was started a moment before
+the end and was not noted anywhere. Rejected: PR_SET_PDEATHSIG, which goes by the thread that forked instead of the
+process, and removes no directory; a pipe to the test run, which a child that forked there holds open; cluster.json,
+which is written a moment after a process is started.
+
+It runs as a script without site-packages, as it starts each time together with the cluster: nothing but Python's own
+library is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+_INTERVAL_S = 0.1
+_PATIENCE_S = 10.0
+
+
+def is_of_cluster(arguments: list[str], directory: str) -> bool:
+    """It is the command line of a broker or ZooKeeper of the cluster in `directory`, as the launcher writes it."""
+    broker = ("minibroker.broker", f"broker.secret.file={directory}/broker.secret")
+    zookeeper = ("org.apache.zookeeper.server.quorum.QuorumPeerMain", f"{directory}/zookeeper/zoo.cfg")
+    return any(program in arguments and own in arguments for program, own in (broker, zookeeper))
+
+
+def processes_of_cluster(directory: str) -> list[int]:
+    """The ids of those that live."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
+                arguments = file.read().split("\0")
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+        if is_of_cluster(arguments, directory):
+            found.append(int(name))
+    return found
+
+
+def mark(directory: str) -> str:
+    """The comment of the cluster's rules in the packet filter."""
+    return f"minibroker:{directory}"
+
+
+def remove_rules(directory: str) -> None:
+    """Those that `isolate` has added. Nothing is raised: where there is no packet filter, there are none."""
+    program = shutil.which("iptables")
+    if program is None:
+        return
+    listed = subprocess.run([program, "-w", "-S", "OUTPUT"], capture_output=True, text=True, check=False)
+    for line in listed.stdout.splitlines():
+        words = shlex.split(line)
+        if mark(directory) in words:
+            subprocess.run([program, "-w", "-D", *words[1:]], capture_output=True, check=False)
+
+
+def take_down(directory: str) -> None:
+    """Kill the processes, wait until they are gone, remove the directory."""
+    remove_rules(directory)
+    deadline_s = time.monotonic() + _PATIENCE_S
+    quiet = 0
+    # A child of the owner becomes recognisable a moment after its fork: so look once more.
+    while quiet < 2 and time.monotonic() < deadline_s:
+        found = processes_of_cluster(directory)
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        quiet = 0 if found else quiet + 1
+        time.sleep(_INTERVAL_S)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def main() -> None:
+    owner, directory = int(sys.argv[1]), sys.argv[2]
+    # A child whose parent ends is given another.
+    while os.getppid() == owner:
+        time.sleep(_INTERVAL_S)
+    take_down(directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Brokers cut off from everybody, by rules of the kernel's packet filter, where that is possible.
+
+All brokers of a cluster here share the loopback interface, and a connection's source port says nothing about who opened
+it. The choice: each broker runs under a group id of its own, and what the sockets of that group send is dropped
+(iptables' module `owner`), as is what is sent to its listeners. That takes root, so does any other way that is not
+a proxy in front of every broker: network namespaces, veth pairs. Rejected: such proxies, since every test would pay for
+them in time, and a broker's own connections to others would need telling apart in them all the same.
+
+Rules carry the cluster's directory as their comment, by which they are found again, here and by the guardian.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from minibroker.deploy.cluster_file import BrokerEntry
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.testing import guardian
+
+_FIRST_GROUP_ID = 1_000_000_000
+"""Far from any that a user or a service has. The port, which is leased, is added."""
+_CAP_SETGID = 6
+_CAP_NET_ADMIN = 12
+
+
+class Isolation:
+    """Of the brokers of the cluster in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = str(directory)
+        self._missing = _what_is_missing()
+        self._isolated: set[int] = set()
+
+    def group_id(self, port: int) -> int | None:
+        """Under which the broker on `port` is to run; None where it cannot be isolated anyway."""
+        return None if self._missing else _FIRST_GROUP_ID + port
+
+    def isolate(self, broker: BrokerEntry) -> None:
+        """Raises LaunchError where it is not possible here."""
+        if self._missing:
+            raise LaunchError(
+                f"a broker cannot be isolated here: {self._missing}. Run the tests as root, with iptables (in "
+                "a container: --cap-add NET_ADMIN); without, `pause` is what comes nearest"
+            )
+        if broker.id in self._isolated:
+            return
+        self._isolated.add(broker.id)
+        control_port = broker.settings["listeners"].rpartition(":")[2]
+        matches = (
+            ["-m", "owner", "--gid-owner", str(broker.group_id)],
+            ["--dport", str(broker.port)],
+            ["--dport", control_port],
+        )
+        for match in matches:
+            rule = ["-o", "lo", "-p", "tcp", *match, "-m", "comment", "--comment", guardian.mark(self._directory)]
+            added = subprocess.run(
+                ["iptables", "-w", "-I", "OUTPUT", *rule, "-j", "DROP"], capture_output=True, text=True, check=False
+            )
+            if added.returncode != 0:
+                self.heal_all()
+                raise LaunchError(f"broker {broker.id} cannot be isolated: {added.stderr.strip()}")
+
+    def heal_all(self) -> None:
+        if self._isolated:
+            guardian.remove_rules(self._directory)
+            self._isolated.clear()
+
+
+def _what_is_missing() -> str:
+    """Empty where brokers can be isolated."""
+    effective = _field("/proc/self/status", "CapEff:")
+    capabilities = int(effective[0], 16) if effective else 0
+    for bit, name in ((_CAP_SETGID, "CAP_SETGID"), (_CAP_NET_ADMIN, "CAP_NET_ADMIN")):
+        if not capabilities & 1 << bit:
+            return f"this process lacks the capability {name}"
+    for program in ("iptables", "setpriv"):
+        if shutil.which(program) is None:
+            return f"there is no program {program} on the PATH"
+    mapped = [line.split() for line in Path("/proc/self/gid_map").read_text(encoding="ascii").splitlines()]
+    if not any(
+        int(first) <= _FIRST_GROUP_ID and int(first) + int(count) > 2 * _FIRST_GROUP_ID for first, _, count in mapped
+    ):
+        return "this user namespace has too few group ids"
+    return ""
+
+
+def _field(path: str, name: str) -> list[str]:
+    for line in Path(path).read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith(name):
+            return line.removeprefix(name).split()
+    return []

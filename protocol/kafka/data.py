@@ -1,0 +1,423 @@
+"""Kafka's schemas of the data path: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, InitProducerId.
+
+(ProduceRequest.json and its like in Kafka's `clients/src/main/resources/common/message`.)
+"""
+
+from __future__ import annotations
+
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.kafka.schema import (
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    RECORDS,
+    STRING,
+    Array,
+    Field,
+    KafkaApi,
+    Layout,
+)
+
+NO_RECORDS = memoryview(b"")
+
+# --- Produce (0) ---------------------------------------------------------------------------------------------
+
+
+def _produce_failed(request: m.ProduceRequest, code: ErrorCode, message: str) -> m.ProduceResponse:
+    return m.ProduceResponse(
+        [
+            m.ProduceTopicResponse(
+                topic.name,
+                [m.ProducePartitionResponse(part.index, code, error_message=message) for part in topic.partition_data],
+            )
+            for topic in request.topic_data
+        ]
+    )
+
+
+_RECORD_ERROR = Layout(None, Field("batch_index", INT32), Field("batch_index_error_message", STRING, nullable="8+"))
+"""KIP-467. Batches are opaque to the broker: it never names a record."""
+
+PRODUCE = KafkaApi(
+    apis.PRODUCE,
+    3,
+    9,
+    advertised_from=0,  # librdkafka takes no broker for one that lacks the versions that it was born with (KIP-896)
+    first_flexible=9,
+    request=Layout(
+        m.ProduceRequest,
+        Field("transactional_id", STRING, "3+", nullable="3+", default=None),
+        Field("acks", INT16),
+        Field("timeout_ms", INT32),
+        Field(
+            "topic_data",
+            Array(
+                Layout(
+                    m.ProduceTopic,
+                    Field("name", STRING),
+                    Field(
+                        "partition_data",
+                        Array(
+                            Layout(
+                                m.ProducePartition,
+                                Field("index", INT32),
+                                Field("records", RECORDS, nullable="0+", on_null=NO_RECORDS),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+    ),
+    response=Layout(
+        m.ProduceResponse,
+        Field(
+            "responses",
+            Array(
+                Layout(
+                    m.ProduceTopicResponse,
+                    Field("name", STRING),
+                    Field(
+                        "partition_responses",
+                        Array(
+                            Layout(
+                                m.ProducePartitionResponse,
+                                Field("index", INT32),
+                                Field("error_code", INT16),
+                                Field("base_offset", INT64),
+                                Field("log_append_time_ms", INT64, "2+"),
+                                Field("log_start_offset", INT64, "5+"),
+                                Field("record_errors", Array(_RECORD_ERROR), "8+", default=()),
+                                Field(
+                                    "error_message",
+                                    STRING,
+                                    "8+",
+                                    nullable="8+",
+                                    get=lambda p: p.error_message or None,
+                                    on_null="",
+                                ),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+        Field("throttle_time_ms", INT32, "1+"),
+    ),
+    failed=_produce_failed,
+)
+
+# --- Fetch (1) -----------------------------------------------------------------------------------------------
+
+
+def _fetch_failed(request: m.FetchRequest, code: ErrorCode, message: str) -> m.FetchResponse:
+    return m.FetchResponse(
+        0,
+        code,
+        [
+            m.FetchTopicResponse(
+                topic.topic, [m.FetchPartitionResponse(part.partition, code) for part in topic.partitions]
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+class _CurrentLeader(m.Message):
+    leader_id: m.Int32 = -1
+    leader_epoch: m.Int32 = -1
+
+
+_NOBODY = _CurrentLeader()
+
+
+def _diverging_epoch(partition: m.FetchPartitionResponse) -> m.EpochEndOffset | None:
+    """What ours says beside OFFSET_OUT_OF_RANGE is for our own clients."""
+    return None if partition.error_code else partition.diverging_epoch
+
+
+def _current_leader(partition: m.FetchPartitionResponse) -> _CurrentLeader:
+    if partition.current_leader_id < 0 and partition.current_leader_epoch < 0:
+        return _NOBODY
+    return _CurrentLeader(partition.current_leader_id, partition.current_leader_epoch)
+
+
+FETCH = KafkaApi(
+    apis.FETCH,
+    4,
+    12,
+    first_flexible=12,
+    request=Layout(
+        m.FetchRequest,
+        Field("cluster_id", STRING, "12+", nullable="12+", tag=0, default=None),
+        Field("replica_id", INT32),
+        Field("max_wait_ms", INT32),
+        Field("min_bytes", INT32),
+        Field("max_bytes", INT32),
+        Field("isolation_level", INT8),
+        # Sessions (KIP-227) are declined: the answer's session id is 0, so nobody continues one.
+        Field("session_id", INT32, "7+", default=0),
+        Field("session_epoch", INT32, "7+", default=-1),
+        Field(
+            "topics",
+            Array(
+                Layout(
+                    m.FetchTopic,
+                    Field("topic", STRING),
+                    Field("topic_id", STRING, "", default=""),
+                    Field(
+                        "partitions",
+                        Array(
+                            Layout(
+                                m.FetchPartition,
+                                Field("partition", INT32),
+                                Field("current_leader_epoch", INT32, "9+", default=-1),
+                                Field("fetch_offset", INT64),
+                                Field("last_fetched_epoch", INT32, "12+", default=-1),
+                                Field("log_start_offset", INT64, "5+", default=-1),
+                                Field("partition_max_bytes", INT32),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+        Field(
+            "forgotten_topics_data",
+            Array(Layout(None, Field("topic", STRING), Field("partitions", Array(INT32)))),
+            "7+",
+            default=(),
+        ),
+        Field("rack_id", STRING, "11+", default=""),
+    ),
+    response=Layout(
+        m.FetchResponse,
+        Field("throttle_time_ms", INT32),
+        Field("error_code", INT16, "7+", default=0),
+        Field("session_id", INT32, "7+", default=0),
+        Field(
+            "responses",
+            Array(
+                Layout(
+                    m.FetchTopicResponse,
+                    Field("topic", STRING),
+                    Field(
+                        "partitions",
+                        Array(
+                            Layout(
+                                m.FetchPartitionResponse,
+                                Field("partition_index", INT32),
+                                Field("error_code", INT16),
+                                Field("high_watermark", INT64),
+                                Field("last_stable_offset", INT64),
+                                Field("log_start_offset", INT64, "5+"),
+                                Field(
+                                    "diverging_epoch",
+                                    Layout(m.EpochEndOffset, Field("epoch", INT32), Field("end_offset", INT64)),
+                                    "12+",
+                                    tag=0,
+                                    default=None,
+                                    get=_diverging_epoch,
+                                ),
+                                Field(
+                                    "current_leader",
+                                    Layout(_CurrentLeader, Field("leader_id", INT32), Field("leader_epoch", INT32)),
+                                    "12+",
+                                    tag=1,
+                                    default=_NOBODY,
+                                    get=_current_leader,
+                                ),
+                                Field(
+                                    "aborted_transactions",
+                                    Array(Layout(None, Field("producer_id", INT64), Field("first_offset", INT64))),
+                                    nullable="4+",
+                                    default=(),
+                                ),
+                                Field("preferred_read_replica", INT32, "11+", default=-1),
+                                Field("records", RECORDS, nullable="0+", on_null=NO_RECORDS),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+    ),
+    failed=_fetch_failed,
+)
+
+# --- ListOffsets (2) -----------------------------------------------------------------------------------------
+
+
+def _list_offsets_failed(request: m.ListOffsetsRequest, code: ErrorCode, message: str) -> m.ListOffsetsResponse:
+    return m.ListOffsetsResponse(
+        0,
+        [
+            m.ListOffsetsTopicResponse(
+                topic.name, [m.ListOffsetsPartitionResponse(part.partition_index, code) for part in topic.partitions]
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+LIST_OFFSETS = KafkaApi(
+    apis.LIST_OFFSETS,
+    1,
+    7,
+    first_flexible=6,
+    request=Layout(
+        m.ListOffsetsRequest,
+        Field("replica_id", INT32),
+        Field("isolation_level", INT8, "2+", default=0),
+        Field(
+            "topics",
+            Array(
+                Layout(
+                    m.ListOffsetsTopic,
+                    Field("name", STRING),
+                    Field(
+                        "partitions",
+                        Array(
+                            Layout(
+                                m.ListOffsetsPartition,
+                                Field("partition_index", INT32),
+                                Field("current_leader_epoch", INT32, "4+", default=-1),
+                                Field("timestamp", INT64),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+    ),
+    response=Layout(
+        m.ListOffsetsResponse,
+        Field("throttle_time_ms", INT32, "2+", default=0),
+        Field(
+            "topics",
+            Array(
+                Layout(
+                    m.ListOffsetsTopicResponse,
+                    Field("name", STRING),
+                    Field(
+                        "partitions",
+                        Array(
+                            Layout(
+                                m.ListOffsetsPartitionResponse,
+                                Field("partition_index", INT32),
+                                Field("error_code", INT16),
+                                Field("timestamp", INT64),
+                                Field("offset", INT64),
+                                Field("leader_epoch", INT32, "4+"),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+    ),
+    failed=_list_offsets_failed,
+)
+
+# --- OffsetForLeaderEpoch (23) -------------------------------------------------------------------------------
+
+
+def _epoch_failed(
+    request: m.OffsetForLeaderEpochRequest, code: ErrorCode, message: str
+) -> m.OffsetForLeaderEpochResponse:
+    return m.OffsetForLeaderEpochResponse(
+        0,
+        [
+            m.OffsetForLeaderTopicResponse(
+                topic.topic, [m.OffsetForLeaderPartitionResponse(code, part.partition) for part in topic.partitions]
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+OFFSET_FOR_LEADER_EPOCH = KafkaApi(
+    apis.OFFSET_FOR_LEADER_EPOCH,
+    2,
+    4,
+    first_flexible=4,
+    request=Layout(
+        m.OffsetForLeaderEpochRequest,
+        Field("replica_id", INT32, "3+", default=-1),
+        Field(
+            "topics",
+            Array(
+                Layout(
+                    m.OffsetForLeaderTopic,
+                    Field("topic", STRING),
+                    Field(
+                        "partitions",
+                        Array(
+                            Layout(
+                                m.OffsetForLeaderPartition,
+                                Field("partition", INT32),
+                                Field("current_leader_epoch", INT32),
+                                Field("leader_epoch", INT32),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+    ),
+    response=Layout(
+        m.OffsetForLeaderEpochResponse,
+        Field("throttle_time_ms", INT32),
+        Field(
+            "topics",
+            Array(
+                Layout(
+                    m.OffsetForLeaderTopicResponse,
+                    Field("topic", STRING),
+                    Field(
+                        "partitions",
+                        Array(
+                            Layout(
+                                m.OffsetForLeaderPartitionResponse,
+                                Field("error_code", INT16),
+                                Field("partition", INT32),
+                                Field("leader_epoch", INT32),
+                                Field("end_offset", INT64),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+    ),
+    failed=_epoch_failed,
+)
+
+# --- InitProducerId (22) -------------------------------------------------------------------------------------
+
+INIT_PRODUCER_ID = KafkaApi(
+    apis.INIT_PRODUCER_ID,
+    0,
+    4,
+    first_flexible=2,
+    request=Layout(
+        m.InitProducerIdRequest,
+        Field("transactional_id", STRING, nullable="0+"),
+        Field("transaction_timeout_ms", INT32),
+        Field("producer_id", INT64, "3+"),
+        Field("producer_epoch", INT16, "3+"),
+    ),
+    response=Layout(
+        m.InitProducerIdResponse,
+        Field("throttle_time_ms", INT32),
+        Field("error_code", INT16),
+        Field("producer_id", INT64),
+        Field("producer_epoch", INT16),
+    ),
+    failed=lambda request, code, message: m.InitProducerIdResponse(0, code),
+)
+
+APIS = (PRODUCE, FETCH, LIST_OFFSETS, INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH)

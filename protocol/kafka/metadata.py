@@ -1,0 +1,249 @@
+"""Kafka's schemas of what a client asks first: ApiVersions, Metadata, FindCoordinator."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from minibroker.protocol import apis
+from minibroker.protocol import group_messages as g
+from minibroker.protocol import messages as m
+from minibroker.protocol.errors import ErrorCode, InvalidMessage
+from minibroker.protocol.kafka.schema import (
+    BOOL,
+    INT8,
+    INT16,
+    INT32,
+    STRING,
+    UUID,
+    Array,
+    Field,
+    KafkaApi,
+    Layout,
+)
+
+# --- ApiVersions (18) ----------------------------------------------------------------------------------------
+
+API_VERSIONS = KafkaApi(
+    apis.API_VERSIONS,
+    0,
+    3,
+    first_flexible=3,
+    request=Layout(
+        m.ApiVersionsRequest,
+        Field("client_software_name", STRING, "3+"),
+        Field("client_software_version", STRING, "3+"),
+    ),
+    response=Layout(
+        m.ApiVersionsResponse,
+        Field("error_code", INT16),
+        Field(
+            "api_keys",
+            Array(
+                Layout(
+                    m.ApiVersion,
+                    Field("api_key", INT16),
+                    Field("min_version", INT16),
+                    Field("max_version", INT16),
+                )
+            ),
+        ),
+        Field("throttle_time_ms", INT32, "1+", default=0),
+    ),
+    failed=lambda request, code, message: m.ApiVersionsResponse(code, []),
+)
+
+# --- Metadata (3) --------------------------------------------------------------------------------------------
+
+NOT_ASKED_OPERATIONS = -(2**31)
+"""Authorized operations (KIP-430), where they are not told."""
+
+
+class _MetadataRequestTopic(m.Message):
+    topic_id: m.TopicId
+    name: m.String | None
+
+
+class _MetadataRequest(m.Message):
+    topics: Annotated[list[_MetadataRequestTopic], Meta(max_length=m.MAX_TOPICS)] | None
+    allow_auto_topic_creation: bool
+
+
+def _metadata_request(wire: _MetadataRequest, version: int) -> m.MetadataRequest:
+    if wire.topics is None or (version == 0 and not wire.topics):  # the first version has no null
+        return m.MetadataRequest(None)
+    names = [topic.name for topic in wire.topics if topic.name is not None]
+    if version < 12 and len(names) < len(wire.topics):
+        raise InvalidMessage(f"a topic without a name in version {version} of Metadata; names may be null from 12 on")
+    topic_ids = [topic.topic_id for topic in wire.topics if topic.name is None]
+    return m.MetadataRequest(names, wire.allow_auto_topic_creation, topic_ids)
+
+
+def _metadata_failed(request: m.MetadataRequest, code: ErrorCode, message: str) -> m.MetadataResponse:
+    topics = [m.MetadataTopic(code, name, "", False, []) for name in request.topics or ()]
+    topics += [m.MetadataTopic(code, "", topic_id, False, []) for topic_id in request.topic_ids]
+    return m.MetadataResponse(0, [], None, -1, topics)
+
+
+METADATA = KafkaApi(
+    apis.METADATA,
+    0,
+    12,
+    first_flexible=9,
+    request=Layout(
+        _MetadataRequest,
+        Field(
+            "topics",
+            Array(
+                Layout(
+                    _MetadataRequestTopic,
+                    Field("topic_id", UUID, "10+", default=""),
+                    Field("name", STRING, nullable="10+"),
+                )
+            ),
+            nullable="1+",
+        ),
+        Field("allow_auto_topic_creation", BOOL, "4+", default=True),
+        Field("include_cluster_authorized_operations", BOOL, "8-10", default=False),
+        Field("include_topic_authorized_operations", BOOL, "8+", default=False),
+    ),
+    response=Layout(
+        m.MetadataResponse,
+        Field("throttle_time_ms", INT32, "3+", default=0),
+        Field(
+            "brokers",
+            Array(
+                Layout(
+                    m.MetadataBroker,
+                    Field("node_id", INT32),
+                    Field("host", STRING),
+                    Field("port", INT32),
+                    Field("rack", STRING, "1+", nullable="1+"),
+                )
+            ),
+        ),
+        Field("cluster_id", STRING, "2+", nullable="2+", default=None),
+        Field("controller_id", INT32, "1+", default=-1),
+        Field(
+            "topics",
+            Array(
+                Layout(
+                    m.MetadataTopic,
+                    Field("error_code", INT16),
+                    Field("name", STRING, nullable="12+", on_null=""),
+                    Field("topic_id", UUID, "10+", default=""),
+                    Field("is_internal", BOOL, "1+", default=False),
+                    Field(
+                        "partitions",
+                        Array(
+                            Layout(
+                                m.MetadataPartition,
+                                Field("error_code", INT16),
+                                Field("partition_index", INT32),
+                                Field("leader_id", INT32),
+                                Field("leader_epoch", INT32, "7+", default=-1),
+                                Field("replica_nodes", Array(INT32)),
+                                Field("isr_nodes", Array(INT32)),
+                                Field("offline_replicas", Array(INT32), "5+", default=[]),
+                            )
+                        ),
+                    ),
+                    Field("topic_authorized_operations", INT32, "8+", default=NOT_ASKED_OPERATIONS),
+                )
+            ),
+        ),
+        Field("cluster_authorized_operations", INT32, "8-10", default=NOT_ASKED_OPERATIONS),
+    ),
+    to_ours=_metadata_request,
+    failed=_metadata_failed,
+)
+
+# --- FindCoordinator (10) ------------------------------------------------------------------------------------
+
+
+class _FindCoordinatorRequest(m.Message):
+    """One `key` up to version 3, several from 4 on (KIP-699)."""
+
+    key: g.GroupId
+    key_type: m.Int8
+    coordinator_keys: Annotated[list[g.GroupId], Meta(max_length=g.MAX_GROUPS)]
+
+
+class _FindCoordinatorResponse(m.Message):
+    throttle_time_ms: m.Int32
+    error_code: m.Int16
+    error_message: str | None
+    node_id: m.Int32
+    host: str
+    port: m.Int32
+    coordinators: list[g.Coordinator]
+
+
+def _find_coordinator_request(wire: _FindCoordinatorRequest, version: int) -> g.FindCoordinatorRequest:
+    return g.FindCoordinatorRequest(wire.key_type, wire.coordinator_keys if version >= 4 else [wire.key])
+
+
+def _find_coordinator_response(ours: g.FindCoordinatorResponse, version: int) -> _FindCoordinatorResponse:
+    first = ours.coordinators[0] if ours.coordinators else g.Coordinator("", -1, "", -1, ErrorCode.NONE)
+    return _FindCoordinatorResponse(
+        ours.throttle_time_ms,
+        first.error_code,
+        first.error_message,
+        first.node_id,
+        first.host,
+        first.port,
+        ours.coordinators,
+    )
+
+
+def _find_coordinator_failed(
+    request: g.FindCoordinatorRequest, code: ErrorCode, message: str
+) -> g.FindCoordinatorResponse:
+    return g.FindCoordinatorResponse(
+        0, [g.Coordinator(key, -1, "", -1, code, message) for key in request.coordinator_keys]
+    )
+
+
+FIND_COORDINATOR = KafkaApi(
+    apis.FIND_COORDINATOR,
+    0,
+    4,
+    first_flexible=3,
+    request=Layout(
+        _FindCoordinatorRequest,
+        Field("key", STRING, "0-3", default=""),
+        Field("key_type", INT8, "1+", default=0),
+        Field("coordinator_keys", Array(STRING), "4+", default=[]),
+    ),
+    response=Layout(
+        _FindCoordinatorResponse,
+        Field("throttle_time_ms", INT32, "1+", default=0),
+        Field("error_code", INT16, "0-3", default=0),
+        Field("error_message", STRING, "1-3", nullable="1-3", default=None),
+        Field("node_id", INT32, "0-3", default=-1),
+        Field("host", STRING, "0-3", default=""),
+        Field("port", INT32, "0-3", default=-1),
+        Field(
+            "coordinators",
+            Array(
+                Layout(
+                    g.Coordinator,
+                    Field("key", STRING),
+                    Field("node_id", INT32),
+                    Field("host", STRING),
+                    Field("port", INT32),
+                    Field("error_code", INT16),
+                    Field("error_message", STRING, nullable="4+"),
+                )
+            ),
+            "4+",
+            default=[],
+        ),
+    ),
+    to_ours=_find_coordinator_request,
+    from_ours=_find_coordinator_response,
+    failed=_find_coordinator_failed,
+)
+
+APIS = (API_VERSIONS, METADATA, FIND_COORDINATOR)

@@ -1,0 +1,160 @@
+"""From columns (magic 77) to Kafka's records (magic 2): what a broker does for clients that know no columns.
+
+What a reader sees of progress stays: a batch becomes one batch, with the same first and last offset, the same leader
+epoch, producer and sequence, the same attributes, and as many records. So a consumer that goes on after a batch, or
+fetches from its middle, is where it would be with the batch itself.
+
+The codec stays, too. The producer chose to pay for it, and what it saves are the bytes on the way to every reader, and
+room within the limits of a fetch; and a client that lacks other codecs has this one. Where compression makes a body
+larger, it is sent without, as no codec at all is what every reader has.
+
+The exception is a batch in which a column says once what all records have: a few bytes may stand for terabytes. No
+column is written out beyond LARGEST_BODY_BYTES: of such a batch, a part is made that begins with the record that is
+asked for, with an offset and a sequence of its own, so that a reader comes on part by part.
+
+In three steps, so that a broker can take the long ones elsewhere: `decompressed`, `as_records`, `finished`.
+The CRC is checked first: the result has a new one, which would otherwise cover up damage.
+"""
+
+from bisect import bisect_left
+
+import msgspec
+
+from minibroker.protocol.compression import (
+    Compression,
+    DecompressionFailed,
+    DecompressionTooLarge,
+    compress,
+    decompress,
+)
+from minibroker.protocol.records.body import MAX_BODY_BYTES, DecodedBatch
+from minibroker.protocol.records.columns import decode_columns
+from minibroker.protocol.records.header import (
+    COMPRESSION_MASK,
+    HEADER_SIZE,
+    MAGIC_RECORDS,
+    NO_SEQUENCE,
+    BatchHeader,
+    Buffer,
+    CorruptRecord,
+    validate_batch,
+    write_header,
+)
+from minibroker.protocol.records.varint import BodyTooLarge, encode_records
+
+LARGEST_BODY_BYTES = 16 << 20
+"""Of the records of a batch that is transcoded as one, before they are compressed: less than any of Kafka's clients
+takes in an answer."""
+
+PART_BYTES = 1 << 20
+"""About what the records of a part take."""
+
+_MOST_OVERHEAD = 40
+"""Of a record, beside key, value and headers."""
+
+
+class Records(msgspec.Struct):
+    """A batch of magic 2, whose body is not compressed yet."""
+
+    header: BatchHeader
+    """As it is to be, but for magic, length and CRC."""
+    batch: bytearray
+    """The body, behind room for the header."""
+    is_whole: bool
+    """All records of the batch of columns."""
+
+
+def decompressed(batch: Buffer, header: BatchHeader, limit: int = MAX_BODY_BYTES) -> Buffer:
+    """The body of a whole batch of columns. Raises CorruptRecord; and DecompressionTooLarge where it takes more than
+    `limit` bytes that is less than MAX_BODY_BYTES."""
+    validate_batch(batch, header)
+    body = memoryview(batch)[HEADER_SIZE : header.size]
+    if not header.records_count:
+        if body:
+            raise CorruptRecord(f"{len(body)} bytes follow a header that says no records")
+        return body
+    try:
+        return decompress(header.compression, body, limit)
+    except DecompressionTooLarge as error:
+        if limit < MAX_BODY_BYTES:
+            raise
+        raise CorruptRecord(str(error)) from error
+    except DecompressionFailed as error:
+        raise CorruptRecord(str(error)) from error
+
+
+def as_records(header: BatchHeader, body: Buffer, offset: int, limit: int = LARGEST_BODY_BYTES) -> Records:
+    """The batch as one of Kafka's; if that is too large, its part that begins at `offset`. Raises CorruptRecord; and
+    BodyTooLarge where it takes more than `limit` bytes that is less than LARGEST_BODY_BYTES."""
+    if not header.records_count:
+        return Records(header, bytearray(HEADER_SIZE), is_whole=True)
+    columns = decode_columns(header, body)
+    try:
+        return Records(header, _encoded(columns, 0, columns.count, limit), is_whole=True)
+    except BodyTooLarge:
+        if limit < LARGEST_BODY_BYTES:
+            raise
+        return _part(columns, offset)
+
+
+def _part(columns: DecodedBatch, offset: int) -> Records:
+    """From the first record that is not before `offset` on, as many as PART_BYTES hold, at least one. It ends where the
+    next part begins, the last where the batch does."""
+    header, count = columns.header, columns.count
+    first = min(bisect_left(columns.offsets, offset), count - 1)
+    end, size = first, 0
+    while end < count and (end == first or size < PART_BYTES):
+        size += _MOST_OVERHEAD + len(columns.values[end] or b"")
+        if columns.keys is not None:
+            size += len(columns.keys[end] or b"")
+        if columns.headers is not None:
+            size += sum(
+                _MOST_OVERHEAD + 4 * len(name) + len(value or b"") for name, value in columns.headers[end] or ()
+            )
+        end += 1
+    base = columns.offsets[first] if first else header.base_offset
+    last = columns.offsets[end] - 1 if end < count else header.last_offset
+    sequence = header.base_sequence
+    if sequence != NO_SEQUENCE:
+        sequence = (sequence + base - header.base_offset) & 0x7FFFFFFF
+    max_timestamp = header.max_timestamp
+    if not header.is_log_append_time:
+        max_timestamp = columns.base_timestamp + max(columns.timestamp_deltas[first:end])
+    part = msgspec.structs.replace(
+        header,
+        base_offset=base,
+        last_offset_delta=last - base,
+        max_timestamp=max_timestamp,
+        base_sequence=sequence,
+        records_count=end - first,
+    )
+    return Records(part, _encoded(columns, first, end, MAX_BODY_BYTES * 2), is_whole=False)
+
+
+def _encoded(columns: DecodedBatch, first: int, end: int, limit: int) -> bytearray:
+    """The records from `first` to `end`. Offsets are counted from the batch's first, or that of record `first`."""
+    offsets, base = columns.offsets, columns.offsets[first] if first else columns.header.base_offset
+    return encode_records(
+        end - first,
+        None if isinstance(offsets, range) else [offset - base for offset in offsets[first:end]],
+        columns.timestamp_deltas[first:end],
+        None if columns.keys is None else columns.keys[first:end],
+        columns.values[first:end],
+        None if columns.headers is None else columns.headers[first:end],
+        limit,
+    )
+
+
+def finished(records: Records) -> bytearray:
+    """The batch, compressed, with its header."""
+    header, batch = records.header, records.batch
+    codec = header.compression
+    if codec is not Compression.NONE and header.records_count:
+        with memoryview(batch) as view:
+            body = compress(codec, view[HEADER_SIZE:])
+        if len(body) < len(batch) - HEADER_SIZE:
+            batch[HEADER_SIZE:] = body
+        else:
+            codec = Compression.NONE
+    attributes = header.attributes & ~COMPRESSION_MASK | codec
+    return write_header(batch, msgspec.structs.replace(header, magic=MAGIC_RECORDS, attributes=attributes))

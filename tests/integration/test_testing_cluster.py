@@ -1,0 +1,236 @@
+"""`minibroker.testing`: a cluster inside a test, without pytest's fixtures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import minibroker
+from minibroker import sync
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.testing import isolation
+from minibroker.testing import LaunchTimedOut, LocalCluster, SyncLocalCluster
+from tests.testing_support import OWNER, left_behind, owner
+from tests.waiting import until_true
+
+LONG_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where clusters of this test have their directories. Nothing is left there, nor any process, in the end."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_cluster_has_its_topics_and_the_settings_of_each_broker() -> None:
+    async def test() -> None:
+        async with LocalCluster(
+            brokers=2,
+            topics=["orders", minibroker.NewTopic("payments", partitions=3)],
+            settings={"log.segment.bytes": "1048576"},
+            broker_settings={2: {"num.network.threads": "1", "log.segment.bytes": "2097152"}},
+        ) as cluster:
+            assert len(cluster.bootstrap_servers.split(",")) == 2
+            async with minibroker.Admin(cluster.bootstrap_servers) as admin:
+                assert await admin.list_topics() == ["orders", "payments"]
+                brokers = [minibroker.ConfigResource(minibroker.ResourceType.BROKER, str(number)) for number in (1, 2)]
+                found = await admin.describe_configs(brokers)
+                values = [found[broker]["log.segment.bytes"].value for broker in brokers]
+                assert values == ["1048576", "2097152"]
+            async with minibroker.Producer(cluster.bootstrap_servers) as producer:
+                assert (await producer.send("orders", b"first")).offset == 0
+            directory = cluster.directory
+            assert "ready broker.id=1" in cluster.log_of(1).read_text()
+        assert not directory.exists()
+        with pytest.raises(LaunchError, match="does not run: use it within `with`"):
+            await cluster.kill(1)
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_the_first_group_finds_its_coordinator_also_when_a_broker_has_been_killed_before() -> None:
+    with SyncLocalCluster(topics=["orders"]) as cluster:
+        with sync.Producer(cluster.bootstrap_servers) as producer:
+            producer.send("orders", b"0").result()
+        cluster.kill("leader:orders-0")
+        with sync.Consumer(
+            cluster.bootstrap_servers, topics=["orders"], group="billing", auto_offset_reset="earliest"
+        ) as consumer:
+            assert next(iter(consumer)).value == b"0"
+            consumer.commit()
+
+
+@pytest.mark.slow
+def test_every_fault_takes_effect_and_restore_puts_all_of_them_right() -> None:
+    with SyncLocalCluster(topics=["orders"]) as cluster, sync.Producer(cluster.bootstrap_servers) as producer:
+        producer.send("orders", b"0")
+        leader = cluster.find("leader:orders-0")
+        assert cluster.kill("leader:orders-0") == leader
+        producer.send("orders", b"1").result()
+        assert cluster.find("leader:orders-0") != leader
+        with pytest.raises(LaunchTimedOut, match=f"not healthy after 0.1 s: broker {leader[0]} is not running"):
+            cluster.wait_healthy(0.1)
+        assert cluster.start("all") == leader
+        cluster.wait_healthy()
+
+        controller = cluster.find("controller")
+        assert cluster.stop("controller") == controller
+        until_true(lambda: cluster.find("controller") != controller)
+        cluster.restore()
+
+        leader = cluster.find("leader:orders-0")
+        assert cluster.pause("leader:orders-0") == leader
+        with pytest.raises(LaunchError, match="is paused"):
+            cluster.stop(leader[0])
+        assert cluster.resume(leader[0]) == leader
+
+        cluster.pause(1)
+        cluster.kill(2)
+        cluster.kill("zookeeper")
+        cluster.restore()
+        assert producer.send("orders", b"2").result().offset == 2
+
+
+@pytest.mark.slow
+def test_where_brokers_cannot_be_isolated_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "_what_is_missing", lambda: "there is no program iptables on the PATH")
+    with SyncLocalCluster(1) as cluster:
+        with pytest.raises(LaunchError, match=r"cannot be isolated here: there is no program iptables.* `pause`"):
+            cluster.isolate(1)
+        cluster.wait_healthy()
+
+
+@pytest.mark.slow
+def test_a_setting_that_a_broker_refuses_is_told_in_its_own_words_and_nothing_is_left(temporary: Path) -> None:
+    with pytest.raises(LaunchError, match=r"broker 2 did not start: .*num\.partitions") as caught:  # noqa: SIM117
+        with SyncLocalCluster(2, broker_settings={2: {"num.partitions": "many"}}):
+            pass
+    assert "the last lines of broker-2.log:" in "".join(caught.value.__notes__)
+    assert left_behind(temporary) == []
+
+
+def test_arguments_that_make_no_sense_are_refused_before_anything_starts() -> None:
+    with pytest.raises(LaunchError, match="brokers=0: give 1 to 100"):
+        LocalCluster(0)
+    with pytest.raises(LaunchError, match=r"there is no broker 4: their ids are 1 to 3"):
+        LocalCluster(broker_settings={4: {}})
+    with pytest.raises(LaunchError, match=r"broker\.id=1: LocalCluster sets it itself"):
+        SyncLocalCluster(settings={"broker.id": "1"})
+    with pytest.raises(LaunchError, match=r"topics='orders': give a list of names, as in topics=\['orders'\]"):
+        SyncLocalCluster(topics="orders")
+
+
+def test_the_blocking_cluster_says_what_to_use_in_an_event_loop() -> None:
+    async def test() -> None:
+        with pytest.raises(LaunchError, match="would hold up the event loop"), SyncLocalCluster(1):
+            pass
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_start_that_is_cancelled_leaves_nothing(temporary: Path, times: int) -> None:
+    async def begin() -> None:
+        async with LocalCluster(1):
+            await asyncio.sleep(LONG_S)
+
+    async def test() -> None:
+        beginning = asyncio.create_task(begin())
+        async with asyncio.timeout(LONG_S):
+            while "minibroker.broker" not in "".join(left_behind(temporary)):
+                await asyncio.sleep(0.01)
+        for _ in range(times):
+            beginning.cancel()
+            await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await beginning
+        assert left_behind(temporary) == []
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_two_clusters_at_once_share_no_port() -> None:
+    with SyncLocalCluster(1) as first, SyncLocalCluster(1) as second:
+        first.kill("all")
+        first.kill("zookeeper")
+        ports = [
+            {line for line in cluster.directory.joinpath("cluster.json").read_text().split('"') if "127.0.0.1:" in line}
+            for cluster in (first, second)
+        ]
+        assert not ports[0] & ports[1]
+        first.restore()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_nothing_outlives_a_process_that_is_ended_while_its_cluster_runs(
+    temporary: Path, number: signal.Signals
+) -> None:
+    with owner(temporary) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert len(left_behind(temporary)) >= 3
+        process.send_signal(number)
+        process.wait()
+        until_true(lambda: not left_behind(temporary), LONG_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_ms", [0, 5, 10, 20, 40, 80, 160, 320, 640])
+def test_nothing_outlives_a_process_that_is_killed_while_its_cluster_starts(temporary: Path, delay_ms: int) -> None:
+    with owner(temporary) as process:
+        until_true(lambda: list(temporary.glob("minibroker-test-*")), LONG_S, 0.001)
+        time.sleep(delay_ms / 1_000)  # wherever in its work it is then
+        process.kill()
+        process.wait()
+        until_true(lambda: not left_behind(temporary), LONG_S)
+
+
+@pytest.mark.slow
+def test_a_child_that_was_forked_does_not_end_the_cluster_of_its_parent(temporary: Path) -> None:
+    fork = (
+        "import os\n    if os.fork() == 0:\n        sys.exit()\n    os.wait(); cluster.wait_healthy(); print('whole')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", OWNER.replace("input()", fork), str(temporary)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.communicate(timeout=LONG_S)[0] == "up\nwhole\n"
+
+
+@pytest.mark.slow
+def test_a_child_that_was_forked_does_not_keep_the_cluster_alive(temporary: Path) -> None:
+    program = OWNER.replace(
+        "input()", "import os, signal\n    os.fork() or (print('forked', flush=True), signal.pause())\n    input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program, str(temporary)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert [process.stdout.readline(), process.stdout.readline()] == ["up\n", "forked\n"]
+            process.kill()
+            process.wait()
+            until_true(lambda: not left_behind(temporary), LONG_S)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)

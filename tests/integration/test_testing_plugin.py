@@ -1,0 +1,242 @@
+"""minibroker's fixtures in other people's test runs: each is a pytest of its own, as users start theirs.
+
+The plugin is named with -p instead of found by its entry point, so that it is the one of this repository, installed or
+not; test_installed_wheel.py has one that is found.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.documents import ROOT
+from tests.testing_support import left_behind
+from tests.waiting import until_true
+
+PATIENCE_S = 120.0
+OURS = ("-p", "minibroker.deploy.testing.plugin")
+
+
+class Run:
+    """A user's directory with tests, and a directory for what is temporary."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.temporary = directory / "temporary"
+        self.temporary.mkdir()
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text)
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        # Without the setting of ours that workers of xdist have, or any plugin that is not named.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        environment |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *OURS, *arguments],
+            cwd=self.directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def pytest(self, *arguments: str) -> tuple[int, str]:
+        """Exit code and what it prints. Nothing is left behind by it."""
+        with self.begin(*arguments) as process:
+            printed, _ = process.communicate(timeout=PATIENCE_S)
+        assert left_behind(self.temporary) == []
+        return process.returncode, printed
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+INI = """
+[pytest]
+asyncio_default_fixture_loop_scope = function
+minibroker_brokers = 2
+minibroker_settings =
+    num.partitions=2
+    log.segment.bytes = 1048576
+    2:log.segment.bytes=2097152
+"""
+
+CONFTEST = """
+import pytest
+
+@pytest.fixture(scope="session")
+def minibroker_settings(minibroker_settings):
+    return {**minibroker_settings, "num.partitions": "4"}
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+EVERY_KIND = """
+import unittest
+import pytest
+from minibroker import Admin, Producer, ConfigResource, ResourceType, sync
+from minibroker.testing import LocalCluster, SyncLocalCluster
+
+topics = []
+
+def partitions(cluster, topic):
+    with sync.Admin(cluster.bootstrap_servers) as admin:
+        assert admin.list_topics() == [topic]  # each test has its own
+        topics.append(topic)
+        return len(admin.describe_topic(topic).partitions)
+
+def test_of_a_function(minibroker_cluster: SyncLocalCluster, minibroker_topic: str):
+    assert minibroker_topic == "test_of_a_function-1"
+    assert len(minibroker_cluster.bootstrap_servers.split(",")) == 2
+    assert partitions(minibroker_cluster, minibroker_topic) == 4
+    with sync.Admin(minibroker_cluster.bootstrap_servers) as admin:
+        brokers = [ConfigResource(ResourceType.BROKER, number) for number in ("1", "2")]
+        found = admin.describe_configs(brokers)
+        assert [found[broker]["log.segment.bytes"].value for broker in brokers] == ["1048576", "2097152"]
+    minibroker_cluster.kill("all")
+    minibroker_cluster.kill("zookeeper")
+
+@pytest.mark.minibroker_topic(partitions=1, replication_factor=1, configs={"retention.ms": "1000"})
+def test_of_a_marked_function(minibroker_cluster, minibroker_topic):
+    assert partitions(minibroker_cluster, minibroker_topic) == 1  # and the cluster is whole again
+
+@pytest.mark.parametrize("text", ["a b/\\u00e9"])
+def test_with_any_parameter(minibroker_topic, text):
+    assert minibroker_topic == "test_with_any_parameter-a-b-xe9-3"
+
+@pytest.mark.asyncio
+async def test_under_pytest_asyncio(minibroker_async_cluster: LocalCluster, minibroker_topic: str):
+    async with Producer(minibroker_async_cluster.bootstrap_servers) as producer:
+        await producer.send(minibroker_topic, b"1", partition=0)
+        assert await minibroker_async_cluster.kill(f"leader:{minibroker_topic}-0")
+        await producer.send(minibroker_topic, b"2", partition=0)
+
+@pytest.mark.anyio
+async def test_under_anyio(minibroker_async_cluster: LocalCluster, minibroker_topic: str):
+    async with Producer(minibroker_async_cluster.bootstrap_servers) as producer:
+        await producer.send(minibroker_topic, b"1")
+    await minibroker_async_cluster.wait_healthy(30)
+
+class TestOfAClass(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def cluster(self, minibroker_cluster, minibroker_topic):
+        self.cluster, self.topic = minibroker_cluster, minibroker_topic
+
+    def test_method(self):
+        assert partitions(self.cluster, self.topic) == 4
+
+@pytest.mark.minibroker_topic(partition=1)
+def test_with_a_mistyped_marker(minibroker_topic):
+    raise AssertionError("must not run")
+
+def test_that_fails(minibroker_topic):
+    assert minibroker_topic == ""
+
+def test_that_deletes_its_topic_itself(minibroker_cluster, minibroker_topic):
+    minibroker_cluster.delete_topics([minibroker_topic])
+"""
+
+
+@pytest.mark.slow
+def test_the_fixtures_serve_functions_coroutines_and_classes_and_obey_ini_fixtures_and_markers(run: Run) -> None:
+    run.write("pytest.ini", INI)
+    run.write("conftest.py", CONFTEST)
+    run.write("test_every_kind.py", EVERY_KIND)
+    code, printed = run.pytest("-p", "pytest_asyncio.plugin", "-p", "anyio.pytest_plugin", "--strict-markers", "-rA")
+    assert code == 1, printed
+    assert "7 passed" in printed, printed
+    assert "FAILED test_every_kind.py::test_that_fails" in printed, printed
+    assert "ERROR test_every_kind.py::test_with_a_mistyped_marker" in printed, printed
+    assert (
+        "takes the keywords partitions, replication_factor and configs, and nothing else: it was given partition\n"
+        in printed
+    ), printed
+    assert "1 failed, 7 passed, 1 error" in printed, printed
+
+
+WORKERS = """
+import os
+import pathlib
+import pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_number(minibroker_cluster, minibroker_topic, number, worker_id):
+    seen = pathlib.Path("seen", worker_id)
+    seen.parent.mkdir(exist_ok=True)
+    seen.write_text(minibroker_cluster.bootstrap_servers)
+    minibroker_cluster.kill(1)
+    minibroker_cluster.start(1)
+"""
+
+
+@pytest.mark.slow
+def test_each_worker_of_xdist_has_a_cluster_of_its_own(run: Run) -> None:
+    run.write("pytest.ini", "[pytest]\nminibroker_brokers = 1\n")
+    run.write("test_workers.py", WORKERS)
+    code, printed = run.pytest("-p", "xdist.plugin", "-n", "2")
+    assert (code, "4 passed" in printed) == (0, True), printed
+    seen = [path.read_text() for path in (run.directory / "seen").iterdir()]
+    assert len(set(seen)) == 2
+
+
+ENDLESS = """
+import time
+
+def test_endless(minibroker_cluster, minibroker_topic):
+    print("it runs", flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_run_that_is_interrupted_or_killed_leaves_nothing(run: Run, number: signal.Signals) -> None:
+    run.write("pytest.ini", "[pytest]\nminibroker_brokers = 1\n")
+    run.write("test_endless.py", ENDLESS)
+    with run.begin("-s") as process:
+        assert process.stdout is not None
+        while "it runs" not in (line := process.stdout.readline()):
+            assert line
+        assert len(left_behind(run.temporary)) >= 3
+        process.send_signal(number)
+        process.stdout.read()
+        process.wait(PATIENCE_S)
+        until_true(lambda: not left_behind(run.temporary), PATIENCE_S)
+
+
+def test_a_broken_ini_setting_is_told_in_a_sentence(run: Run) -> None:
+    run.write("pytest.ini", "[pytest]\nminibroker_settings = many\n")
+    run.write("test_it.py", "def test_it(minibroker_topic): ...")
+    code, printed = run.pytest()
+    assert code != 0
+    assert "minibroker_settings: 'many' is neither NAME=VALUE nor ID:NAME=VALUE" in printed, printed
+
+
+UNUSED = """
+import sys
+
+def test_without_a_cluster():
+    heavy = {"asyncio", "ssl", "msgspec", "kazoo", "typer", "uvloop", "minibroker.client", "minibroker.protocol"}
+    print(sorted(name for name in sys.modules if name.startswith("minibroker")))
+    assert not heavy & set(sys.modules)
+"""
+
+
+def test_a_run_that_uses_no_fixture_of_ours_imports_nothing_heavy(run: Run) -> None:
+    run.write("test_unused.py", UNUSED)
+    code, printed = run.pytest("-s")
+    assert code == 0, printed
+    assert (
+        "['minibroker', 'minibroker.deploy', 'minibroker.deploy.testing', 'minibroker.deploy.testing.plugin']"
+        in printed
+    )

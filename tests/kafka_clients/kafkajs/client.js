@@ -1,0 +1,206 @@
+// kafkajs as the matrix asks for it: see programs.py for the verbs and what is printed.
+"use strict";
+
+const { CompressionCodecs, CompressionTypes, Kafka, logLevel } = require("kafkajs");
+CompressionCodecs[CompressionTypes.Snappy] = require("kafkajs-snappy");
+
+const NULL = "\\N";
+const [bootstrap, verb, ...rest] = process.argv.slice(2);
+const args = Object.fromEntries(rest.map((each) => [each.slice(0, each.indexOf("=")), each.slice(each.indexOf("=") + 1)]));
+const { topic } = args;
+const partitions = Number(args.partitions);
+const kafka = new Kafka({ brokers: bootstrap.split(","), logLevel: logLevel.NOTHING, retry: { retries: 20, initialRetryTime: 100, maxRetryTime: 1000 } });
+
+const tell = (...cells) => console.log(cells.map((cell) => String(cell).replace(/[\t\r\n]/g, " ")).join("\t"));
+const textOf = (data) => (data === null || data === undefined ? NULL : data.toString());
+const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+
+function messageOf(n) {
+  return {
+    partition: n % partitions,
+    timestamp: String(Number(args.base) + n),
+    key: n % 5 === 0 ? null : `key-${n}`,
+    value: n % 7 === 0 ? null : `value-${n}-${"x".repeat(n % 100)}`,
+    headers: { n: String(n), empty: "", null: "" },
+  };
+}
+
+async function produce() {
+  const count = Number(args.count), perSecond = Number(args.per_second);
+  const types = { none: CompressionTypes.None, gzip: CompressionTypes.GZIP, snappy: CompressionTypes.Snappy };
+  const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1 });
+  await producer.connect();
+  let n = Number(args.first);
+  for (const codec of args.codecs.split(",")) {
+    for (const end = n + count; n < end; ) {
+      // A call for each partition, and no two for one at a time: it drops what a call has for a partition whose leader moves
+      // to a broker that has answered the call for another one (sendMessages.js, `brokersWithoutResponse`).
+      const numbers = Array.from({ length: Math.min(9, end - n) }, (_, i) => n + i);
+      n += numbers.length;
+      await Promise.all(Array.from({ length: partitions }, async (_, partition) => {
+        const own = numbers.filter((each) => each % partitions === partition);
+        if (own.length === 0) return;
+        try {
+          const [{ baseOffset }] = await producer.send({ topic, acks: -1, compression: types[codec], messages: own.map(messageOf) });
+          own.forEach((each, i) => tell("ack", each, partition, baseOffset === "-1" ? -1 : Number(baseOffset) + i));
+        } catch (error) {
+          own.forEach((each) => tell("failed", each, error));
+        }
+      }));
+      if (perSecond) await sleep((1000 * numbers.length) / perSecond);
+    }
+  }
+  await producer.disconnect();
+}
+
+function tellRecord(partition, message) {
+  const headers = Object.entries(message.headers || {}).map(([name, value]) => `${name}=${textOf(value)}`);
+  tell("rec", partition, message.offset, message.timestamp, textOf(message.key), textOf(message.value), headers.join(","));
+}
+
+/** It has no assignment by hand: a group of its own, from the beginning, stands for it. After an error of a broker such a
+ * member begins again where it last committed; what it has read before is not told twice. */
+async function read(until, from) {
+  const next = {};
+  const consumer = kafka.consumer({ groupId: `${topic}-${verb}-${process.pid}`, minBytes: 1, maxWaitTimeInMs: 200 });
+  await consumer.connect();
+  await consumer.subscribe({ topics: [topic], fromBeginning: true });
+  let left = until;
+  await new Promise((done, failed) => {
+    consumer.on(consumer.events.CRASH, ({ payload }) => payload.restart || failed(payload.error));
+    consumer.run({
+      autoCommit: false,
+      eachMessage: async ({ partition, message }) => {
+        if (left <= 0 || (from !== undefined && (partition !== 0 || Number(message.offset) < from))) return;
+        if (Number(message.offset) < (next[partition] || 0)) return;
+        next[partition] = Number(message.offset) + 1;
+        tellRecord(partition, message);
+        if (--left === 0) done();
+      },
+    }).catch(failed);
+    if (from !== undefined) consumer.seek({ topic, partition: 0, offset: String(from) });
+  });
+  await consumer.disconnect();
+}
+
+async function seek() {
+  await read(1, Number(args.offset));
+  const admin = kafka.admin();
+  await admin.connect();
+  const ends = await admin.fetchTopicOffsets(topic);
+  for (const { partition, offset } of await admin.fetchTopicOffsetsByTimestamp(topic, Number(args.time))) tell("at", partition, offset);
+  for (const { partition, low, high } of ends) {
+    tell("first", partition, low);
+    tell("last", partition, high);
+  }
+  await admin.disconnect();
+}
+
+async function group() {
+  const consumer = kafka.consumer({
+    groupId: args.group, sessionTimeout: 10000, heartbeatInterval: 500, rebalanceTimeout: 15000, maxWaitTimeInMs: 200,
+  });
+  let held = [];
+  const revoke = () => {
+    held.forEach((partition) => tell("revoked", partition));
+    held = [];
+  };
+  consumer.on(consumer.events.GROUP_JOIN, ({ payload }) => {
+    revoke();
+    held = payload.memberAssignment[topic] || [];
+    held.forEach((partition) => tell("assigned", partition));
+  });
+  consumer.on(consumer.events.REBALANCING, revoke);
+  consumer.on(consumer.events.CRASH, ({ payload }) => tell("note", "crash", payload.error, payload.restart));
+  await consumer.connect();
+  await consumer.subscribe({ topics: [topic], fromBeginning: true });
+  await consumer.run({
+    partitionsConsumedConcurrently: 3,
+    autoCommit: true,
+    eachBatchAutoResolve: true,
+    eachMessage: async ({ partition, message }) => tellRecord(partition, message),
+  });
+  await new Promise((done) => process.stdin.once("data", done).once("end", done));
+  await consumer.disconnect();
+}
+
+async function admin() {
+  const client = kafka.admin();
+  await client.connect();
+  const groupId = `${topic}-group`;
+  const resource = { type: 2, name: topic };
+  const step = async (name, body) => {
+    try {
+      await body();
+      tell("ok", name);
+    } catch (error) {
+      tell("bad", name, error);
+    }
+  };
+  const check = (holds, found) => {
+    if (!holds) throw new Error(`found ${JSON.stringify(found)}`);
+  };
+  const until = async (condition) => {
+    for (const end = Date.now() + 15000; !(await condition()); await sleep(50)) if (Date.now() > end) throw new Error("not within 15 s");
+  };
+  const retention = async () =>
+    (await client.describeConfigs({ includeSynonyms: false, resources: [resource] })).resources[0].configEntries.find(
+      (each) => each.configName === "retention.ms").configValue;
+  const described = async () => (await client.fetchTopicMetadata({ topics: [topic] })).topics[0].partitions;
+  const wanted = { topics: [{ topic, numPartitions: 3, replicationFactor: 3, configEntries: [{ name: "retention.ms", value: "3600000" }] }] };
+
+  await step("create", async () => check(await client.createTopics(wanted), false));
+  await step("create again", async () => check(!(await client.createTopics(wanted)), true));
+  await step("list topics", () => until(async () => (await client.listTopics()).includes(topic)));
+  await step("describe topic", () => until(async () => (await described()).filter((each) => each.isr.length === 3).length === 3));
+  await step("describe configs", async () => check((await retention()) === "3600000", await retention()));
+  await step("alter configs", async () => {
+    await client.alterConfigs({ validateOnly: false, resources: [{ ...resource, configEntries: [{ name: "retention.ms", value: "7200000" }] }] });
+    await until(async () => (await retention()) === "7200000");
+  });
+  await step("create partitions", async () => {
+    await client.createPartitions({ topicPartitions: [{ topic, count: 5 }] });
+    await until(async () => (await described()).length === 5);
+  });
+  await step("delete records", async () => {
+    const producer = kafka.producer();
+    await producer.connect();
+    await producer.send({ topic, messages: Array.from({ length: 10 }, (_, i) => ({ partition: 0, value: `${i}` })) });
+    await producer.disconnect();
+    await client.deleteTopicRecords({ topic, partitions: [{ partition: 0, offset: "5" }] });
+    const [first] = (await client.fetchTopicOffsets(topic)).filter((each) => each.partition === 0);
+    check(first.low === "5" && first.high === "10", first);
+  });
+  await step("describe cluster", async () => {
+    const found = await client.describeCluster();
+    check(found.brokers.length === 3 && found.controller > 0, found);
+  });
+  await step("set offsets of a group", () => client.setOffsets({ groupId, topic, partitions: [{ partition: 0, offset: "7" }] }));
+  await step("list offsets of a group", async () => {
+    const found = await client.fetchOffsets({ groupId, topics: [topic] });
+    check(found[0].partitions.some((each) => each.partition === 0 && each.offset === "7"), found);
+  });
+  await step("list groups", async () => {
+    const found = await client.listGroups();
+    check(found.groups.some((each) => each.groupId === groupId), found);
+  });
+  await step("describe group", async () => {
+    const found = await client.describeGroups([groupId]);
+    check(found.groups[0].state === "Empty", found);
+  });
+  await step("delete group", () => client.deleteGroups([groupId]));
+  await step("delete topic", async () => {
+    await client.deleteTopics({ topics: [topic] });
+    await until(async () => !(await client.listTopics()).includes(topic));
+  });
+  await client.disconnect();
+}
+
+const VERBS = { produce, consume: () => read(Number(args.until)), seek, group, admin };
+VERBS[verb]().then(() => {
+  tell("end");
+  process.exit(0);
+}, (error) => {
+  console.error(error);
+  process.exit(1);
+});

@@ -1,0 +1,221 @@
+"""The programs that the matrix runs, one for each client, and what it takes to build them.
+
+Each is started as `PROGRAM BOOTSTRAP VERB name=value ...`, prints lines of cells that are separated by tabs, and last
+of all `end`. A null is `\\N`. The verbs:
+
+    produce  topic, partitions, first, count, codecs, per_second, base: for each of the codecs in turn `count` records
+             (`records.full_record`), from number `first` on, number n to partition n % partitions with the timestamp
+             base + n; idempotent where the client can. Prints `ack N PARTITION OFFSET` (-1: not said) or
+             `failed N REASON`.
+    consume  topic, partitions, until: all partitions by assignment from their beginning, until so many records were
+             read. Prints `rec PARTITION OFFSET TIMESTAMP KEY VALUE HEADERS`.
+    seek     topic, partitions, offset, time: the record at `offset` of partition 0; then for each partition
+             `at PARTITION OFFSET`, the first at or after `time` (-1: none), `first PARTITION OFFSET`, and
+             `last PARTITION OFFSET`.
+    group    topic, group, strategy: a member that commits what it has printed, until it is told to stop by a line, or
+             the end, of its standard input. Prints also `assigned PARTITION` and `revoked PARTITION`.
+    admin    topic: creates it, does all that the client can do about it and a group, and deletes it. Prints `ok STEP`
+             or `bad STEP REASON`. The console tools and Spark's connector do here what they are for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.kafka_clients.records import Expected, full_record, with_empty_header, without_headers
+
+HERE = Path(__file__).parent
+BUILD_TIMEOUT_S = 600
+
+ALL_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+NEWEST_JAVA = "4.4.0"
+OLDEST_JAVA = "2.8.2"
+TOOLS = "4.3.1"
+KAFKAJS = "2.2.4"
+SPARK_CONNECTOR = "4.2.0"
+
+
+class CannotBuild(Exception):
+    """Names what is missing, or what the build said."""
+
+
+class Program(NamedTuple):
+    version: str
+    command: list[str]
+    codecs: tuple[str, ...] = ALL_CODECS
+    strategies: tuple[str, ...] = ("range", "sticky", "cooperative-sticky")
+    expected: Expected = full_record
+    has_timestamps: bool = True
+    """It can give its records timestamps."""
+    verbs: tuple[str, ...] = ("produce", "consume", "seek", "group", "admin")
+
+
+Build = Callable[[Path], Program]
+"""With a directory for what it downloads and builds, which is left for the next run. Raises CannotBuild."""
+
+
+def tool(name: str, package: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise CannotBuild(f"{name} is not installed: apt-get install {package}")
+    return found
+
+
+def run(command: list[str], directory: Path, **environment: str) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CannotBuild(f"`{' '.join(command)}` has not ended within {BUILD_TIMEOUT_S} s") from error
+    if done.returncode:
+        told = (done.stdout + done.stderr).strip().splitlines()
+        raise CannotBuild(f"`{' '.join(command)}` failed: {' / '.join(told[:3] + told[-3:])}")
+    return done.stdout
+
+
+# -- jars --
+
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>minibroker</groupId><artifactId>jars</artifactId><version>1</version><dependencies>
+<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>
+<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId><version>1.7.36</version></dependency>
+</dependencies></project>
+"""
+
+
+def jars(cache: Path, group: str, artifact: str, version: str) -> Path:
+    """The directory of an artifact from Maven Central, with all that it depends on."""
+    directory = cache / f"{artifact}-{version}"
+    lib = directory / "lib"
+    if not (directory / "complete").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "pom.xml").write_text(_POM.format(group=group, artifact=artifact, version=version))
+        maven = [tool("mvn", "maven"), "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
+        run([*maven, f"-DoutputDirectory={lib}"], directory)
+        (directory / "complete").touch()
+    return lib
+
+
+# A JVM that lives for seconds gains nothing from its second compiler.
+JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx256m"]
+
+
+def java_command(classpath: str, main: str) -> list[str]:
+    return [tool("java", "openjdk-17-jdk-headless"), *JAVA_OPTIONS, "-cp", classpath, main]
+
+
+def java(version: str) -> Build:
+    def build(cache: Path) -> Program:
+        lib = jars(cache, "org.apache.kafka", "kafka-clients", version)
+        classes = cache / f"java-{version}"
+        compiler = [tool("javac", "openjdk-17-jdk-headless"), "-nowarn", "-cp", f"{lib}/*", "-d", str(classes)]
+        run([*compiler, str(HERE / "java" / "Client.java")], cache)
+        return Program(version, java_command(f"{lib}/*:{classes}", "Client"))
+
+    return build
+
+
+# -- librdkafka --
+
+
+def kcat(cache: Path) -> Program:
+    version = re.findall(r"Version (\S+)|librdkafka ([\d.]+)", run([tool("kcat", "kcat"), "-V"], cache))
+    return Program(
+        f"{version[0][0]}, librdkafka {version[1][1]}",
+        [sys.executable, "-m", "tests.kafka_clients.kcat.client"],
+        strategies=("range", "cooperative-sticky"),
+        expected=without_headers,
+        has_timestamps=False,
+        verbs=("produce", "consume", "seek", "group"),
+    )
+
+
+def confluent(cache: Path) -> Program:
+    import confluent_kafka
+
+    return Program(
+        f"{confluent_kafka.__version__}, librdkafka {confluent_kafka.libversion()[0]}",
+        [sys.executable, "-m", "tests.kafka_clients.confluent.client"],
+        strategies=("range", "cooperative-sticky"),
+    )
+
+
+# -- Go --
+
+
+def go(name: str, module: str, strategies: tuple[str, ...]) -> Build:
+    def build(cache: Path) -> Program:
+        source = HERE / name
+        program = cache / name
+        run(
+            [tool("go", "golang-go"), "build", "-o", str(program), "."], source, GOFLAGS="-mod=readonly -buildvcs=false"
+        )
+        version = re.search(rf"{re.escape(module)} v(\S+)", (source / "go.mod").read_text())
+        assert version is not None
+        return Program(version[1], [str(program)], strategies=strategies)
+
+    return build
+
+
+# -- Node --
+
+
+def kafkajs(cache: Path) -> Program:
+    directory = cache / "kafkajs"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "client.js"):
+        shutil.copy(HERE / "kafkajs" / name, directory / name)
+    if not (directory / "node_modules" / "kafkajs").exists():
+        run([tool("npm", "npm"), "install", "--no-audit", "--no-fund", "--no-package-lock"], directory)
+    return Program(
+        KAFKAJS,
+        [tool("node", "nodejs"), str(directory / "client.js")],
+        codecs=("none", "gzip", "snappy"),
+        strategies=("round-robin",),
+        expected=with_empty_header,
+    )
+
+
+# -- what has no verbs but its own --
+
+
+def console_tools(cache: Path) -> Program:
+    lib = jars(cache, "org.apache.kafka", "kafka-tools", TOOLS)
+    command = [sys.executable, "-m", "tests.kafka_clients.console.client", *java_command(f"{lib}/*", "")[:-1], "--"]
+    return Program(TOOLS, command, strategies=(), verbs=("admin",))
+
+
+def spark(cache: Path) -> Program:
+    import pyspark
+
+    lib = jars(cache, "org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_CONNECTOR)
+    # Of the others Spark has its own.
+    wanted = [str(jar) for jar in sorted(lib.glob("*.jar")) if re.search("kafka|commons-pool2", jar.name)]
+    command = [sys.executable, "-m", "tests.kafka_clients.spark_connector.client", ",".join(wanted)]
+    return Program(f"{SPARK_CONNECTOR}, Spark {pyspark.__version__}", command, strategies=(), verbs=("admin",))
+
+
+PROGRAMS: dict[str, Build] = {
+    "kcat": kcat,
+    "confluent-kafka": confluent,
+    "java-oldest": java(OLDEST_JAVA),
+    "java-newest": java(NEWEST_JAVA),
+    "franz-go": go("franz_go", "github.com/twmb/franz-go", strategies=("range", "sticky", "cooperative-sticky")),
+    "kafkajs": kafkajs,
+    "console-tools": console_tools,
+    "spark": spark,
+}

@@ -1,0 +1,375 @@
+"""Kafka's protocol beside our own on the same ports: what is spoken, what is answered, what closes a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol import apis
+from minibroker.protocol import messages as m
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.kafka import apis as kafka
+from minibroker.protocol.kafka import data, metadata
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, encode_batch, parse_header
+from tests.kafka_connection import KafkaConnection, connect, request_frame
+from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
+from tests.simulation.loop import run
+from tests.simulation.world import Simulation, VirtualWorld
+
+ORDERS = "orders"
+
+Program = Callable[[VirtualCluster, VirtualWorld], Awaitable[None]]
+
+
+def with_cluster(program: Program, settings: dict[str, str] | None = None, brokers: int = 3) -> None:
+    """A cluster with one topic of one partition, and the program in a process of its own."""
+
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), brokers=brokers, settings=settings)
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def inside() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic(ORDERS, partitions=1, replication_factor=brokers)
+            await program(cluster, world)
+
+        await world.process.run(inside())
+
+    run(scenario())
+
+
+def wire(api: Any, **values: Any) -> Any:
+    """A request as it lies on the wire, which is not always the struct of our own."""
+    return api.request.cls(**values)
+
+
+def about(*names: str, creates: bool = False) -> Any:
+    cls = metadata.METADATA.request.fields[0].type.of.cls  # type: ignore[attr-defined]
+    return wire(metadata.METADATA, topics=[cls("", name) for name in names], allow_auto_topic_creation=creates)
+
+
+def batch(*values: bytes) -> memoryview:
+    return memoryview(encode_batch(list(values), base_timestamp=1_000, magic=MAGIC_RECORDS))
+
+
+def produce(records: memoryview, acks: int = -1, topic: str = ORDERS, transactional_id: str | None = None) -> Any:
+    partitions = [m.ProducePartition(0, records)]
+    return m.ProduceRequest(transactional_id, acks, 5_000, [m.ProduceTopic(topic, partitions)])
+
+
+def fetch(offset: int = 0, replica_id: int = -1, max_wait_ms: int = 0, topic: str = ORDERS) -> m.FetchRequest:
+    partition = m.FetchPartition(0, -1, offset, -1, -1, 1_000_000)
+    return m.FetchRequest(replica_id, max_wait_ms, 1, 1_000_000, 0, [m.FetchTopic(topic, "", [partition])])
+
+
+async def to_leader(cluster: VirtualCluster, world: VirtualWorld) -> KafkaConnection:
+    while True:
+        connection = await connect(world.network, host_name(1), PORT)
+        answer = await connection.request(metadata.METADATA, 12, about(ORDERS))
+        connection.close()
+        if answer.topics[0].partitions and answer.topics[0].partitions[0].leader_id != NO_LEADER:
+            return await connect(world.network, host_name(answer.topics[0].partitions[0].leader_id), PORT)
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_a_client_is_told_the_versions_that_it_can_use(version: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), PORT)
+        request = m.ApiVersionsRequest("librdkafka", "2.6.1") if version == 3 else m.ApiVersionsRequest()
+        answer = await connection.request(metadata.API_VERSIONS, version, request)
+        assert answer.error_code == ErrorCode.NONE
+        told = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+        assert told[apis.PRODUCE.key] == (0, 9)
+        assert told[apis.FETCH.key] == (4, 12)
+        assert apis.ENVELOPE.key not in told
+
+    with_cluster(program)
+
+
+def test_who_asks_in_a_later_version_is_told_what_there_is_and_goes_on() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), PORT)
+        frame = request_frame(metadata.API_VERSIONS, 3, 7, m.ApiVersionsRequest("future", "9"))
+        frame[6:8] = (99).to_bytes(2, "big")
+        connection.write(frame)
+        correlation_id, answer = await connection.answer(metadata.API_VERSIONS, 0)
+        assert (correlation_id, answer.error_code) == (7, ErrorCode.UNSUPPORTED_VERSION)
+        assert len(answer.api_keys) == len(kafka.KAFKA_APIS)
+        assert not (await connection.request(metadata.API_VERSIONS, 0, m.ApiVersionsRequest())).error_code
+
+    with_cluster(program)
+
+
+def test_a_software_name_that_is_none_is_refused_and_a_good_one_is_counted_until_it_leaves() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        counts = cluster.broker(1)._server.metrics.client_software
+        connection = await connect(world.network, host_name(1), PORT)
+        connection.send(metadata.API_VERSIONS, 3, m.ApiVersionsRequest("a b\n", "1"))
+        _, answer = await connection.answer(metadata.API_VERSIONS, 0)
+        assert answer.error_code == ErrorCode.INVALID_REQUEST
+        for _ in range(2):
+            await connection.request(metadata.API_VERSIONS, 3, m.ApiVersionsRequest("librdkafka", "2.6.1"))
+        assert counts.connections == {("librdkafka", "2.6.1"): 1}
+        connection.close()
+        await cluster.until(lambda: not counts.connections)
+
+    with_cluster(program)
+
+
+def test_the_first_bytes_may_come_one_by_one_in_either_dialect() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        kafkas = request_frame(metadata.API_VERSIONS, 0, 7, m.ApiVersionsRequest())
+        native = apis.encode_request(apis.API_VERSIONS, 7, "test", m.ApiVersionsRequest())
+        for frame in (kafkas, native):
+            connection = await connect(world.network, host_name(1), PORT)
+            for byte in frame:
+                connection.write(bytes([byte]))
+                await asyncio.sleep(0.001)
+            answer = await asyncio.wait_for(connection.frames.get(), 5)
+            if frame is kafkas:
+                assert answer[:4] == (7).to_bytes(4, "big")
+            else:
+                assert apis.decode_response_envelope(answer).correlation_id == 7
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize(
+    ("what", "port", "frame"),
+    [
+        ("an API that is not served", PORT, b"\0\0\0\x0a\0\x04\0\0\0\0\0\x07\xff\xff"),
+        ("a version that is not served", PORT, b"\0\0\0\x0a\0\x01\0\x03\0\0\0\x07\xff\xff"),
+        ("half of a header", PORT, b"\0\0\0\x05\0\x03\0\0\0"),
+        ("a length of two gigabytes", PORT, b"\x7f\xff\xff\xff\0\x12\0\0\0\0\0\x07\xff\xff"),
+        ("Kafka's protocol to the control plane", CONTROL_PORT, b"\0\0\0\x0a\0\x12\0\0\0\0\0\x07\xff\xff"),
+    ],
+)
+def test_bad_input_closes_the_connection_without_an_answer(what: str, port: int, frame: bytes) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), port)
+        connection.write(frame)
+        await asyncio.wait_for(connection.closed.wait(), 5)
+        assert connection.frames.empty()
+        assert cluster.broker(1)._server.metrics.bad_input == 1
+
+    with_cluster(program)
+
+
+def test_produce_in_a_version_of_old_records_says_that_it_is_not_supported() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        for version in (0, 1, 2):
+            connection = await to_leader(cluster, world)
+            answer = await connection.request(data.PRODUCE, version, produce(batch(b"a")))
+            assert answer.responses[0].partition_responses[0].error_code == ErrorCode.UNSUPPORTED_VERSION
+            await asyncio.wait_for(connection.closed.wait(), 5)
+        connection = await to_leader(cluster, world)
+        connection.send(data.PRODUCE, 2, produce(batch(b"a"), acks=0))
+        await asyncio.wait_for(connection.closed.wait(), 5)
+        assert connection.frames.empty()
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize("version", range(3, 10))
+def test_what_is_produced_is_stored_as_it_is_and_read_in_both_dialects(version: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        answer = await connection.request(data.PRODUCE, version, produce(batch(b"a", b"b")))
+        result = answer.responses[0].partition_responses[0]
+        assert (result.error_code, result.base_offset) == (ErrorCode.NONE, 0)
+        for fetch_version in range(4, 13):
+            answer = await connection.request(data.FETCH, fetch_version, fetch())
+            [part] = answer.responses[0].partitions
+            assert (part.error_code, part.high_watermark, part.last_stable_offset) == (ErrorCode.NONE, 2, 2)
+            header = parse_header(part.records)
+            assert (header.magic, header.base_offset) == (MAGIC_RECORDS, 0)
+            assert decode_batch(part.records, header).values == [b"a", b"b"]
+        async with Consumer(cluster.bootstrap, world=world) as consumer:
+            consumer.assign([TopicPartition(ORDERS, 0)])
+            consumer.seek_to_beginning()
+            assert [(await anext(consumer)).value for _ in range(2)] == [b"a", b"b"]
+
+    with_cluster(program)
+
+
+def test_answers_come_in_the_order_of_the_requests_and_acks_0_has_none() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        waits = connection.send(data.FETCH, 12, fetch(max_wait_ms=400))
+        connection.send(data.PRODUCE, 9, produce(batch(b"a"), acks=0))
+        quick = connection.send(metadata.METADATA, 12, about(ORDERS))
+        assert (await connection.answer(data.FETCH, 12))[0] == waits
+        assert (await connection.answer(metadata.METADATA, 12))[0] == quick
+        answer = await connection.request(data.FETCH, 12, fetch(max_wait_ms=400))
+        assert answer.responses[0].partitions[0].high_watermark == 1
+
+    with_cluster(program)
+
+
+def test_batches_that_are_under_way_together_are_replicated_together_and_answered_in_order() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        await connection.request(data.PRODUCE, 9, produce(batch(b"first")))
+        began_s = world.clock.monotonic()
+        await connection.request(data.PRODUCE, 9, produce(batch(b"alone")))
+        alone_s = world.clock.monotonic() - began_s
+        began_s = world.clock.monotonic()
+        sent = [connection.send(data.PRODUCE, 9, produce(batch(b"%d" % number))) for number in range(20)]
+        answers = [await connection.answer(data.PRODUCE, 9) for _ in sent]
+        assert world.clock.monotonic() - began_s < 10 * alone_s
+        assert [correlation_id for correlation_id, _ in answers] == sent
+        offsets = [answer.responses[0].partition_responses[0].base_offset for _, answer in answers]
+        assert offsets == list(range(2, 22))
+
+    with_cluster(program)
+
+
+def test_a_failure_with_acks_0_closes_the_connection() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        connection.send(data.PRODUCE, 9, produce(batch(b"a"), acks=0, topic="nobody-has-it"))
+        await asyncio.wait_for(connection.closed.wait(), 5)
+        assert connection.frames.empty()
+
+    with_cluster(program)
+
+
+def test_an_error_is_where_clients_of_kafka_look_for_it() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        answer = await connection.request(data.PRODUCE, 9, produce(batch(b"a"), transactional_id="t"))
+        part = answer.responses[0].partition_responses[0]
+        assert part.error_code == ErrorCode.INVALID_REQUEST
+        assert "transactions" in part.error_message
+        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(b"")))
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
+        for version in (4, 12):
+            answer = await connection.request(data.FETCH, version, fetch(replica_id=2))
+            assert answer.responses[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        answer = await connection.request(data.FETCH, 11, fetch(topic="nobody-has-it"))
+        assert answer.error_code == ErrorCode.NONE
+        assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        answer = await connection.request(data.INIT_PRODUCER_ID, 4, m.InitProducerIdRequest("t"))
+        assert answer.error_code == ErrorCode.INVALID_REQUEST
+        request = wire(metadata.FIND_COORDINATOR, key="t", key_type=1, coordinator_keys=[])
+        answer = await connection.request(metadata.FIND_COORDINATOR, 1, request)
+        assert (answer.error_code, answer.node_id) == (ErrorCode.INVALID_REQUEST, -1)
+        topics = [m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, 99, -1)])]
+        answer = await connection.request(data.LIST_OFFSETS, 7, m.ListOffsetsRequest(-1, 0, topics))
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_a_group_has_a_coordinator_and_a_producer_an_id(version: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), PORT)
+        request = wire(metadata.FIND_COORDINATOR, key="group", key_type=0, coordinator_keys=["group"])
+        while True:
+            answer = await connection.request(metadata.FIND_COORDINATOR, version, request)
+            coordinator = answer.coordinators[0] if version >= 4 else answer
+            if coordinator.error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                break
+            await asyncio.sleep(0.1)
+        assert (coordinator.error_code, coordinator.port) == (ErrorCode.NONE, PORT)
+        assert coordinator.host == host_name(coordinator.node_id)
+        answers = [
+            await connection.request(data.INIT_PRODUCER_ID, version, m.InitProducerIdRequest(None)) for _ in range(2)
+        ]
+        assert {answer.error_code for answer in answers} == {ErrorCode.NONE}
+        assert answers[0].producer_id != answers[1].producer_id
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize("version", range(13))
+def test_metadata_tells_what_there_is(version: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), PORT)
+        everything = wire(metadata.METADATA, topics=None if version else [], allow_auto_topic_creation=False)
+        answer = await connection.request(metadata.METADATA, version, everything)
+        assert {broker.node_id for broker in answer.brokers} == set(cluster.broker_ids)
+        assert ORDERS in {topic.name for topic in answer.topics}
+        answer = await connection.request(metadata.METADATA, version, about(ORDERS, "nobody-has-it"))
+        codes = {topic.name: topic.error_code for topic in answer.topics}
+        assert codes == {ORDERS: ErrorCode.NONE, "nobody-has-it": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+    with_cluster(program)
+
+
+def test_a_topic_is_found_by_its_id() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), PORT)
+        cls: Any = metadata.METADATA.request.fields[0].type.of.cls  # type: ignore[attr-defined]
+        [topic] = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics
+        by_id = [cls(topic.topic_id, None), cls("B" * 21 + "A", None)]
+        request = wire(metadata.METADATA, topics=by_id, allow_auto_topic_creation=True)
+        answer = await connection.request(metadata.METADATA, 12, request)
+        assert [each.error_code for each in answer.topics] == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID]
+        assert answer.topics[0].name == ORDERS
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_topic_comes_by_itself_where_broker_and_client_let_it(is_enabled: bool) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        for broker_id in cluster.broker_ids:  # as controller and not
+            name = f"new-{broker_id}"
+            connection = await connect(world.network, host_name(broker_id), PORT)
+            for _ in range(10):
+                [topic] = (await connection.request(metadata.METADATA, 9, about(name))).topics
+                assert topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                await asyncio.sleep(0.2)
+            codes = []
+            for _ in range(50):
+                [topic] = (await connection.request(metadata.METADATA, 9, about(name, creates=True))).topics
+                codes.append(topic.error_code)
+                await asyncio.sleep(0.2)
+            if is_enabled:
+                assert codes[0] == ErrorCode.LEADER_NOT_AVAILABLE
+                assert codes[-1] == ErrorCode.NONE
+                assert len(topic.partitions) == 4
+            else:
+                assert set(codes) == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+            [topic] = (await connection.request(metadata.METADATA, 9, about("__consumer.offsets", creates=True))).topics
+            assert topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "a name too near to the brokers' own"
+            [topic] = (await connection.request(metadata.METADATA, 9, about("no/name", creates=True))).topics
+            assert topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    with_cluster(program, {"auto.create.topics.enable": str(is_enabled).lower(), "num.partitions": "4"})
+
+
+def test_our_own_clients_create_nothing_by_asking() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Producer(cluster.bootstrap, world=world, delivery_timeout_ms=3_000) as producer:
+            with pytest.raises(Exception, match="UNKNOWN_TOPIC_OR_PARTITION|metadata"):
+                await producer.send("nobody-has-it", b"")
+
+    with_cluster(program, {"auto.create.topics.enable": "true"})
+
+
+def test_a_producer_that_is_not_known_is_told_where_the_log_begins() -> None:
+    """Without that Kafka's own producer repeats the batch as it is until its delivery timeout."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        late = encode_batch(
+            [b"late"], base_timestamp=1_000, magic=MAGIC_RECORDS, producer_id=7, producer_epoch=0, base_sequence=3
+        )
+        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(late)))
+        [part] = answer.responses[0].partition_responses
+        assert (part.error_code, part.log_start_offset) == (ErrorCode.UNKNOWN_PRODUCER_ID, 0)
+
+    with_cluster(program)

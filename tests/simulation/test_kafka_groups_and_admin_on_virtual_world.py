@@ -1,0 +1,168 @@
+"""Versions of old and special cases of Kafka's protocol: groups, administration, and batches of columns, by request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from minibroker.client.producer import Producer
+from minibroker.protocol import group_messages as g
+from minibroker.protocol import messages as m
+from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.kafka import admin, data, groups, metadata
+from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, iterate_batches
+from minibroker.protocol.topic_ids import make
+from tests.kafka_connection import KafkaConnection, connect
+from tests.simulation.cluster import PORT, VirtualCluster, host_name
+from tests.simulation.test_kafka_dialect_on_virtual_world import ORDERS, about, fetch, to_leader, wire, with_cluster
+from tests.simulation.world import VirtualWorld
+
+GROUP = "readers"
+
+
+async def to_coordinator(world: VirtualWorld) -> KafkaConnection:
+    while True:
+        connection = await connect(world.network, host_name(1), PORT)
+        asked = wire(metadata.FIND_COORDINATOR, key=GROUP, key_type=0, coordinator_keys=[])
+        answer = await connection.request(metadata.FIND_COORDINATOR, 0, asked)
+        connection.close()
+        if not answer.error_code:
+            return await connect(world.network, answer.host, answer.port)
+        await asyncio.sleep(0.1)
+
+
+def join(member_id: str = "") -> g.JoinGroupRequest:
+    return g.JoinGroupRequest(GROUP, 10_000, 10_000, member_id, None, "consumer", [g.JoinGroupProtocol("range", b"")])
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_member_older_than_kip_394_joins_at_once_commits_and_leaves(version: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_coordinator(world)
+        joined = await connection.request(groups.JOIN_GROUP, version, join())
+        while joined.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            await asyncio.sleep(0.1)
+            joined = await connection.request(groups.JOIN_GROUP, version, join())
+        assert joined.error_code == ErrorCode.NONE
+        assert joined.protocol_name == "range"
+        me, generation = joined.member_id, joined.generation_id
+        assert (joined.leader, [member.member_id for member in joined.members]) == (me, [me])
+        mine = [g.SyncGroupAssignment(me, b"mine")]
+        sync = g.SyncGroupRequest(GROUP, generation, me, None, None, None, mine)
+        assert (await connection.request(groups.SYNC_GROUP, 0, sync)).assignment == b"mine"
+
+        commit = g.OffsetCommitRequest(
+            GROUP, generation, me, None, [g.OffsetCommitTopic(ORDERS, [g.OffsetCommitPartition(0, 5, -1, "")])]
+        )
+        answer = await connection.request(groups.OFFSET_COMMIT, 2, commit)
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+        asked = wire(
+            groups.OFFSET_FETCH,
+            group_id=GROUP,
+            topics=[g.OffsetFetchTopic(ORDERS, [0])],
+            groups=[],
+            require_stable=False,
+        )
+        answer = await connection.request(groups.OFFSET_FETCH, 1, asked)
+        assert [p.committed_offset for p in answer.topics[0].partitions] == [5]
+
+        beat = g.HeartbeatRequest(GROUP, generation, me, None)
+        assert (await connection.request(groups.HEARTBEAT, 0, beat)).error_code == ErrorCode.NONE
+        leave = wire(groups.LEAVE_GROUP, group_id=GROUP, member_id=me, members=[])
+        assert (await connection.request(groups.LEAVE_GROUP, 0, leave)).error_code == ErrorCode.NONE
+        assert (await connection.request(groups.LEAVE_GROUP, 2, leave)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+    with_cluster(program, {"group.initial.rebalance.delay.ms": "0"})
+
+
+@pytest.mark.parametrize("version", [1, 2, 7, 8])
+def test_who_asks_the_wrong_broker_for_offsets_is_told_so_where_its_version_looks(version: int) -> None:
+    """And does not take it for a group that has committed nothing."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        coordinator = await to_coordinator(world)
+        topics = [g.OffsetFetchTopic(ORDERS, [0])]
+        asked = wire(
+            groups.OFFSET_FETCH,
+            group_id=GROUP if version < 8 else "",
+            topics=topics if version < 8 else None,
+            groups=[g.OffsetFetchGroup(GROUP, topics)] if version >= 8 else [],
+            require_stable=False,
+        )
+        codes: list[int] = []
+        for broker in range(3):
+            connection = await connect(world.network, host_name(broker), PORT)
+            answer: Any = await connection.request(groups.OFFSET_FETCH, version, asked)
+            codes.append(
+                answer.topics[0].partitions[0].error_code
+                if version == 1
+                else answer.error_code
+                if version < 8
+                else answer.groups[0].error_code
+            )
+        assert sorted(codes)[1:] == [ErrorCode.NOT_COORDINATOR] * 2
+        coordinator.close()
+
+    with_cluster(program)
+
+
+def test_a_topic_is_deleted_by_its_id_and_no_other() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), PORT)
+        known = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0]
+        state = admin.DELETE_TOPICS.request.fields[0].type.of.cls  # type: ignore[attr-defined]
+        other = make(1, 2, b"others")
+        asked = wire(
+            admin.DELETE_TOPICS,
+            topics=[state(None, known.topic_id), state(None, other)],
+            topic_names=[],
+            timeout_ms=10_000,
+        )
+        answer = await connection.request(admin.DELETE_TOPICS, 6, asked)
+        found = {result.topic_id: (result.name, result.error_code) for result in answer.responses}
+        assert found == {known.topic_id: (ORDERS, ErrorCode.NONE), other: ("", ErrorCode.UNKNOWN_TOPIC_ID)}
+        gone = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0]
+        assert gone.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    with_cluster(program)
+
+
+def test_what_our_producer_wrote_is_fetched_as_records_also_by_who_waited_for_it() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        connection.send(data.FETCH, 12, fetch(max_wait_ms=20_000))
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            for number in range(50):
+                producer.send(ORDERS, b"%d" % number, key=b"key")
+            await producer.flush()
+        _, waited = await connection.answer(data.FETCH, 12)
+        asked = await connection.request(data.FETCH, 12, fetch())
+        for answer in (waited, asked):
+            partition = answer.responses[0].partitions[0]
+            assert partition.error_code == ErrorCode.NONE
+            found: list[bytes | None] = []
+            for header, start, _ in iterate_batches(partition.records):
+                assert header.magic == MAGIC_RECORDS
+                found += decode_batch(partition.records, header, start).values
+            assert found == [b"%d" % number for number in range(len(found))]
+        assert len(found) == 50
+
+    with_cluster(program)
+
+
+def test_settings_that_are_replaced_leave_out_what_is_not_named() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(2), PORT)
+        for configs in ([("retention.ms", "1000"), ("segment.bytes", "600")], [("segment.bytes", "700")]):
+            replaced = m.ReplacedConfigs(2, ORDERS, [m.CreatableConfig(*pair) for pair in configs])
+            answer = await connection.request(admin.ALTER_CONFIGS, 2, m.AlterConfigsRequest([replaced]))
+            assert [one.error_code for one in answer.responses] == [ErrorCode.NONE]
+        asked = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, ORDERS, ["retention.ms", "segment.bytes"])])
+        described = await connection.request(admin.DESCRIBE_CONFIGS, 4, asked)
+        found = {entry.name: (entry.value, entry.config_source) for entry in described.results[0].configs}
+        assert found["segment.bytes"] == ("700", 1)
+        assert found["retention.ms"] == ("604800000", 5)
+
+    with_cluster(program)

@@ -1,0 +1,66 @@
+"""Which attempts come too late: a pure decision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minibroker.broker.groups.attempts import LatestAttempts
+from minibroker.protocol import group_messages as g
+from minibroker.protocol.errors import ErrorCode
+from tests.groups_support import GROUP, CoordinatedGroups, with_groups
+
+E = ErrorCode
+
+
+def attempt(number: int, client: str = "one", epoch: int = -1) -> g.Attempt:
+    return g.Attempt(client, number, epoch)
+
+
+def test_an_attempt_below_the_latest_of_its_client_is_late() -> None:
+    latest = LatestAttempts(0)
+    assert [latest.take(attempt(number)) for number in (3, 4, 3, 4, 5, 1)] == [
+        *(E.NONE, E.NONE, E.REQUEST_TIMED_OUT),
+        *(E.NONE, E.NONE, E.REQUEST_TIMED_OUT),
+    ]
+
+
+def test_clients_are_counted_each_by_itself() -> None:
+    latest = LatestAttempts(0)
+    assert latest.take(attempt(7, "one")) == latest.take(attempt(1, "other")) == E.NONE
+
+
+def test_an_attempt_that_was_meant_for_an_earlier_term_is_refused_and_not_noted() -> None:
+    latest = LatestAttempts(5)
+    assert latest.take(attempt(9, epoch=4)) is E.NOT_COORDINATOR
+    assert latest.take(attempt(1, epoch=5)) is E.NONE
+    assert latest.take(attempt(2, epoch=6)) is E.NONE, "a later epoch of the same leadership"
+
+
+def test_who_does_not_say_which_attempt_it_is_is_believed() -> None:
+    latest = LatestAttempts(5)
+    assert [latest.take(None), latest.take(None), latest.take(attempt(1))] == [E.NONE] * 3
+
+
+def test_no_more_clients_are_remembered_than_there_is_room_for_the_latest_stay() -> None:
+    latest = LatestAttempts(0, max_clients=2)
+    for client in ("one", "two", "one", "three"):
+        assert latest.take(attempt(9, client)) is E.NONE
+    assert len(latest) == 2
+    assert latest.take(attempt(1, "one")) is E.REQUEST_TIMED_OUT
+    assert latest.take(attempt(1, "two")) is E.NONE, "it was forgotten"
+
+
+def test_commits_and_deletions_of_one_client_have_one_order(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await groups.commit(10, attempt=attempt(2)) == E.NONE
+        assert await groups.commit(5, attempt=attempt(1)) == E.REQUEST_TIMED_OUT
+        assert await groups.groups.removal.delete(GROUP, attempt(1)) is E.REQUEST_TIMED_OUT
+        answers: list[g.OffsetDeleteResponse] = []
+        topics = [g.OffsetDeleteTopic("orders", [0])]
+        groups.groups.commits.delete(g.OffsetDeleteRequest(GROUP, topics, attempt(1)), answers.append)
+        assert [answer.error_code for answer in answers] == [E.REQUEST_TIMED_OUT]
+        assert await groups.committed() == 10
+        assert await groups.groups.removal.delete(GROUP, attempt(3)) is E.NONE
+        assert await groups.commit(5, attempt=attempt(2)) == E.REQUEST_TIMED_OUT, "the group is gone, its order is not"
+
+    with_groups(tmp_path, scenario)
