@@ -55,7 +55,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def spark_cluster(tmp_path_factory: pytest.TempPathFactory, zookeeper_address: str) -> Iterator[LocalCluster]:
     cluster = LocalCluster(tmp_path_factory.mktemp("cluster") / "data")
     try:
-        cluster.up(3, free_ports(3)[0], f"{zookeeper_address}/spark", {"zookeeper.session.timeout.ms": "3000"})
+        settings = {
+            "zookeeper.session.timeout.ms": "3000",
+            # Tests date records to 1970. Five minutes after its start a leader would delete them as too old, each at a
+            # time of its own: in the middle of a test, and in one partition before another.
+            "log.retention.ms": "-1",
+        }
+        cluster.up(3, free_ports(3)[0], f"{zookeeper_address}/spark", settings)
         yield cluster
     finally:
         if cluster.file_or_none() is not None:
