@@ -56,6 +56,7 @@ from tests.simulation.groups import Groups
 from tests.simulation.groups import broker_settings as group_settings
 from tests.simulation.history import Acknowledged, Anomaly, History, Sent, TopicIdPartition, check
 from tests.simulation.invariants import Invariants
+from tests.simulation.kafka_clients import VERSIONS
 from tests.simulation.loop import run
 from tests.simulation.operations_configs import settings_not_heard_of
 from tests.simulation.operations_elect import REBALANCE_INTERVALS_S
@@ -64,7 +65,15 @@ from tests.simulation.process import ProcessKilled
 from tests.simulation.rebirth import Rebirth
 from tests.simulation.shrinking import Shrinking
 from tests.simulation.users import Users
-from tests.simulation.workload import DURABLE, SHRINKING, SYNCED, ProducerSettings, Workload, read_everything
+from tests.simulation.workload import (
+    DURABLE,
+    SHRINKING,
+    SYNCED,
+    ProducerSettings,
+    Workload,
+    read_as_kafkas_do,
+    read_everything,
+)
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
 
@@ -423,6 +432,13 @@ class Storm:
                 )
                 await reader.process.run(self.compacting.read_back(reader))
                 await self.users.read_back()
+            doing = "the final read of a client of Kafka's"
+            async with asyncio.timeout(LIVENESS_S):
+                versions = Random(f"{self.report.seed} kafka's reader").choice(VERSIONS)
+                for text in await reader.process.run(
+                    read_as_kafkas_do(self.cluster.bootstrap, reader, versions, self._history)
+                ):
+                    self.accuse(Anomaly("two dialects, two logs", text))
             await self.users.look_at_topics()
         except TimeoutError:
             self.accuse(Anomaly("not live", f"after healing, in vain awaited {doing}: {self._condition()}"))
@@ -459,6 +475,8 @@ class Storm:
     async def _create_topics(self) -> None:
         world = self.cluster.client("admin")
         configs = {SHRINKING: self.shrinking.configs, SYNCED: {"durability": "synced"}}
+        if Random(f"{self.report.seed} format").random() < 0.3:
+            configs[f"{DURABLE}-0"] = {"record.format": "kafka"}
 
         async def create() -> None:
             async with Admin(self.cluster.bootstrap, world=world) as admin:
@@ -501,12 +519,35 @@ class Storm:
         lasting = [partition for partition in self.partitions if partition.topic != SHRINKING]
         for number in range(dice.randint(1, 2)):
             self.workload.start_consumer(f"consumer-{number}", lasting)
+        self._start_clients_of_kafka(topics, lasting)
         if self.shrinking.partitions:
             self.workload.start_consumer("consumer-shrinking", self.shrinking.partitions)
             self.shrinking.start_administrator(self.cluster.client("deleter"), self.workload.acknowledged_end)
         self.compacting.start()
         self.users.start()
         self.groups.start()
+
+    def _start_clients_of_kafka(self, topics: list[str], lasting: list[TopicPartition]) -> None:
+        """Two storms in three have some: a producer or two, a consumer or two."""
+        dice = Random(f"{self.report.seed} kafka")
+        if dice.random() < 1 / 3:
+            return
+        for number in range(dice.randint(1, 2)):
+            topic = dice.choice(topics)
+            settings = ProducerSettings(
+                topic=topic,
+                partitions=sum(partition.topic == topic for partition in self.partitions),
+                records_per_s=dice.choice([3, 5, 10]),
+                max_value_bytes=dice.choice([20, 200, 2_000]),
+                compression=dice.choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+                linger_ms=dice.choice([0, 5, 100, 500]),
+                delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
+                request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
+                versions=dice.choice(VERSIONS),
+            )
+            self.workload.start_producer(f"kafka-producer-{number}", settings)
+        for number in range(dice.randint(1, 2)):
+            self.workload.start_consumer(f"kafka-consumer-{number}", lasting, dice.choice(VERSIONS))
 
     def _draw_weights(self) -> dict[str, float]:
         """Which faults this storm is made of: some are left out, some are frequent."""

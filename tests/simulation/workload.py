@@ -3,7 +3,7 @@
 Each runs in a process on a host of its own. A killed one comes back as another start of the same name, and a consumer
 then goes on where its predecessor was, as one that had committed its offsets. Topics whose name begins with `durable`
 are written with acks=all, the others with acks=1. Of one the records are deleted as it grows older (`shrinking`): its
-consumers go on where it begins.
+consumers go on where it begins. Some of them speak Kafka's protocol (`kafka_clients`), and share the topics with ours.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.history import Acknowledged, History, Polled, Sent
+from tests.simulation.kafka_clients import (
+    KafkaBatch,
+    KafkaConsumer,
+    KafkaProducer,
+    ProtocolBroken,
+    RecordMetadata,
+    Versions,
+)
 from tests.simulation.process import Process
 from tests.simulation.world import VirtualWorld
 
@@ -63,6 +71,8 @@ class ProducerSettings:
     request_timeout_ms: int
     sends_batches: bool = False
     """Some of its records go in calls of `send_batch`, to one partition or to that of each key."""
+    versions: Versions | None = None
+    """Of Kafka's protocol; None: it speaks ours."""
 
     @property
     def is_durable(self) -> bool:
@@ -90,6 +100,8 @@ class Workload:
         self._producing: dict[str, asyncio.Task[None]] = {}
         self._unanswered: dict[str, Counter[TopicPartition]] = {}
         self._consumers: dict[str, list[TopicPartition]] = {}
+        self._versions: dict[str, Versions] = {}
+        """Of the consumers that speak Kafka's protocol."""
         self._positions: dict[tuple[str, TopicPartition], int] = {}
         self._stopping = False
 
@@ -101,8 +113,11 @@ class Workload:
         self._unanswered[name] = Counter()
         self._producing[name] = world.process.start(self._produce(name, world, settings), name)
 
-    def start_consumer(self, name: str, partitions: list[TopicPartition]) -> None:
+    def start_consumer(self, name: str, partitions: list[TopicPartition], versions: Versions | None = None) -> None:
+        """`versions`: of Kafka's protocol; None: it speaks ours."""
         self._consumers[name] = partitions
+        if versions is not None:
+            self._versions[name] = versions
         world = self._start_process(name)
         world.process.start(self._consume(name, world, partitions), name)
 
@@ -130,7 +145,7 @@ class Workload:
             return
         self._processes[name].kill()
         if name in self._consumers:
-            self.start_consumer(name, self._consumers[name])
+            self.start_consumer(name, self._consumers[name], self._versions.get(name))
         else:
             self.start_producer(name, self._producers[name])
 
@@ -176,32 +191,54 @@ class Workload:
             if self._stopping:
                 return
             try:
-                async with Producer(
-                    self._cluster.bootstrap,
-                    acks="all" if settings.is_durable else 1,
-                    compression=settings.compression,
-                    linger_ms=settings.linger_ms,
-                    batch_size=16 * 1024,
-                    delivery_timeout_ms=settings.delivery_timeout_ms,
-                    request_timeout_ms=settings.request_timeout_ms,
-                    world=world,
-                ) as producer:
+                async with self._producer(settings, world) as producer:
                     await self._send(name, f"{name}#{self._starts[name]}.{attempt}", producer, world.random, settings)
-            except ClientCrashed as error:
+            except (ClientCrashed, ProtocolBroken) as error:
                 self.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
             except MinibrokerError:
                 pass  # no broker could be reached: each record's own end has been written down
             await asyncio.sleep(_RETRY_S)
 
+    def _producer(self, settings: ProducerSettings, world: World) -> Producer | KafkaProducer:
+        if settings.versions is not None:
+            return KafkaProducer(
+                self._cluster.bootstrap,
+                acks=-1 if settings.is_durable else 1,
+                compression=settings.compression,
+                linger_ms=settings.linger_ms,
+                delivery_timeout_ms=settings.delivery_timeout_ms,
+                request_timeout_ms=settings.request_timeout_ms,
+                versions=settings.versions,
+                world=world,
+            )
+        return Producer(
+            self._cluster.bootstrap,
+            acks="all" if settings.is_durable else 1,
+            compression=settings.compression,
+            linger_ms=settings.linger_ms,
+            batch_size=16 * 1024,
+            delivery_timeout_ms=settings.delivery_timeout_ms,
+            request_timeout_ms=settings.request_timeout_ms,
+            world=world,
+        )
+
     async def _send(
-        self, name: str, identity: str, producer: Producer, random: Random, settings: ProducerSettings
+        self,
+        name: str,
+        identity: str,
+        producer: Producer | KafkaProducer,
+        random: Random,
+        settings: ProducerSettings,
     ) -> None:
         history, unanswered = self.history, self._unanswered[name]
         async with asyncio.TaskGroup() as tasks:
             for number in itertools.count():
                 if self._stopping:
                     return
-                if settings.sends_batches and random.random() < 0.3:
+                if isinstance(producer, KafkaProducer):
+                    if producer.failure is not None:
+                        return
+                elif settings.sends_batches and random.random() < 0.3:
                     sent = self._send_batch(f"{identity}/{number}", producer, random, settings, unanswered)
                     tasks.create_task(self._await_batch(*sent, unanswered, settings.is_durable))
                     await asyncio.sleep(len(sent[1]) * random.expovariate(settings.records_per_s) / 4)
@@ -272,7 +309,7 @@ class Workload:
 
     async def _await_delivery(
         self,
-        delivery: Delivery,
+        delivery: Delivery | asyncio.Future[RecordMetadata],
         value: bytes,
         partition: TopicPartition,
         unanswered: Counter[TopicPartition],
@@ -296,16 +333,23 @@ class Workload:
         for attempt in itertools.count(1):
             identity = f"{name}#{self._starts[name]}.{attempt}"
             shrinks = any(partition.topic == SHRINKING for partition in partitions)
+            versions = self._versions.get(name)
             try:
-                async with Consumer(
-                    self._cluster.bootstrap,
-                    partitions=partitions,
-                    auto_offset_reset="earliest" if shrinks else "none",
-                    request_timeout_ms=5_000,
-                    world=world,
+                async with (
+                    KafkaConsumer(self._cluster.bootstrap, partitions=partitions, versions=versions, world=world)
+                    if versions is not None
+                    else Consumer(
+                        self._cluster.bootstrap,
+                        partitions=partitions,
+                        auto_offset_reset="earliest" if shrinks else "none",
+                        request_timeout_ms=5_000,
+                        world=world,
+                    )
                 ) as consumer:
                     for partition in partitions:
                         position = self._positions.get((name, partition), 0)
+                        if versions is not None:  # as one whose last commits were lost: in the middle of a batch
+                            position = max(0, position - world.random.randint(0, 5))
                         consumer.seek(partition, position)
                         if shrinks:
                             self.history.starts[identity, partition] = position
@@ -320,7 +364,7 @@ class Workload:
                     self.corrupt_reads += 1
                 else:
                     self.unexpected.append(f"{identity}: {error}")
-            except ClientCrashed as error:
+            except (ClientCrashed, ProtocolBroken) as error:
                 self.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
             except BrokerError as error:
                 if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -332,7 +376,7 @@ class Workload:
                 pass  # no broker could be reached
             await asyncio.sleep(_RETRY_S)
 
-    def _note_poll(self, identity: str, partition: TopicPartition, batch: ConsumerBatch) -> None:
+    def _note_poll(self, identity: str, partition: TopicPartition, batch: ConsumerBatch | KafkaBatch) -> None:
         if partition in self.exposed:
             return
         now_s = self._cluster.simulation.loop.now_s
@@ -358,3 +402,30 @@ async def read_everything(bootstrap: str, world: World, partitions: list[TopicPa
             history.final[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
             if batch.next_offset >= ends[partition]:
                 missing.discard(partition)
+
+
+async def read_as_kafkas_do(bootstrap: str, world: World, versions: Versions, history: History) -> list[str]:
+    """A fresh consumer of Kafka's protocol reads what `read_everything` has read. Returns what is not the same."""
+    ends = {partition: end for partition, end in history.ends.items() if end > history.begins[partition]}
+    seen: dict[TopicPartition, dict[int, bytes]] = {partition: {} for partition in ends}
+    async with KafkaConsumer(
+        bootstrap, partitions=list(ends), versions=versions, world=world, limits=[1_048_576], fetch_max_wait_ms=10
+    ) as consumer:
+        told = await consumer.ends(list(ends))
+        wrong = [
+            f"{p} ends at {told[p]} for Kafka's clients, at {end} for ours" for p, end in ends.items() if told[p] != end
+        ]
+        for partition in ends:
+            consumer.seek(partition, history.begins[partition])
+        missing = set(ends)
+        batches = consumer.batches()
+        while missing and not wrong:
+            batch = await anext(batches)
+            partition = TopicPartition(batch.topic, batch.partition)
+            seen[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
+            if batch.next_offset >= ends[partition]:
+                missing.discard(partition)
+        await batches.aclose()
+    return wrong + [
+        f"{p} is not to Kafka's clients what it is to ours" for p in ends if not wrong and seen[p] != history.final[p]
+    ]

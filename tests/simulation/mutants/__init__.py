@@ -26,6 +26,7 @@ from tests.simulation.mutants import (
     control,
     elections,
     groups,
+    kafka,
     reassignments,
     replication,
     requested_elections,
@@ -53,6 +54,7 @@ MUTANTS: dict[str, Mutant] = {
         requested_elections,
         reassignments,
         groups,
+        kafka,
     )
     for mutant in mutants_of(module)
 }

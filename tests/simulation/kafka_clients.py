@@ -1,0 +1,576 @@
+"""A producer and a consumer that speak Kafka's protocol, for the storms: as librdkafka does it, in a few lines.
+
+They stand in for our own clients in the strict workload, so what they are told is judged by the same rules: nothing
+acknowledged is lost, twice or out of order, and a consumer neither skips nor goes back. Each connection has several
+requests under way and expects the answers in their order; an answer that is not one, or records that such a client
+cannot read, are `ProtocolBroken`: a bug, whatever the cluster has been through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple, Self
+
+from minibroker.client.errors import CorruptBatch, LogTruncated
+from minibroker.protocol import messages as m
+from minibroker.protocol.compression import Compression
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError
+from minibroker.protocol.kafka import data, metadata
+from minibroker.protocol.kafka.schema import KafkaApi
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.records import MAGIC_RECORDS, CorruptRecord, decode_batch, encode_batch, iterate_batches
+from minibroker.protocol.world import World
+from tests.kafka_connection import KafkaConnection, read_response
+
+_CONNECT_S = 2.0
+_BACKOFF_S = 0.1
+_REQUEST_TIMEOUT_S = 5.0
+
+
+class ProtocolBroken(MinibrokerError):
+    """What no broker may answer."""
+
+
+class _Unreachable(MinibrokerError):
+    """The connection failed, or the request had no answer in time: it may have been carried out."""
+
+
+class Versions(NamedTuple):
+    """Which ones of the APIs a client uses."""
+
+    metadata: int
+    produce: int
+    fetch: int
+    epochs: int
+    """Of OffsetForLeaderEpoch."""
+
+    @property
+    def knows_epochs(self) -> bool:
+        """Of leaders, and so fences what it asks."""
+        return self.metadata >= 7
+
+
+VERSIONS = (Versions(4, 7, 10, -1), Versions(7, 8, 11, 3), Versions(9, 9, 12, 4), Versions(12, 9, 12, 4))
+"""Of clients old and new; all of them know zstd, which is among what our own producers write."""
+
+
+class RecordMetadata(NamedTuple):
+    offset: int
+    """-1: the broker has it already, and does not know any more where."""
+
+
+class KafkaBatch(NamedTuple):
+    """What came of a partition, record by record."""
+
+    topic: str
+    partition: int
+    offsets: list[int]
+    values: list[bytes | None]
+    next_offset: int
+
+
+class _Leader(NamedTuple):
+    node_id: int
+    epoch: int
+    """-1: not told in the version that is used."""
+
+
+# --- Connections -----------------------------------------------------------------------------------------------
+
+
+class _Connection(KafkaConnection):
+    """Its last frame has no bytes."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.frames.put_nowait(b"")
+
+
+class _Link:
+    """A connection on which requests go out behind each other. Its answers must come in their order."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self._waiting: deque[tuple[int, KafkaApi, int, asyncio.Future[Any]]] = deque()
+        self._reading = asyncio.create_task(self._read(), name="reader of Kafka's protocol")
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connection.closed.is_set() or self._reading.done()
+
+    def send(self, api: KafkaApi, version: int, wire: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.is_closed:
+            future.set_exception(_Unreachable("closed"))
+        else:
+            self._waiting.append((self._connection.send(api, version, wire), api, version, future))
+        return future
+
+    async def _read(self) -> None:
+        error: MinibrokerError = _Unreachable("closed")
+        try:
+            while frame := await self._connection.frames.get():  # the last one is empty
+                if not self._waiting:
+                    raise ProtocolBroken("an answer that nobody has asked for")
+                sent, api, version, future = self._waiting.popleft()
+                try:
+                    correlation_id, body = read_response(api, version, frame)
+                except InvalidMessage as invalid:
+                    raise ProtocolBroken(f"{api.name} {version}: {invalid}") from invalid
+                if correlation_id != sent:
+                    raise ProtocolBroken(f"the answer to {correlation_id} of {api.name} where that to {sent} was due")
+                if not future.done():
+                    future.set_result(body)
+        except ProtocolBroken as broken:
+            error = broken
+        finally:
+            for *_, future in self._waiting:
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # nobody may be left to hear it
+            self._connection.close()
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+
+class _Cluster:
+    """Links to the brokers, and which of them leads what, as far as it is known."""
+
+    def __init__(self, bootstrap: str, world: World, versions: Versions) -> None:
+        self._addresses = {-1 - i: _address(text) for i, text in enumerate(bootstrap.split(","))}
+        self._bootstrap = list(self._addresses)
+        self._world = world
+        self._versions = versions
+        self._links: dict[int, _Link] = {}
+        self._leaders: dict[TopicPartition, _Leader] = {}
+        self._epochs: dict[TopicPartition, int] = {}
+        """The latest of each leader: older metadata is not believed (KIP-320)."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for link in self._links.values():
+            await link.close()
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Whoever led it does not answer as a leader does."""
+        self._leaders.pop(partition, None)
+
+    async def leader(self, partition: TopicPartition) -> _Leader:
+        """Raises _Unreachable where nobody says."""
+        if partition not in self._leaders:
+            await self._refresh([partition.topic])
+        leader = self._leaders.get(partition)
+        if leader is None:
+            raise _Unreachable(f"{partition} has no leader")
+        return leader
+
+    async def _refresh(self, topics: Iterable[str]) -> None:
+        node_id = self._world.random.choice([*self._bootstrap, *self._addresses])
+        layout: Any = metadata.METADATA.request
+        topic: Any = layout.fields[0].type.of.cls
+        wire = layout.cls(topics=[topic("", name) for name in topics], allow_auto_topic_creation=False)
+        answer: m.MetadataResponse = await self.request(node_id, metadata.METADATA, self._versions.metadata, wire)
+        self._addresses |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+        for of_topic in answer.topics:
+            for told in of_topic.partitions:
+                partition = TopicPartition(of_topic.name, told.partition_index)
+                is_newest = told.leader_epoch >= self._epochs.get(partition, -1)
+                if told.leader_id != NO_LEADER and told.leader_id in self._addresses and is_newest:
+                    self._leaders[partition] = _Leader(told.leader_id, told.leader_epoch)
+                    self._epochs[partition] = told.leader_epoch
+
+    async def link(self, node_id: int) -> _Link:
+        link = self._links.get(node_id)
+        if link is None or link.is_closed:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    connection = await self._world.network.connect(*self._addresses[node_id], _Connection)
+            except (OSError, TimeoutError) as error:
+                raise _Unreachable(f"broker {node_id}: {error!r}") from error
+            if link is not None:
+                await link.close()
+            link = self._links[node_id] = _Link(connection)
+        return link
+
+    async def drop(self, node_id: int) -> None:
+        """What has no answer in time may never have one."""
+        if (link := self._links.pop(node_id, None)) is not None:
+            await link.close()
+
+    async def request(self, node_id: int, api: KafkaApi, version: int, wire: Any) -> Any:
+        link = await self.link(node_id)
+        try:
+            return await asyncio.wait_for(link.send(api, version, wire), _REQUEST_TIMEOUT_S)
+        except TimeoutError as error:
+            await self.drop(node_id)
+            raise _Unreachable(f"broker {node_id} does not answer {api.name}") from error
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+# --- Producing -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Unsent:
+    """A batch from its first record to its answer."""
+
+    sequence: int
+    deadline_s: float
+    values: list[bytes] = field(default_factory=list)
+    endings: list[asyncio.Future[RecordMetadata]] = field(default_factory=list)
+
+    def end(self, base_offset: int) -> None:
+        for index, ending in enumerate(self.endings):
+            if not ending.done():
+                ending.set_result(RecordMetadata(base_offset + index if base_offset >= 0 else -1))
+
+
+MOST_IN_FLIGHT = 5
+"""Batches of a partition: so many a broker tells apart (KAFKA-5494)."""
+
+
+class KafkaProducer:
+    """Idempotent with acks=all. A batch that fails, or has not ended within its delivery timeout, fails the producer:
+    all that was sent after it, and every later `send`. (Its sequence is used up; librdkafka calls that fatal.)"""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        acks: int,
+        compression: str,
+        linger_ms: int,
+        delivery_timeout_ms: int,
+        request_timeout_ms: int,
+        versions: Versions,
+        world: World,
+    ) -> None:
+        self._cluster = _Cluster(bootstrap, world, versions)
+        self._versions = versions
+        self._acks = acks
+        self._compression = Compression[compression.upper()]
+        self._linger_s = linger_ms / 1_000
+        self._delivery_timeout_s = delivery_timeout_ms / 1_000
+        self._request_timeout_s = request_timeout_ms / 1_000
+        self._world = world
+        self._random = Random(world.random.random())
+        self._producer_id, self._producer_epoch = -1, -1
+        self._queues: dict[TopicPartition, asyncio.Queue[_Unsent]] = {}
+        self._open: dict[TopicPartition, _Unsent] = {}
+        """Batches that still take records, in their queues already."""
+        self._sequences: dict[TopicPartition, int] = {}
+        self._sending: list[asyncio.Task[None]] = []
+        self._unended: set[asyncio.Future[RecordMetadata]] = set()
+        self.failure: MinibrokerError | None = None
+        """What it has failed with."""
+
+    async def __aenter__(self) -> Self:
+        """Raises _Unreachable where no broker gives it an id."""
+        while self._acks == -1 and self._producer_id < 0:
+            await self._init_producer_id()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._unended:
+            await asyncio.wait(self._unended)
+        for task in self._sending:
+            task.cancel()
+        if self._sending:
+            await asyncio.wait(self._sending)
+        await self._cluster.__aexit__()
+        if isinstance(self.failure, ProtocolBroken):
+            raise self.failure
+
+    async def _init_producer_id(self) -> None:
+        node_id = self._random.choice(self._cluster._bootstrap)
+        request = m.InitProducerIdRequest(None)
+        answer = await self._cluster.request(node_id, data.INIT_PRODUCER_ID, 4, request)
+        if answer.error_code == ErrorCode.NONE:
+            self._producer_id, self._producer_epoch = answer.producer_id, answer.producer_epoch
+        else:
+            await asyncio.sleep(_BACKOFF_S)
+
+    def send(self, topic: str, value: bytes, *, partition: int) -> asyncio.Future[RecordMetadata]:
+        ending: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        if self.failure is not None:
+            ending.set_exception(self.failure)
+            return ending
+        where = TopicPartition(topic, partition)
+        queue = self._queues.get(where)
+        if queue is None:
+            queue = self._queues[where] = asyncio.Queue()
+            self._sequences[where] = 0
+            self._sending.append(asyncio.create_task(self._send(where, queue), name=f"Kafka's sender of {where}"))
+        batch = self._open.get(where)
+        if batch is None:
+            batch = _Unsent(self._sequences[where], self._world.clock.monotonic() + self._delivery_timeout_s)
+            self._open[where] = batch
+            queue.put_nowait(batch)
+        self._sequences[where] += 1
+        self._unended.add(ending)
+        ending.add_done_callback(self._unended.discard)
+        batch.values.append(value)
+        batch.endings.append(ending)
+        return ending
+
+    async def _send(self, where: TopicPartition, queue: asyncio.Queue[_Unsent]) -> None:
+        while True:
+            window = [await queue.get()]
+            await asyncio.sleep(self._linger_s)
+            while not queue.empty() and len(window) < MOST_IN_FLIGHT:
+                window.append(queue.get_nowait())
+            self._open.pop(where, None)
+            try:
+                await self._deliver(where, window)
+            except MinibrokerError as error:
+                self._fail(error)
+                return
+
+    def _fail(self, error: MinibrokerError) -> None:
+        if self.failure is None or isinstance(error, ProtocolBroken):
+            self.failure = error
+        for ending in list(self._unended):
+            if not ending.done():
+                ending.set_exception(self.failure)
+
+    async def _deliver(self, where: TopicPartition, window: list[_Unsent]) -> None:
+        """All of them, whatever it takes; again and again what has no answer, in its order."""
+        while window:
+            if self._world.clock.monotonic() > window[0].deadline_s:
+                raise _Unreachable(f"{where}: not delivered within the delivery timeout")
+            try:
+                leader = await self._cluster.leader(where)
+                link = await self._cluster.link(leader.node_id)
+            except _Unreachable:
+                await asyncio.sleep(_BACKOFF_S)
+                continue
+            answers = [link.send(data.PRODUCE, self._versions.produce, self._request(where, each)) for each in window]
+            await asyncio.wait(answers, timeout=self._request_timeout_s)
+            left: list[_Unsent] = []
+            for batch, answer in zip(window, answers, strict=True):
+                if not await self._has_ended(where, batch, answer, leader, is_first=not left):
+                    left.append(batch)
+            window = left
+            if window:
+                self._cluster.forget(where)
+                await asyncio.sleep(_BACKOFF_S)
+
+    async def _has_ended(
+        self, where: TopicPartition, batch: _Unsent, answer: asyncio.Future[Any], leader: _Leader, *, is_first: bool
+    ) -> bool:
+        if not answer.done():
+            await self._cluster.drop(leader.node_id)
+        try:
+            response: m.ProduceResponse = answer.result()
+        except _Unreachable:
+            return False
+        [of_topic] = response.responses
+        [told] = of_topic.partition_responses
+        if (of_topic.name, told.index) != where:
+            raise ProtocolBroken(f"an answer for {of_topic.name}-{told.index} where {where} was sent")
+        code = ErrorCode(told.error_code)
+        if code is ErrorCode.NONE:
+            batch.end(told.base_offset)
+            return True
+        if code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            batch.end(-1)
+            return True
+        # Behind one that has failed it must be out of order; by itself it says that the cluster has lost some.
+        if ERRORS[code].retriable or (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not is_first):
+            return False
+        raise BrokerError(code, f"{where}: {told.error_message}")
+
+    def _request(self, where: TopicPartition, batch: _Unsent) -> m.ProduceRequest:
+        is_idempotent = self._producer_id >= 0
+        records = encode_batch(
+            batch.values,
+            base_timestamp=self._world.clock.wall_ms(),
+            compression=self._compression,
+            producer_id=self._producer_id,
+            producer_epoch=self._producer_epoch,
+            base_sequence=batch.sequence if is_idempotent else -1,
+            magic=MAGIC_RECORDS,
+        )
+        partitions = [m.ProducePartition(where.partition, memoryview(records))]
+        timeout_ms = int(self._request_timeout_s * 1_000)
+        return m.ProduceRequest(None, self._acks, timeout_ms, [m.ProduceTopic(where.topic, partitions)])
+
+
+# --- Consuming -------------------------------------------------------------------------------------------------
+
+
+LIMITS = (1, 1_000, 1_048_576, 1_048_576)
+
+
+class KafkaConsumer:
+    """Reads the partitions from where `seek` has put it, on the leaders alone; one request for all of a leader's.
+
+    A client that knows epochs says which one it believes in, and asks a new leader whether the log that it has read is
+    still the log's beginning (KIP-320).
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        partitions: list[TopicPartition],
+        versions: Versions,
+        world: World,
+        limits: Sequence[int] = LIMITS,
+        fetch_max_wait_ms: int = 300,
+    ) -> None:
+        """`limits`: one of them is drawn for what an answer, and each partition in it, may take in bytes."""
+        self._limits = limits
+        self._fetch_max_wait_ms = fetch_max_wait_ms
+        self._cluster = _Cluster(bootstrap, world, versions)
+        self._versions = versions
+        self._partitions = partitions
+        self._random = Random(world.random.random())
+        self._position = dict.fromkeys(partitions, 0)
+        self._read_epoch = dict.fromkeys(partitions, -1)
+        """That of the batch that was read last."""
+        self._validated_epoch = dict.fromkeys(partitions, -1)
+        """That of the leader which has said that nothing read is gone."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._cluster.__aexit__()
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._position[partition] = offset
+        self._read_epoch[partition] = -1
+
+    async def ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the partitions end for consumers. Asks until it is told."""
+        ends: dict[TopicPartition, int] = {}
+        while missing := [partition for partition in partitions if partition not in ends]:
+            try:
+                ends[missing[0]] = await self._end(missing[0])
+            except _Unreachable:
+                await asyncio.sleep(_BACKOFF_S)
+        return ends
+
+    async def _end(self, partition: TopicPartition) -> int:
+        leader = await self._cluster.leader(partition)
+        asked = m.ListOffsetsPartition(partition.partition, leader.epoch, -1)
+        request = m.ListOffsetsRequest(-1, 0, [m.ListOffsetsTopic(partition.topic, [asked])])
+        answer = await self._cluster.request(leader.node_id, data.LIST_OFFSETS, 6, request)
+        [[told]] = [topic.partitions for topic in answer.topics]
+        if told.error_code != ErrorCode.NONE:
+            self._cluster.forget(partition)
+            raise _Unreachable(f"{partition}: {ErrorCode(told.error_code).name}")
+        return int(told.offset)
+
+    async def batches(self) -> AsyncGenerator[KafkaBatch]:
+        """Raises LogTruncated, CorruptBatch, BrokerError with OFFSET_OUT_OF_RANGE."""
+        while True:
+            led: dict[int, list[tuple[TopicPartition, int]]] = {}
+            for partition in self._partitions:
+                try:
+                    leader = await self._cluster.leader(partition)
+                    await self._validate(partition, leader)
+                except _Unreachable:
+                    self._cluster.forget(partition)
+                    continue
+                led.setdefault(leader.node_id, []).append((partition, leader.epoch))
+            if not led:
+                await asyncio.sleep(_BACKOFF_S)
+            fetches = [asyncio.create_task(self._fetch(node_id, asked)) for node_id, asked in led.items()]
+            if fetches:
+                await asyncio.wait(fetches)
+            errors = [error for fetch in fetches if (error := fetch.exception()) is not None]
+            for error in errors:
+                raise error
+            for fetch in fetches:
+                for batch in fetch.result():
+                    yield batch
+
+    async def _validate(self, partition: TopicPartition, leader: _Leader) -> None:
+        """Whether all that was read is in the log of this leader."""
+        if leader.epoch < 0 or leader.epoch == self._validated_epoch[partition]:
+            return
+        read_epoch = self._read_epoch[partition]
+        if read_epoch >= 0:
+            asked = m.OffsetForLeaderPartition(partition.partition, leader.epoch, read_epoch)
+            request = m.OffsetForLeaderEpochRequest(-1, [m.OffsetForLeaderTopic(partition.topic, [asked])])
+            answer = await self._cluster.request(
+                leader.node_id, data.OFFSET_FOR_LEADER_EPOCH, self._versions.epochs, request
+            )
+            [[told]] = [topic.partitions for topic in answer.topics]
+            if told.error_code != ErrorCode.NONE:
+                raise _Unreachable(f"{partition}: {ErrorCode(told.error_code).name}")
+            if 0 <= told.end_offset < self._position[partition]:
+                raise LogTruncated(partition, self._position[partition], told.end_offset)
+        self._validated_epoch[partition] = leader.epoch
+
+    async def _fetch(self, node_id: int, asked: list[tuple[TopicPartition, int]]) -> list[KafkaBatch]:
+        self._random.shuffle(asked)  # the first one gets a batch, however small the limit
+        topics: dict[str, list[m.FetchPartition]] = {}
+        for partition, epoch in asked:
+            limit = self._random.choice(self._limits)
+            topics.setdefault(partition.topic, []).append(
+                m.FetchPartition(partition.partition, epoch, self._position[partition], -1, -1, limit)
+            )
+        max_bytes = self._random.choice(self._limits)
+        wanted = [m.FetchTopic(topic, "", partitions) for topic, partitions in topics.items()]
+        request = m.FetchRequest(-1, self._fetch_max_wait_ms, 1, max_bytes, 0, wanted)
+        try:
+            answer = await self._cluster.request(node_id, data.FETCH, self._versions.fetch, request)
+        except _Unreachable:
+            for partition, _ in asked:
+                self._cluster.forget(partition)
+            return []
+        batches = []
+        is_alone = sum(bool(told.records) for topic in answer.responses for told in topic.partitions) == 1
+        for topic in answer.responses:
+            for told in topic.partitions:
+                partition = TopicPartition(topic.topic, told.partition_index)
+                if told.error_code == ErrorCode.NONE:
+                    batches += self._read(partition, told, is_alone=is_alone)
+                elif told.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                    at = f"{partition} at offset {self._position[partition]}"
+                    raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, at)
+                elif told.error_code == ErrorCode.CORRUPT_MESSAGE:
+                    raise CorruptBatch(partition, "is damaged, the broker says", "Fetch again.")
+                else:
+                    self._cluster.forget(partition)
+        return batches
+
+    def _read(self, partition: TopicPartition, told: m.FetchPartitionResponse, *, is_alone: bool) -> list[KafkaBatch]:
+        """The whole batches, which are all that counts."""
+        read = []
+        position = start = self._position[partition]
+        try:
+            for header, begin, _ in iterate_batches(told.records):
+                if header.magic != MAGIC_RECORDS:
+                    raise ProtocolBroken(f"{partition} at {header.base_offset}: magic {header.magic}")
+                decoded = decode_batch(told.records, header, begin)
+                next_offset = header.base_offset + header.last_offset_delta + 1
+                if next_offset > told.high_watermark:
+                    raise ProtocolBroken(f"{partition}: {next_offset - 1} is not below {told.high_watermark}")
+                kept = [index for index, offset in enumerate(decoded.offsets) if offset >= position]
+                if kept:
+                    offsets, values = [decoded.offsets[i] for i in kept], [decoded.values[i] for i in kept]
+                    read.append(KafkaBatch(*partition, offsets, values, next_offset))
+                position = max(position, next_offset)
+                self._read_epoch[partition] = header.partition_leader_epoch
+        except CorruptRecord as error:
+            raise CorruptBatch(partition, f"is damaged: {error}", "Fetch again.") from error
+        if is_alone and told.records and position == start:
+            raise ProtocolBroken(f"{partition} at {start}: {len(told.records)} bytes without a whole batch")
+        self._position[partition] = position
+        return read

@@ -1,0 +1,77 @@
+"""Planted bugs of Kafka's protocol: answers, records and producers of its clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from minibroker.broker.handlers import transcoding
+from minibroker.broker.network.kafka_dialect import KafkaDialect
+from minibroker.broker.network.turns import Turns
+from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.messages import ProduceRequest
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import MAGIC_RECORDS, NO_PRODUCER_ID, NO_SEQUENCE
+from tests.simulation.mutants.planting import Patches, mutant
+
+
+@mutant("responses out of order", "answers leave as they come, and not in the order of the requests")
+def answers_leave_as_they_come(patches: Patches) -> None:
+    @patches.instead_of(Turns, "answered")
+    def answered(original: Any, self: Any, place: int, answer: Any, size: int) -> list[Any]:
+        self._next_answer += 1
+        return [answer]
+
+
+@mutant("acknowledged too early", "acks=all of Kafka's clients waits for the leader alone")
+def acks_of_kafkas_clients_are_one(patches: Patches) -> None:
+    @patches.instead_of(KafkaDialect, "decode")
+    def decode(original: Any, self: Any, frame: Any) -> Any:
+        api, header, body = original(self, frame)
+        if isinstance(body, ProduceRequest) and body.acks == -1:
+            body.acks = 1
+        return api, header, body
+
+
+@mutant("KAFKA-5494", "a batch of Kafka's clients that is sent again is appended again")
+def records_are_never_repeated(patches: Patches) -> None:
+    @patches.instead_of(ProducerState, "check")
+    def check(original: Any, self: Any, header: Any) -> Any:
+        try:
+            found = original(self, header)
+        except BrokerError:
+            if header.magic == MAGIC_RECORDS:
+                return None
+            raise
+        return None if header.magic == MAGIC_RECORDS else found
+
+
+@mutant("idempotence lost in conversion", "what is converted for the log forgets who sent it")
+def converted_records_forget_their_producer(patches: Patches) -> None:
+    @patches.instead_of(transcoding.Transcoder, "_appendable")
+    async def _appendable(original: Any, self: Any, batch: Any, header: Any) -> Any:
+        stranger = msgspec.structs.replace(
+            header, producer_id=NO_PRODUCER_ID, producer_epoch=-1, base_sequence=NO_SEQUENCE
+        )
+        return await original(self, batch, stranger)
+
+
+@mutant("KAFKA-1755's kin", "a batch that is read from its middle is said to begin there")
+def batches_begin_where_they_are_read(patches: Patches) -> None:
+    @patches.instead_of(transcoding.Transcoder, "_records")
+    async def _records(original: Any, self: Any, batch: Any, header: Any, offset: int) -> Any:
+        if header.base_offset < offset <= header.last_offset:
+            header = msgspec.structs.replace(header, base_offset=offset)
+        return await original(self, batch, header, offset)
+
+
+@mutant("a cache's key too short", "what was transcoded is known by its offset alone, whatever the partition")
+def cache_knows_offsets_alone(patches: Patches) -> None:
+    key = transcoding._Key
+
+    def short(topic_partition: TopicPartition, topic_id: str, base_offset: int, epoch: int, crc: int) -> Any:
+        return key(TopicPartition("any", 0), "", base_offset, 0, 0)
+
+    patches.set(transcoding, "_Key", short)
