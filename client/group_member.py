@@ -352,10 +352,12 @@ class GroupMember:
         may be waiting for this commit."""
         if self._is_giving_up:
             return False
+        # The generation that the commit named was without an assignment yet. It may be through by the time at which
+        # this wakes: where nothing changes hands, taking over takes no time.
+        was_completing = self.state is MemberState.COMPLETING_REBALANCE and code is ErrorCode.REBALANCE_IN_PROGRESS
         while self._loss is None and self.generation_id != NO_GENERATION:
-            if self._is_taking_over and code is ErrorCode.REBALANCE_IN_PROGRESS:
-                return True
-            if self.membership() != membership and (self.state is MemberState.STABLE or self._is_taking_over):
+            is_through = self.state is MemberState.STABLE or self._is_taking_over
+            if is_through and (was_completing or self.membership() != membership):
                 return True
             await self._settled.wait()
         return False

@@ -215,6 +215,35 @@ def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no_rebal
     run(scenario(), seed=seed)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_commit_in_the_middle_of_a_rebalance_is_over_with_it_although_nothing_changed_hands(seed: int) -> None:
+    """There are as many members as partitions: another one gets none. The generation that the commit names has no
+    assignment yet, and the one that comes is what the member has."""
+
+    async def commit_as_it_completes(member: Member, took_s: list[float]) -> None:
+        while member.consumer.status().member_state != "completing rebalance":
+            await asyncio.sleep(0.000_2)
+        began = asyncio.get_running_loop().time()
+        await member.consumer.commit({p: await member.consumer.position(p) for p in member.assignment()})
+        took_s.append(asyncio.get_running_loop().time() - began)
+
+    async def scenario() -> None:
+        work = await GroupWork.start(members=2, partitions=2)
+        await work.until(lambda: work.written > 10 and work.is_shared())
+        took_s: list[float] = []
+        committing = [
+            member.world.process.start(commit_as_it_completes(member, took_s), "commit") for member in work.members
+        ]
+        work.add("late")
+        await asyncio.wait(committing, timeout=70)
+        assert len(took_s) == 2
+        assert max(took_s) < 5
+        await work.shared()
+        await work.finish()
+
+    run(scenario(), seed=seed)
+
+
 def has_its_share(work: GroupWork, member: Member) -> bool:
     return bool(member.assignment()) and work.is_shared()
 
