@@ -33,15 +33,16 @@ from tests.kafka_clients.verdicts import (
     FAILED,
     NOT_APPLICABLE,
     PASSED,
-    Declared,
+    SKIPPED,
     Found,
     Known,
     Verdict,
     declared_tests,
     judge,
+    judge_list,
     read_junit,
+    read_part,
     read_runner,
-    reason_of,
 )
 
 KAFKA_PYTHON = "3.0.12"
@@ -51,11 +52,11 @@ SPEAKS = "3.2"
 """The Kafka whose versions of the APIs are nearest to ours: what kafka-python takes us for."""
 SUITE_TIMEOUT_S = 900
 TEST_TIMEOUT_S = 60
-RUNNER_TIMEOUT_S = 240
-"""For the tests of librdkafka that share a number."""
+RUNNER_TIMEOUT_S = 400
+"""For the tests of librdkafka that share a number. The longest takes two minutes."""
 
 Ledger = dict[str, Known]
-Suite = Callable[[Path, Path, Known], list[Found]]
+Suite = Callable[[Path, Path, Known], Iterator[Found]]
 """With a directory of downloads and builds, which is left for the next run, and one for the run. Raises CannotBuild."""
 
 
@@ -151,7 +152,7 @@ def fetch_kafka_python(cache: Path) -> tuple[Path, Path]:
     return source, python
 
 
-def kafka_python(cache: Path, directory: Path, known: Known) -> list[Found]:
+def kafka_python(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     source, python = fetch_kafka_python(cache)
     junit, log = directory / "junit.xml", directory / "pytest.log"
     pytest = [str(python), "-m", "pytest", "test/integration", f"--junitxml={junit}", "-p", "no:cacheprovider"]
@@ -161,7 +162,7 @@ def kafka_python(cache: Path, directory: Path, known: Known) -> list[Found]:
         ended = execute(pytest, source, log, SUITE_TIMEOUT_S, **environment)
     if not junit.exists():
         raise CannotBuild(f"pytest: {ended}; {' / '.join(log.read_text().splitlines()[-3:])}")
-    return read_junit(junit.read_text(), "test.integration")
+    yield from read_junit(junit.read_text(), "test.integration")
 
 
 # -- librdkafka --
@@ -197,39 +198,51 @@ def kafka_path(cache: Path) -> Path:
     return directory
 
 
-def librdkafka(cache: Path, directory: Path, known: Known) -> list[Found]:
+def librdkafka(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     tests, kafka = build_librdkafka(cache), kafka_path(cache)
     declared = [each for each in declared_tests((tests / "test.c").read_text()) if not each.is_manual]
     local = sum(each.is_local for each in declared)
-    print(
-        f"librdkafka: {local} of its {len(declared)} tests talk to no broker, or to a mock of its own: left out",
-        flush=True,
-    )
-    found = [Found(each.name, "skipped") for each in declared if reason_of(each.name, known.not_applicable)]
-    listed = {each.test for each in found}
-    wanted = [each for each in declared if not each.is_local and each.name not in listed]
+    print(f"librdkafka: {local} of its {len(declared)} tests need no broker, or bring a mock: left out", flush=True)
+    all_names = {each.name for each in declared}
+    yield from (Found(name, SKIPPED) for name in known.not_applicable if name.partition("::")[0] in all_names)
+    wanted = [each for each in declared if not each.is_local and each.name not in known.not_applicable]
     for scenario, creates in (("default", "true"), ("noautocreate", "false")):
-        here = directory / scenario
         of_scenario = [each for each in wanted if scenario in each.scenarios]
-        with cluster(here / "cluster", brokers=3, auto_create_topics_enable=creates) as bootstrap:
-            (here / "test.conf").write_text(f"bootstrap.servers={bootstrap}\ntest.topic.random=true\n")
-            environment = {"KAFKA_PATH": str(kafka), "BROKERS": bootstrap, "RDKAFKA_TEST_CONF": str(here / "test.conf")}
+        with cluster(directory / scenario / "cluster", brokers=3, auto_create_topics_enable=creates) as bootstrap:
+            runner = Runner(tests, directory / scenario, scenario, kafka, bootstrap)
             for number in sorted({each.number for each in of_scenario}):
-                of_number = [each for each in of_scenario if each.number == number]
-                found += run_number(number, scenario, of_number, tests, here, environment)
-    return sorted(found)
+                names = [each.name for each in of_scenario if each.number == number]
+                if whole := [name for name in names if name not in known.parts]:
+                    yield from read_runner(whole, *runner.run(number))
+                for name in names:
+                    for part in known.parts.get(name, []):
+                        yield read_part(name, part, *runner.run(number, part))
 
 
-def run_number(
-    number: str, scenario: str, of_number: list[Declared], tests: Path, directory: Path, environment: dict[str, str]
-) -> list[Found]:
-    report, log = directory / f"{number}.json", directory / f"{number}.log"
-    environment = {**environment, "TESTS": number, "TEST_REPORT": str(report), "LD_LIBRARY_PATH": "../src:../src-cpp"}
-    runner = ["./test-runner", "-p1", "-L", "-V", f"{SPEAKS}.0", "-s", scenario]
-    ended = execute(runner, tests, log, RUNNER_TIMEOUT_S, **environment)
-    content = report.read_bytes() if report.exists() else None
-    names = [each.name for each in of_number]
-    return read_runner(names, content, log.read_text(errors="replace"), ended)
+class Runner:
+    """librdkafka's test-runner, at a cluster."""
+
+    def __init__(self, tests: Path, directory: Path, scenario: str, kafka: Path, bootstrap: str) -> None:
+        self._tests = tests
+        self._directory = directory
+        self._command = ["./test-runner", "-p1", "-L", "-V", f"{SPEAKS}.0", "-s", scenario]
+        self._environment = {
+            "LD_LIBRARY_PATH": "../src:../src-cpp",
+            "RDKAFKA_TEST_CONF": str(directory / "test.conf"),
+            "KAFKA_PATH": str(kafka),
+            "BROKERS": bootstrap,
+        }
+        settings = ("test.topic.random=true", "test.timeout.multiplier=3", f"bootstrap.servers={bootstrap}", "")
+        (directory / "test.conf").write_text("\n".join(settings))
+
+    def run(self, number: str, part: str = "") -> tuple[bytes | None, str, str]:
+        """The tests of a number, or their subtests of that name: the report, the log, and how it ended."""
+        report, log = (self._directory / f"{number}{part.replace(' ', '-')}{suffix}" for suffix in (".json", ".log"))
+        environment = {**self._environment, "TESTS": number, "TEST_REPORT": str(report)}
+        if part:
+            environment["SUBTESTS"] = part
+        ended = execute(self._command, self._tests, log, RUNNER_TIMEOUT_S, **environment)
+        return report.read_bytes() if report.exists() else None, log.read_text(errors="replace"), ended
 
 
 SUITES: dict[str, Suite] = {"kafka-python": kafka_python, "librdkafka": librdkafka}
@@ -238,13 +251,20 @@ VERSIONS = {"kafka-python": KAFKA_PYTHON, "librdkafka": f"of node-rdkafka {NODE_
 
 def try_suite(name: str, cache: Path, directory: Path, known: Known) -> list[Verdict]:
     directory.mkdir(parents=True, exist_ok=True)
-    try:
-        verdicts = judge(SUITES[name](cache, directory, known), known)
-    except CannotBuild as error:
-        verdicts = [Verdict("build", FAILED, str(error), 0.0, is_known=False)]
-    for verdict in verdicts:
+    verdicts: list[Verdict] = []
+
+    def tell(verdict: Verdict) -> None:
+        verdicts.append(verdict)
         reason = f": {verdict.reason}" if verdict.reason else ""
         print(f"{name}: {verdict.test}: {verdict.state}{reason}", flush=True)
+
+    try:
+        for found in SUITES[name](cache, directory, known):
+            tell(judge(found, known))
+        for stale in judge_list(known, [verdict.test for verdict in verdicts]):
+            tell(stale)
+    except CannotBuild as error:
+        tell(Verdict("build", FAILED, str(error), 0.0, is_known=False))
     return verdicts
 
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
+PASSED, FAILED, SKIPPED, NOT_APPLICABLE = "passed", "failed", "skipped", "not applicable"
 
 
 class Known(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
@@ -21,12 +21,14 @@ class Known(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=T
 
     not_applicable: dict[str, str] = {}
     fails: dict[str, str] = {}
+    parts: dict[str, list[str]] = {}
+    """Of tests that are run part by part, since others of their parts are listed above, as `TEST::PART`."""
 
 
 class Found(NamedTuple):
     test: str
     state: str
-    """`passed`, `failed`, or `skipped`: by the suite itself, or since `peers.toml` has it."""
+    """`PASSED`, `FAILED`, or `SKIPPED`: by the suite itself, or since `peers.toml` has it."""
     reason: str = ""
     seconds: float = 0.0
 
@@ -44,28 +46,30 @@ def reason_of(test: str, reasons: Mapping[str, str]) -> str | None:
     return next((reason for name, reason in reasons.items() if re.match(rf"{re.escape(name)}(\W|$)", test)), None)
 
 
-def judge(all_found: Iterable[Found], known: Known) -> list[Verdict]:
-    """In the order of what was found, and then names in `known` that belong to no test."""
-    verdicts: list[Verdict] = []
-    for test, state, reason, seconds in all_found:
-        inapplicable, failure = reason_of(test, known.not_applicable), reason_of(test, known.fails)
-        listed = inapplicable or failure
-        if state == PASSED and listed:
-            stale = f"it passes, but peers.toml lists it ({listed}): take it out of there"
-            verdict = Verdict(test, FAILED, stale, seconds, is_known=False)
-        elif state == PASSED:
-            verdict = Verdict(test, PASSED, "", seconds, is_known=True)
-        elif inapplicable or state == "skipped":
-            verdict = Verdict(test, NOT_APPLICABLE, inapplicable or reason, seconds, is_known=True)
-        else:
-            told = f"{failure}: {reason}" if failure else reason
-            verdict = Verdict(test, FAILED, told, seconds, is_known=failure is not None)
-        verdicts.append(verdict)
-    for name in [*known.not_applicable, *known.fails]:
-        if not any(reason_of(verdict.test, {name: "it"}) for verdict in verdicts):
-            stale = "peers.toml lists it, but the suite has no such test: take it out of there"
-            verdicts.append(Verdict(name, FAILED, stale, 0.0, is_known=False))
-    return verdicts
+def judge(found: Found, known: Known) -> Verdict:
+    test, state, reason, seconds = found
+    inapplicable, failure = reason_of(test, known.not_applicable), reason_of(test, known.fails)
+    listed = inapplicable or failure
+    if state == PASSED and listed:
+        stale = f"it passes, but peers.toml lists it ({listed}): take it out of there"
+        return Verdict(test, FAILED, stale, seconds, is_known=False)
+    if state == PASSED:
+        return Verdict(test, PASSED, "", seconds, is_known=True)
+    if inapplicable or state == SKIPPED:
+        return Verdict(test, NOT_APPLICABLE, inapplicable or reason, seconds, is_known=True)
+    told = f"{failure}: {reason}" if failure else reason
+    return Verdict(test, FAILED, told, seconds, is_known=failure is not None)
+
+
+def judge_list(known: Known, tests: Iterable[str]) -> list[Verdict]:
+    """A failure for each name in the list that is of none of these tests, which are all that the suite has."""
+    tests = list(tests)
+    stale = "peers.toml lists it, but the suite has no such test: take it out of there"
+    return [
+        Verdict(name, FAILED, stale, 0.0, is_known=False)
+        for name in [*known.not_applicable, *known.fails]
+        if not any(reason_of(test, {name: "it"}) for test in tests)
+    ]
 
 
 def first_line(text: str) -> str:
@@ -87,7 +91,7 @@ def read_junit(xml: str, package: str) -> list[Found]:
         if failure is not None:
             found[test] = Found(test, FAILED, first_line(failure.attrib["message"]), seconds)
         elif skipped is not None:
-            found[test] = Found(test, "skipped", first_line(skipped.attrib["message"]), seconds)
+            found[test] = Found(test, SKIPPED, first_line(skipped.attrib["message"]), seconds)
         elif test not in found:  # an error at its teardown is a testcase of its own
             found[test] = Found(test, PASSED, "", seconds)
     return list(found.values())
@@ -130,6 +134,14 @@ def declared_tests(source: str) -> list[Declared]:
     return found
 
 
+def read_part(test: str, part: str, report: bytes | None, log: str, ended: str) -> Found:
+    """What became of the subtests of this test that have `part` in their names: there must be one."""
+    [found] = read_runner([test], report, log, ended)
+    if found.state == PASSED and not re.search(rf"\[ .*{re.escape(part)}.* \]$", _COLOUR.sub("", log), re.MULTILINE):
+        found = found._replace(state=FAILED, reason="it has no such part: look into peers.toml")
+    return found._replace(test=f"{test}::{part}")
+
+
 def read_runner(tests: Iterable[str], report: bytes | None, log: str, ended: str) -> list[Found]:
     """What became of these tests. `ended` says how the runner ended, where that was not well; `report` is None where it
     wrote none. A runner that ends badly though no test has failed fails them all."""
@@ -144,7 +156,7 @@ def read_runner(tests: Iterable[str], report: bytes | None, log: str, ended: str
         state = states.get(test, {"state": "not run", "duration": 0.0})
         why = failures.get(test) or failures.get("<MAIN>")
         if state["state"] == "SKIPPED":
-            one = Found(test, "skipped", skipped.get(test, "librdkafka does not say why"))
+            one = Found(test, SKIPPED, skipped.get(test, "librdkafka does not say why"))
         elif state["state"] == "PASSED" and not ended:
             one = Found(test, PASSED, "", state["duration"])
         else:

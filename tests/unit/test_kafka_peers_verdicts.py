@@ -9,46 +9,50 @@ import msgspec
 import pytest
 
 from tests.kafka_clients import verdicts
-from tests.kafka_clients.verdicts import Declared, Found, Known, Verdict, declared_tests, judge, read_junit, read_runner
+from tests.kafka_clients.verdicts import (
+    Declared,
+    Found,
+    Known,
+    Verdict,
+    declared_tests,
+    judge,
+    judge_list,
+    read_junit,
+    read_part,
+    read_runner,
+)
 
 KNOWN = Known(not_applicable={"test_tls": "no TLS"}, fails={"test_admin::test_b": "not done yet"})
 
 
-def judged(*found: Found) -> list[Verdict]:
-    """With the listed tests as they should be."""
-    listed = [Found("test_tls::test_a[x]", "failed", "refused"), Found("test_admin::test_b", "failed", "assert 1")]
-    return judge([*listed, *found], KNOWN)[len(listed) :]
-
-
 def test_only_what_the_list_explains_may_fail() -> None:
-    assert judge(
-        [Found("test_tls::test_a[x]", "failed", "refused"), Found("test_admin::test_b", "failed", "1")], KNOWN
-    ) == [
+    assert [
+        judge(Found("test_tls::test_a[x]", "failed", "refused"), KNOWN),
+        judge(Found("test_admin::test_b", "failed", "assert 1", 0.5), KNOWN),
+        judge(Found("test_admin::test_bb", "failed", "assert 2"), KNOWN),
+        judge(Found("test_admin::test_c", "skipped", "needs 4.0"), KNOWN),
+        judge(Found("test_admin::test_d", "passed", "", 0.5), KNOWN),
+    ] == [
         Verdict("test_tls::test_a[x]", "not applicable", "no TLS", 0.0, is_known=True),
-        Verdict("test_admin::test_b", "failed", "not done yet: 1", 0.0, is_known=True),
-    ]
-    assert judged(Found("test_admin::test_bb", "failed", "assert 2")) == [
-        Verdict("test_admin::test_bb", "failed", "assert 2", 0.0, is_known=False)
-    ]
-    assert judged(Found("test_admin::test_c", "skipped", "needs 4.0")) == [
-        Verdict("test_admin::test_c", "not applicable", "needs 4.0", 0.0, is_known=True)
+        Verdict("test_admin::test_b", "failed", "not done yet: assert 1", 0.5, is_known=True),
+        Verdict("test_admin::test_bb", "failed", "assert 2", 0.0, is_known=False),
+        Verdict("test_admin::test_c", "not applicable", "needs 4.0", 0.0, is_known=True),
+        Verdict("test_admin::test_d", "passed", "", 0.5, is_known=True),
     ]
 
 
 @pytest.mark.parametrize("name", ["test_tls::test_z", "test_admin::test_b[1]"])
 def test_a_test_that_passes_though_it_is_listed_has_failed(name: str) -> None:
-    [verdict] = judged(Found(name, "passed"))
+    verdict = judge(Found(name, "passed"), KNOWN)
 
     assert verdict.state == "failed"
     assert not verdict.is_known
 
 
 def test_the_list_may_not_name_a_test_that_is_gone() -> None:
-    found = judge([Found("test_tls::test_a", "skipped")], KNOWN)
-
-    assert [(verdict.test, verdict.state, verdict.is_known) for verdict in found] == [
-        ("test_tls::test_a", "not applicable", True),
-        ("test_admin::test_b", "failed", False),
+    assert judge_list(KNOWN, ["test_tls::test_a", "test_admin::test_b"]) == []
+    assert [(verdict.test, verdict.is_known) for verdict in judge_list(KNOWN, ["test_tls", "test_admin::test_bb"])] == [
+        ("test_admin::test_b", False)
     ]
 
 
@@ -138,3 +142,13 @@ def test_a_runner_that_ends_badly_or_without_a_report_has_failed() -> None:
         Found("0011_a", "failed", "it ended with -6", 1.5)
     ]
     assert read_runner(["0011_a"], None, "", "not within 240 s") == [Found("0011_a", "failed", "not within 240 s", 0.0)]
+
+
+def test_a_part_that_no_subtest_is_has_failed() -> None:
+    log, passed = (
+        "\x1b[35m[0081_admin / 0.1s] \x1b[35m[ do_test_DeleteTopics:318: it ]\n",
+        report(**{"0081_a": "PASSED"}),
+    )
+
+    assert read_part("0081_a", "DeleteTopics", passed, log, "") == Found("0081_a::DeleteTopics", "passed", "", 1.5)
+    assert read_part("0081_a", "DeleteTopic ", passed, log, "").state == "failed"
