@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK, free_ports
 from tests.kafka_clients.programs import TOOLS, CannotBuild, jars, java_command, run, tool
@@ -263,8 +264,8 @@ def try_suite(name: str, cache: Path, directory: Path, known: Known) -> list[Ver
             tell(judge(found, known))
         for stale in judge_list(known, [verdict.test for verdict in verdicts]):
             tell(stale)
-    except CannotBuild as error:
-        tell(Verdict("build", FAILED, str(error), 0.0, is_known=False))
+    except (CannotBuild, LaunchError) as error:
+        tell(Verdict("its end", FAILED, str(error), 0.0, is_known=False))
     return verdicts
 
 
