@@ -10,7 +10,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
 .PHONY: setup demo test test-all check up bench faults controller-faults group-faults cut-connections full-disk isolation power-cuts \
-	spark-faults hostile kafka-clients simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
+	spark-faults hostile kafka-clients kafka-peers simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
 
@@ -100,6 +100,11 @@ hostile: setup
 CLIENTS :=
 kafka-clients: setup
 	$(BIN)/python -m tests.kafka_clients.matrix $(if $(CLIENTS),--only $(CLIENTS))
+
+# The test suites of kafka-python and librdkafka, from their packages, at our brokers. PEERS=kafka-python runs one of them.
+PEERS :=
+kafka-peers: setup
+	$(BIN)/python -m tests.kafka_clients.peers $(if $(PEERS),--only $(PEERS))
 
 # The whole cluster in one process on virtual time, under a storm of faults for each seed. SEED=17 replays one of them;
 # MUTANT=name plants one of the bugs of tests/simulation/mutants.

@@ -64,7 +64,8 @@ class AutoTopicCreation:
                 else:
                     self._problem = ""
         except (BrokerError, TimeoutError) as error:
-            self._report(f"{', '.join(names[:3])} cannot be created: {error}")
+            why = str(error) or f"not done within {TIMEOUT_S:.0f} s; is ZooKeeper away?"  # asyncio's say nothing
+            self._report(f"{', '.join(names[:3])} cannot be created: {why}")
         finally:
             await asyncio.sleep(PAUSE_S)
             self._under_way.difference_update(names)

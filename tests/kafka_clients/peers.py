@@ -1,0 +1,301 @@
+"""Peers' own test suites against our brokers: kafka-python's, and what of librdkafka's needs a broker.
+
+    python -m tests.kafka_clients.peers [--only NAME,...] [--cache DIR] [--keep DIR]
+
+Each suite is fetched from its package, and run at a cluster of its own, as its authors run it at Kafka's. `peers.toml`
+says which of its tests are not applicable here, and which fail for a known reason. Prints each test as passed, failed
+or not applicable, with the reason, and a table. Exits with 1 if one failed without a known reason, or passed though it
+is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.ports import LOOPBACK, free_ports
+from tests.kafka_clients.programs import TOOLS, CannotBuild, jars, java_command, run, tool
+from tests.kafka_clients.verdicts import (
+    FAILED,
+    NOT_APPLICABLE,
+    PASSED,
+    SKIPPED,
+    Found,
+    Known,
+    Verdict,
+    declared_tests,
+    judge,
+    judge_list,
+    read_junit,
+    read_part,
+    read_runner,
+)
+
+KAFKA_PYTHON = "3.0.12"
+NODE_RDKAFKA = "3.6.1"
+"""The package on npm that has librdkafka's source, with its tests."""
+SPEAKS = "3.2"
+"""The Kafka whose versions of the APIs are nearest to ours: what kafka-python takes us for."""
+SUITE_TIMEOUT_S = 900
+TEST_TIMEOUT_S = 60
+RUNNER_TIMEOUT_S = 400
+"""For the tests of librdkafka that share a number. The longest takes two minutes."""
+
+Ledger = dict[str, Known]
+Suite = Callable[[Path, Path, Known], Iterator[Found]]
+"""With a directory of downloads and builds, which is left for the next run, and one for the run. Raises CannotBuild."""
+
+
+@contextmanager
+def cluster(directory: Path, brokers: int, **settings: str) -> Iterator[str]:
+    """Brokers from id 0 on, as the suites have it."""
+    *ports, zookeeper_port = free_ports(brokers + 1)
+    launcher = LocalCluster(directory)
+    planned = ClusterFile(
+        zookeeper=ZooKeeperEntry(f"{LOOPBACK}:{zookeeper_port}", zookeeper_port),
+        brokers=tuple(BrokerEntry(number, port) for number, port in enumerate(ports)),
+        settings={
+            "auto.create.topics.enable": "true",
+            "num.partitions": "4",
+            "default.replication.factor": str(brokers),
+            "group.initial.rebalance.delay.ms": "300",
+            # Some tests have members that are to be missed soon.
+            "group.min.session.timeout.ms": "1000",
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        },
+    )
+    launcher.launch(planned)
+    try:
+        yield launcher.bootstrap()
+    finally:
+        launcher.down(kill=True)
+
+
+def execute(command: list[str], directory: Path, log: Path, timeout_s: float, **environment: str) -> str:
+    """How it ended, where that was not with 0. Its children end with it."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"not within {timeout_s:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return f"it ended with {code}" if code else ""
+
+
+# -- kafka-python --
+
+PYTHON_PACKAGES = (
+    "pytest==9.2.0",
+    "pytest-timeout==2.4.0",
+    "lz4==4.4.5",
+    "python-snappy==0.7.3",
+    "zstandard==0.25.0",
+    "crc32c==2.9.post0",
+)
+# Of the modules that its sdist leaves out, the one that its fixtures import to start Kafka: ours runs already.
+SERVICE = """class ExternalService:
+    def __init__(self, host, port):
+        pass
+
+    def stop(self):
+        pass
+
+    def dump_logs(self):
+        pass
+
+
+SpawnedService = None
+"""
+
+
+def fetch_kafka_python(cache: Path) -> tuple[Path, Path]:
+    """Its source, and a Python that has what its tests need."""
+    directory = cache / f"kafka-python-{KAFKA_PYTHON}"
+    source, python = directory / f"kafka_python-{KAFKA_PYTHON}", directory / "venv" / "bin" / "python"
+    if not (directory / "complete").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        run([sys.executable, "-m", "venv", "--clear", "venv"], directory)
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-q"]
+        run([*pip, "install", *PYTHON_PACKAGES], directory)
+        run([*pip, "download", "--no-deps", "--no-binary", "kafka-python", f"kafka-python=={KAFKA_PYTHON}"], directory)
+        run([tool("tar", "tar"), "-xzf", f"{source.name}.tar.gz"], directory)
+        # Without it, the `test` of the standard library is what Python finds.
+        (source / "test" / "__init__.py").touch()
+        (source / "test" / "service.py").write_text(SERVICE)
+        (directory / "complete").touch()
+    return source, python
+
+
+def kafka_python(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
+    source, python = fetch_kafka_python(cache)
+    junit, log = directory / "junit.xml", directory / "pytest.log"
+    pytest = [str(python), "-m", "pytest", "test/integration", f"--junitxml={junit}", "-p", "no:cacheprovider"]
+    pytest += ["--tb=short", "--show-capture=no", f"--timeout={TEST_TIMEOUT_S}", "--timeout-method=signal"]
+    with cluster(directory / "cluster", brokers=1) as bootstrap:
+        environment = {"KAFKA_URI": f"kafka://{bootstrap}", "KAFKA_VERSION": SPEAKS, "KAFKA_ROOT": str(directory)}
+        ended = execute(pytest, source, log, SUITE_TIMEOUT_S, **environment)
+    if not junit.exists():
+        raise CannotBuild(f"pytest: {ended}; {' / '.join(log.read_text().splitlines()[-3:])}")
+    yield from read_junit(junit.read_text(), "test.integration")
+
+
+# -- librdkafka --
+
+
+def build_librdkafka(cache: Path) -> Path:
+    """The directory of its tests, in which is the runner."""
+    directory = cache / f"node-rdkafka-{NODE_RDKAFKA}"
+    source = directory / "package" / "deps" / "librdkafka"
+    if not (directory / "complete").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        tool("g++", "g++")
+        run([tool("npm", "npm"), "pack", f"node-rdkafka@{NODE_RDKAFKA}"], directory)
+        run([tool("tar", "tar"), "-xzf", f"node-rdkafka-{NODE_RDKAFKA}.tgz"], directory)
+        make = [tool("make", "make"), f"-j{len(os.sched_getaffinity(0))}"]
+        run(["./configure", "--disable-ssl", "--disable-sasl", "--disable-curl"], source)
+        run([*make, "libs"], source)
+        run([*make, "-C", "tests", "build"], source)
+        (directory / "complete").touch()
+    return source / "tests"
+
+
+def kafka_path(cache: Path) -> Path:
+    """A directory like that of Kafka's distribution, with the console tool by which some tests make topics."""
+    directory = cache / "kafka"
+    script = directory / "bin" / "kafka-topics.sh"
+    command = java_command(
+        f"{jars(cache, 'org.apache.kafka', 'kafka-tools', TOOLS)}/*", "org.apache.kafka.tools.TopicCommand"
+    )
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    script.chmod(0o755)
+    return directory
+
+
+def librdkafka(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
+    tests, kafka = build_librdkafka(cache), kafka_path(cache)
+    declared = [each for each in declared_tests((tests / "test.c").read_text()) if not each.is_manual]
+    local = sum(each.is_local for each in declared)
+    print(f"librdkafka: {local} of its {len(declared)} tests need no broker, or bring a mock: left out", flush=True)
+    all_names = {each.name for each in declared}
+    yield from (Found(name, SKIPPED) for name in known.not_applicable if name.partition("::")[0] in all_names)
+    wanted = [each for each in declared if not each.is_local and each.name not in known.not_applicable]
+    for scenario, creates in (("default", "true"), ("noautocreate", "false")):
+        of_scenario = [each for each in wanted if scenario in each.scenarios]
+        with cluster(directory / scenario / "cluster", brokers=3, auto_create_topics_enable=creates) as bootstrap:
+            runner = Runner(tests, directory / scenario, scenario, kafka, bootstrap)
+            for number in sorted({each.number for each in of_scenario}):
+                names = [each.name for each in of_scenario if each.number == number]
+                if whole := [name for name in names if name not in known.parts]:
+                    yield from read_runner(whole, *runner.run(number))
+                for name in names:
+                    for part in known.parts.get(name, []):
+                        yield read_part(name, part, *runner.run(number, part))
+
+
+class Runner:
+    """librdkafka's test-runner, at a cluster."""
+
+    def __init__(self, tests: Path, directory: Path, scenario: str, kafka: Path, bootstrap: str) -> None:
+        self._tests = tests
+        self._directory = directory
+        self._command = ["./test-runner", "-p1", "-L", "-V", f"{SPEAKS}.0", "-s", scenario]
+        self._environment = {
+            "LD_LIBRARY_PATH": "../src:../src-cpp",
+            "RDKAFKA_TEST_CONF": str(directory / "test.conf"),
+            "KAFKA_PATH": str(kafka),
+            "BROKERS": bootstrap,
+        }
+        settings = ("test.topic.random=true", "test.timeout.multiplier=3", f"bootstrap.servers={bootstrap}", "")
+        (directory / "test.conf").write_text("\n".join(settings))
+
+    def run(self, number: str, part: str = "") -> tuple[bytes | None, str, str]:
+        """The tests of a number, or their subtests of that name: the report, the log, and how it ended."""
+        report, log = (self._directory / f"{number}{part.replace(' ', '-')}{suffix}" for suffix in (".json", ".log"))
+        environment = {**self._environment, "TESTS": number, "TEST_REPORT": str(report)}
+        if part:
+            environment["SUBTESTS"] = part
+        ended = execute(self._command, self._tests, log, RUNNER_TIMEOUT_S, **environment)
+        return report.read_bytes() if report.exists() else None, log.read_text(errors="replace"), ended
+
+
+SUITES: dict[str, Suite] = {"kafka-python": kafka_python, "librdkafka": librdkafka}
+VERSIONS = {"kafka-python": KAFKA_PYTHON, "librdkafka": f"of node-rdkafka {NODE_RDKAFKA}"}
+
+
+def try_suite(name: str, cache: Path, directory: Path, known: Known) -> list[Verdict]:
+    directory.mkdir(parents=True, exist_ok=True)
+    verdicts: list[Verdict] = []
+
+    def tell(verdict: Verdict) -> None:
+        verdicts.append(verdict)
+        reason = f": {verdict.reason}" if verdict.reason else ""
+        print(f"{name}: {verdict.test}: {verdict.state}{reason}", flush=True)
+
+    try:
+        for found in SUITES[name](cache, directory, known):
+            tell(judge(found, known))
+        for stale in judge_list(known, [verdict.test for verdict in verdicts]):
+            tell(stale)
+    except (CannotBuild, LaunchError) as error:
+        tell(Verdict("its end", FAILED, str(error), 0.0, is_known=False))
+    return verdicts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(SUITES), help="the suites, separated by commas")
+    parser.add_argument("--cache", type=Path, default=Path(".minibroker/kafka-clients"), help="of downloads and builds")
+    parser.add_argument("--keep", type=Path, help="use this directory for the clusters and leave it, for their logs")
+    arguments = parser.parse_args()
+    names = arguments.only.split(",")
+    if unknown := [name for name in names if name not in SUITES]:
+        parser.error(f"unknown suite {unknown[0]!r}: choose from {', '.join(SUITES)}")
+    ledger = msgspec.toml.decode((Path(__file__).parent / "peers.toml").read_bytes(), type=Ledger)
+    cache = arguments.cache.absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[str, str, int, int, int, int, float]] = []
+    with tempfile.TemporaryDirectory(prefix="minibroker-peers-") as temporary:
+        for name in names:
+            began_s = time.monotonic()
+            verdicts = try_suite(name, cache, (arguments.keep or Path(temporary)).absolute() / name, ledger[name])
+            of = Counter(verdict.state for verdict in verdicts)
+            unknown_failures = sum(not verdict.is_known for verdict in verdicts)
+            counts = (of[PASSED], of[FAILED] - unknown_failures, unknown_failures, of[NOT_APPLICABLE])
+            rows.append((name, VERSIONS[name], *counts, time.monotonic() - began_s))
+    head = ("suite", "version", "passed", "known to fail", "failed", "not applicable", "seconds")
+    print("\n{:<14} {:<22} {:>6} {:>13} {:>6} {:>14} {:>7}".format(*head))
+    for row in rows:
+        print("{:<14} {:<22} {:>6} {:>13} {:>6} {:>14} {:>7.0f}".format(*row))
+    sys.exit(1 if any(row[4] for row in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()

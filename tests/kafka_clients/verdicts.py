@@ -1,0 +1,165 @@
+"""What peers' own test suites found, and what to make of it: pure functions, for `peers`.
+
+`peers.toml` says for each suite which tests are not applicable here (they are not run where that saves time), and which
+fail for a reason that is known. It holds what is true: a test that passes though it is listed has failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import msgspec
+
+PASSED, FAILED, SKIPPED, NOT_APPLICABLE = "passed", "failed", "skipped", "not applicable"
+
+
+class Known(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """Of a suite. A name stands for the test, and for all tests of the module, class or parametrized test so named."""
+
+    not_applicable: dict[str, str] = {}
+    fails: dict[str, str] = {}
+    parts: dict[str, list[str]] = {}
+    """Of tests that are run part by part, since others of their parts are listed above, as `TEST::PART`."""
+
+
+class Found(NamedTuple):
+    test: str
+    state: str
+    """`PASSED`, `FAILED`, or `SKIPPED`: by the suite itself, or since `peers.toml` has it."""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class Verdict(NamedTuple):
+    test: str
+    state: str
+    reason: str
+    seconds: float
+    is_known: bool
+    """False for a failure that nobody has explained yet."""
+
+
+def reason_of(test: str, reasons: Mapping[str, str]) -> str | None:
+    return next((reason for name, reason in reasons.items() if re.match(rf"{re.escape(name)}(\W|$)", test)), None)
+
+
+def judge(found: Found, known: Known) -> Verdict:
+    test, state, reason, seconds = found
+    inapplicable, failure = reason_of(test, known.not_applicable), reason_of(test, known.fails)
+    listed = inapplicable or failure
+    if state == PASSED and listed:
+        stale = f"it passes, but peers.toml lists it ({listed}): take it out of there"
+        return Verdict(test, FAILED, stale, seconds, is_known=False)
+    if state == PASSED:
+        return Verdict(test, PASSED, "", seconds, is_known=True)
+    if inapplicable or state == SKIPPED:
+        return Verdict(test, NOT_APPLICABLE, inapplicable or reason, seconds, is_known=True)
+    told = f"{failure}: {reason}" if failure else reason
+    return Verdict(test, FAILED, told, seconds, is_known=failure is not None)
+
+
+def judge_list(known: Known, tests: Iterable[str]) -> list[Verdict]:
+    """A failure for each name in the list that is of none of these tests, which are all that the suite has."""
+    tests = list(tests)
+    stale = "peers.toml lists it, but the suite has no such test: take it out of there"
+    return [
+        Verdict(name, FAILED, stale, 0.0, is_known=False)
+        for name in [*known.not_applicable, *known.fails]
+        if not any(reason_of(test, {name: "it"}) for test in tests)
+    ]
+
+
+def first_line(text: str) -> str:
+    """Of what a test failed with, as long as fits beside its name."""
+    return " ".join(text.strip().partition("\n")[0].split())[:300]
+
+
+# -- pytest --
+
+
+def read_junit(xml: str, package: str) -> list[Found]:
+    """A report of pytest: each test once, by its name without the package."""
+    found: dict[str, Found] = {}
+    for case in ElementTree.fromstring(xml).iter("testcase"):
+        test = f"{case.attrib['classname'].removeprefix(package + '.')}::{case.attrib['name']}"
+        seconds = float(case.attrib["time"])
+        failure = next((each for each in case if each.tag in ("failure", "error")), None)
+        skipped = case.find("skipped")
+        if failure is not None:
+            found[test] = Found(test, FAILED, first_line(failure.attrib["message"]), seconds)
+        elif skipped is not None:
+            found[test] = Found(test, SKIPPED, first_line(skipped.attrib["message"]), seconds)
+        elif test not in found:  # an error at its teardown is a testcase of its own
+            found[test] = Found(test, PASSED, "", seconds)
+    return list(found.values())
+
+
+# -- librdkafka's test-runner --
+
+
+class Declared(NamedTuple):
+    """A test in the table of its test.c."""
+
+    name: str
+    is_local: bool
+    """It talks to no broker, or to librdkafka's own mock."""
+    is_manual: bool
+    scenarios: tuple[str, ...]
+
+    @property
+    def number(self) -> str:
+        return self.name.partition("_")[0]
+
+
+_DECLARED = re.compile(r"^ {4}_TEST\((?P<name>\w+),\s*(?P<rest>.*?)\),\n(?= {4}[_/]|#|\n)", re.MULTILINE | re.DOTALL)
+_SCENARIO = re.compile(r'\.scenario = "([^"]+)"')
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m|\x1b\(B")
+_FAILURE = re.compile(
+    r'^### Test "(?P<test>\w+|<MAIN>).*?" failed at (?P<at>\S+:\d+):.*? ###\n(?P<why>.*)', re.MULTILINE
+)
+_SKIPPED = re.compile(r"^\|\s*(\w+)\s*\|\s*SKIPPED \|[^|]*\|\s*(\S.*?)\s*$", re.MULTILINE)
+
+
+def declared_tests(source: str) -> list[Declared]:
+    table = source[source.index("struct test tests[] = {") : source.index("{NULL}};")]
+    found: list[Declared] = []
+    for match in _DECLARED.finditer(table):
+        scenario = _SCENARIO.search(match["rest"])
+        scenarios = tuple(scenario[1].split(",")) if scenario else ("default",)
+        flags = match["rest"].partition(",")[0]
+        found.append(Declared(match["name"], "TEST_F_LOCAL" in flags, "TEST_F_MANUAL" in flags, scenarios))
+    return found
+
+
+def read_part(test: str, part: str, report: bytes | None, log: str, ended: str) -> Found:
+    """What became of the subtests of this test that have `part` in their names: there must be one."""
+    [found] = read_runner([test], report, log, ended)
+    if found.state == PASSED and not re.search(rf"\[ .*{re.escape(part)}.* \]$", _COLOUR.sub("", log), re.MULTILINE):
+        found = found._replace(state=FAILED, reason="it has no such part: look into peers.toml")
+    return found._replace(test=f"{test}::{part}")
+
+
+def read_runner(tests: Iterable[str], report: bytes | None, log: str, ended: str) -> list[Found]:
+    """What became of these tests. `ended` says how the runner ended, where that was not well; `report` is None where it
+    wrote none. A runner that ends badly though no test has failed fails them all."""
+    log = _COLOUR.sub("", log)
+    failures = {match["test"]: f"{match['at']}: {match['why']}" for match in reversed(list(_FAILURE.finditer(log)))}
+    skipped = dict(_SKIPPED.findall(log))
+    states = msgspec.json.decode(report)["tests"] if report is not None else {}
+    if any(state["state"] == "FAILED" for state in states.values()):
+        ended = ""
+    found = []
+    for test in tests:
+        state = states.get(test, {"state": "not run", "duration": 0.0})
+        why = failures.get(test) or failures.get("<MAIN>")
+        if state["state"] == "SKIPPED":
+            one = Found(test, SKIPPED, skipped.get(test, "librdkafka does not say why"))
+        elif state["state"] == "PASSED" and not ended:
+            one = Found(test, PASSED, "", state["duration"])
+        else:
+            one = Found(test, FAILED, first_line(why or "") or ended or "no reason", state["duration"])
+        found.append(one)
+    return found
