@@ -32,6 +32,7 @@ from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.log_cleaner import CleanerSettings, LogCleaner
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
+from minibroker.broker.replication.refused_batches import RefusedBatches
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.replication.topic_configs import TopicConfigs
 from minibroker.broker.storage.log import Log
@@ -152,6 +153,7 @@ class ReplicaManager:
         """Whose settings make no sense, and why: said once."""
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
+        self._refused_batches = RefusedBatches()
         self._listeners: list[LeadershipListener] = []
         self._timer = Timer()
         self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
@@ -334,11 +336,14 @@ class ReplicaManager:
         """`find` raises BrokerError, which becomes the answer."""
         index = topic_partition.partition
         partition = None
+        now_s = self._world.clock.monotonic()
         try:
             partition = find()
             before = partition.high_watermark
+            self._refused_batches.check(topic_partition, records, partition.log, now_s)
             info = partition.append(records, required_acks=acks, now_ms=now_ms)
         except BrokerError as error:
+            self._refused_batches.note(topic_partition, records, error.code, now_s)
             response = ProducePartitionResponse(index, error.code, error_message=error.detail)
             if partition is not None:  # Kafka's producers need it to go on after UNKNOWN_PRODUCER_ID
                 response.log_start_offset = partition.log.log_start_offset
@@ -347,6 +352,7 @@ class ReplicaManager:
                 response.current_leader_id = known.leader
                 response.current_leader_epoch = known.leader_epoch
             return ProduceStatus(response=response)
+        self._refused_batches.note(topic_partition, records, ErrorCode.NONE, now_s)
         self._fetches.check_soon(topic_partition)
         if partition.high_watermark != before:
             self._produces.check_soon(topic_partition)

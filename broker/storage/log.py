@@ -339,6 +339,10 @@ class Log:
                 self._producers.update(header, header.base_offset, now_ms)
         return AppendInfo(headers[0].base_offset, offset - 1, max_timestamp)
 
+    def knows_producer(self, producer_id: int) -> bool:
+        """It has written here, and is not forgotten."""
+        return self._producers.get(producer_id) is not None
+
     def _known_repetition(self, headers: Sequence[BatchHeader]) -> AppendInfo | None:
         if len(headers) > 1:
             if any(header.has_producer_id for header in headers):

@@ -17,7 +17,7 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka import data, metadata
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, encode_batch, parse_header
+from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, decode_batch, encode_batch, parse_header
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
@@ -360,16 +360,25 @@ def test_our_own_clients_create_nothing_by_asking() -> None:
     with_cluster(program, {"auto.create.topics.enable": "true"})
 
 
-def test_a_producer_that_is_not_known_is_told_where_the_log_begins() -> None:
-    """Without that Kafka's own producer repeats the batch as it is until its delivery timeout."""
+def test_a_producer_of_kafkas_goes_on_in_a_log_that_does_not_know_it() -> None:
+    """aiokafka's would be refused for ever; a native one numbers its records anew."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await to_leader(cluster, world)
-        late = encode_batch(
-            [b"late"], base_timestamp=1_000, magic=MAGIC_RECORDS, producer_id=7, producer_epoch=0, base_sequence=3
-        )
-        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(late)))
-        [part] = answer.responses[0].partition_responses
-        assert (part.error_code, part.log_start_offset) == (ErrorCode.UNKNOWN_PRODUCER_ID, 0)
+
+        async def answer(sequence: int, magic: int) -> m.ProducePartitionResponse:
+            records = encode_batch(
+                [b"late"], base_timestamp=1_000, magic=magic, producer_id=7, producer_epoch=0, base_sequence=sequence
+            )
+            answer = await connection.request(data.PRODUCE, 9, produce(memoryview(records)))
+            [part] = answer.responses[0].partition_responses
+            return part  # type: ignore[no-any-return]
+
+        assert (await answer(3, MAGIC_COLUMNS)).error_code == ErrorCode.UNKNOWN_PRODUCER_ID
+        first = await answer(3, MAGIC_RECORDS)
+        again = await answer(3, MAGIC_RECORDS)
+        assert [(part.error_code, part.base_offset) for part in (first, again)] == [(ErrorCode.NONE, 0)] * 2
+        gap = await answer(5, MAGIC_RECORDS)
+        assert (gap.error_code, gap.log_start_offset) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0)
 
     with_cluster(program)
