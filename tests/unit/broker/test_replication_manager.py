@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.replication.manager import DELETIONS_REMEMBERED
+from minibroker.broker.replication.manager import DELETIONS_REMEMBERED, ToAppend
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.refused_batches import MOST_REMEMBERED, REMEMBERED_S, RefusedBatches
 from minibroker.broker.storage.log import Log
@@ -252,7 +252,7 @@ def test_a_finished_produce_does_not_keep_its_request_in_memory(tmp_path: Path) 
         await broker.told(state(), state(index=1))
         frame = Frame()
         gone = weakref.ref(frame)
-        entries = [(ORDERS, "", RECORDS), (TopicPartition(TOPIC, 1), "", RECORDS)]
+        entries = [ToAppend(ORDERS, "", RECORDS), ToAppend(TopicPartition(TOPIC, 1), "", RECORDS)]
         broker.replicas.produce(entries, acks=-1, timeout_ms=10, respond=lambda _, held=frame: None)  # type: ignore[misc]
         del frame
         await asyncio.sleep(0.1)
