@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from minibroker.broker.storage.log import Log
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import MAX_TOPIC_NAME_LENGTH, TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, BatchHeader, Buffer, CorruptRecord, parse_header
 
 REMEMBERED_S = 10.0
@@ -59,7 +59,7 @@ class RefusedBatches:
 
     def note(self, topic_partition: TopicPartition, records: Buffer, code: ErrorCode, now_s: float) -> None:
         """`code` is the answer to a batch."""
-        if not (self._refused or ERRORS[code].retriable):
+        if not (self._refused or ERRORS[code].retriable) or len(topic_partition.topic) > MAX_TOPIC_NAME_LENGTH:
             return
         header = _idempotent(records)
         if header is None or code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
