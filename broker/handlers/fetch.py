@@ -51,6 +51,7 @@ async def handle_fetch(services: Services, request: Request) -> None:
             answer_in_background(services, request, lambda: transcode(answer))
 
     async def transcode(answer: FetchAnswer) -> None:
-        respond(await services.transcoder.transcode(answer, body, lambda: request.closed))
+        knows_zstd = request.source.dialect.knows_zstd(request.api.key, request.api_version)
+        respond(await services.transcoder.transcode(answer, body, lambda: request.closed, knows_zstd=knows_zstd))
 
     services.replicas.fetch(body, respond if is_follower else respond_to_client)

@@ -4,14 +4,18 @@ from minibroker.broker.handlers.services import Services, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.broker.replication.manager import ToAppend
+from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
+    Buffer,
     ProducePartitionResponse,
     ProduceRequest,
     ProduceResponse,
     ProduceTopicResponse,
 )
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import CorruptRecord, parse_header
+from minibroker.protocol.records.header import COMPRESSION_MASK
 
 LEGAL_ACKS = (-1, 0, 1)
 
@@ -33,9 +37,12 @@ async def handle_produce(services: Services, request: Request) -> None:
     check_named_once("a partition", [entry.topic_partition for entry in entries])
 
     refused: dict[TopicPartition, ProduceStatus] = {}
+    knows_zstd = request.source.dialect.knows_zstd(request.api.key, request.api_version)
     for place, entry in enumerate(entries):
         # Before the handler returns: the batches that a producer sends after these must come after them.
         try:
+            if not knows_zstd:
+                _refuse_zstd(entry.records, request.api_version)
             if not services.replicas.takes_columns(entry.topic_partition.topic):
                 entry = entry._replace(records=await services.transcoder.as_records(entry.records))
             entries[place] = entry._replace(is_checked=await services.replicas.check(entry))
@@ -60,3 +67,16 @@ async def handle_produce(services: Services, request: Request) -> None:
 
     services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
     body.topic_data.clear()  # it is in the log, so the frame need not stay in memory for as long as replicas take
+
+
+def _refuse_zstd(records: Buffer, version: int) -> None:
+    """As Kafka does: who reads with a client as old as the producer's could not make sense of it."""
+    try:
+        compression = parse_header(records).attributes & COMPRESSION_MASK
+    except CorruptRecord:
+        return  # for the log to find
+    if compression == Compression.ZSTD:
+        raise BrokerError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"zstd in version {version} of Produce, older than zstd: upgrade the producer, or use another codec",
+        )

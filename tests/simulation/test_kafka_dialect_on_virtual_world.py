@@ -13,6 +13,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
+from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka import data, metadata
@@ -380,5 +381,20 @@ def test_a_producer_of_kafkas_goes_on_in_a_log_that_does_not_know_it() -> None:
         assert [(part.error_code, part.base_offset) for part in (first, again)] == [(ErrorCode.NONE, 0)] * 2
         gap = await answer(5, MAGIC_RECORDS)
         assert (gap.error_code, gap.log_start_offset) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0)
+
+    with_cluster(program)
+
+
+def test_zstd_is_refused_in_versions_of_produce_that_are_older_than_it() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        codes = {}
+        for version in (3, 6, 7, 9):
+            for codec in (Compression.ZSTD, Compression.GZIP):
+                sent = encode_batch([b"a" * 100], base_timestamp=1_000, magic=MAGIC_RECORDS, compression=codec)
+                answer = await connection.request(data.PRODUCE, version, produce(memoryview(sent)))
+                codes[version, codec] = answer.responses[0].partition_responses[0].error_code
+        assert {key for key, code in codes.items() if code} == {(3, Compression.ZSTD), (6, Compression.ZSTD)}
+        assert codes[3, Compression.ZSTD] == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
 
     with_cluster(program)
