@@ -18,7 +18,14 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka import data, metadata
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, decode_batch, encode_batch, parse_header
+from minibroker.protocol.records import (
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    decode_batch,
+    encode_batch,
+    iterate_batches,
+    parse_header,
+)
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
@@ -396,5 +403,26 @@ def test_zstd_is_refused_in_versions_of_produce_that_are_older_than_it() -> None
                 codes[version, codec] = answer.responses[0].partition_responses[0].error_code
         assert {key for key, code in codes.items() if code} == {(3, Compression.ZSTD), (6, Compression.ZSTD)}
         assert codes[3, Compression.ZSTD] == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+    with_cluster(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [MAGIC_RECORDS, MAGIC_COLUMNS])
+def test_a_fetch_of_very_many_batches_brings_records_alone(last: int) -> None:
+    """Columns are searched for in slices there."""
+    count = 5_000
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        one = bytes(batch(b"a"))
+        written = one * count + bytes(encode_batch([b"z"], base_timestamp=1_000, magic=last))
+        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(written)))
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+        answer = await connection.request(data.FETCH, 11, fetch())
+        [part] = answer.responses[0].partitions
+        found = list(iterate_batches(part.records))
+        assert [header.base_offset for header, _, _ in found] == list(range(count + 1))
+        assert {header.magic for header, _, _ in found} == {MAGIC_RECORDS}
 
     with_cluster(program)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,20 @@ def with_record_format(
         await scenario(broker, Reader(broker))
 
     with_one_broker(tmp_path, run)
+
+
+def found_columns(answer: FetchAnswer) -> bool:
+    *_, found = steps_and_end(has_columns(answer))
+    return bool(found)
+
+
+def steps_and_end(search: Generator[None, None, bool]) -> Iterator[bool | None]:
+    while True:
+        try:
+            yield next(search)
+        except StopIteration as end:
+            yield end.value
+            return
 
 
 async def write(broker: OneBroker, records: Sequence[bytes], partition: TopicPartition = ORDERS) -> None:
@@ -289,12 +303,19 @@ def test_only_columns_cost_anything(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker, reader: Reader) -> None:
         await write(broker, [native(b"a", magic=MAGIC_RECORDS)])
         [response] = broker.fetch(fetch_of(0)).result()
-        assert not has_columns([(ORDERS, response)])
+        assert not found_columns([(ORDERS, response)])
         await write(broker, [native(b"b")])
         [response] = broker.fetch(fetch_of(0)).result()
-        assert has_columns([(ORDERS, response)])
+        assert found_columns([(ORDERS, response)])
 
     with_reader(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("has_them", [False, True])
+def test_columns_are_searched_for_in_steps_among_tens_of_thousands_of_batches(has_them: bool) -> None:
+    records = native(b"r", magic=MAGIC_RECORDS) * 20_000 + (native(b"c") if has_them else b"")
+    answer = [(ORDERS, FetchPartitionResponse(0, 0, records=memoryview(records)))]
+    assert list(steps_and_end(has_columns(answer))) == [None] * 4 + [has_them]
 
 
 def test_a_client_older_than_zstd_gets_gzip_of_what_is_made_for_it(tmp_path: Path) -> None:
