@@ -228,7 +228,7 @@ class Broker:
         self._handle = dispatcher(self._services)
         self._server.start()
         if metrics_address is not None:
-            self._start_metrics(self._replicas, self._groups, self._controller)
+            self._start_metrics(self._replicas, self._groups, self._controller, transcoder)
         registration.on_failure(self._supervisor.fail)
         await registration.start(endpoints)
         logger.info("broker %d serves on port %d", config.broker_id, self.port)
@@ -296,10 +296,14 @@ class Broker:
         leadership.start()
         registration.on_session(self._registered)
 
-    def _start_metrics(self, replicas: ReplicaManager, groups: Groups, controller: Controller) -> None:
+    def _start_metrics(
+        self, replicas: ReplicaManager, groups: Groups, controller: Controller, transcoder: Transcoder
+    ) -> None:
         clock, loop_lag = self._world.clock.monotonic, LoopLag()
         purgatories = [*replicas.purgatories(), *groups.members.purgatories(), self._topic_purgatory]
-        self._metrics = BrokerMetrics(self._server, replicas, groups, self._logs, purgatories, controller, loop_lag)
+        self._metrics = BrokerMetrics(
+            self._server, replicas, groups, self._logs, purgatories, controller, loop_lag, transcoder
+        )
         self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
 
     async def _render_metrics(self) -> bytes:

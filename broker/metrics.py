@@ -38,6 +38,7 @@ from prometheus_client.registry import Collector
 
 from minibroker.broker.groups.groups import Groups
 from minibroker.broker.groups.states import GroupState
+from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.network.metrics import ApiMetrics
 from minibroker.broker.network.server import SocketServer
 from minibroker.broker.purgatory.purgatory import Purgatory
@@ -228,6 +229,13 @@ TRAFFIC_COUNTERS = (
     ),
 )
 
+TRANSCODING_COUNTERS = (
+    _Field(
+        "records", "Records that were turned into Kafka's, without those from the cache", lambda stats: stats.records
+    ),
+    _Field("bytes", "Bytes of the batches that were made of them", lambda stats: stats.bytes),
+    _Field("seconds", "Seconds in which that was done", lambda stats: stats.seconds),
+)
 LOG_GAUGES = (
     _Field("size", "Bytes of the log's batches", lambda log: log.size),
     _Field("logstartoffset", "The first offset", lambda log: log.log_start_offset),
@@ -261,6 +269,7 @@ class BrokerMetrics(Collector):
         purgatories: Sequence[Purgatory[Any]],
         controller: MeasuredController,
         loop_lag: LoopLag,
+        transcoder: Transcoder,
     ) -> None:
         self._server = server
         self._replicas = replicas
@@ -269,6 +278,7 @@ class BrokerMetrics(Collector):
         self._purgatories = purgatories
         self._controller = controller
         self._loop_lag = loop_lag
+        self._transcoder = transcoder
 
     def collect(self) -> Iterator[Metric]:
         """Every family, in parts: parts of the same name that follow each other are one family."""
@@ -277,6 +287,7 @@ class BrokerMetrics(Collector):
         yield from self._of_groups()
         yield from self._of_the_controller()
         yield from self._of_the_loop()
+        yield from self._of_transcoding()
         yield from self._of_the_logs()
         yield from recovery_metrics(self._logs)
 
@@ -510,6 +521,20 @@ class BrokerMetrics(Collector):
         )
         yield GaugeMetricFamily(
             "minibroker_eventloop_lag_max_seconds", "The largest lag of the last one to two minutes", lag.max_s
+        )
+
+    def _of_transcoding(self) -> Iterator[Metric]:
+        transcoder = self._transcoder
+        rows = [(["Fetch"], transcoder.fetched), (["Produce"], transcoder.produced)]
+        for field in TRANSCODING_COUNTERS:
+            yield from _counters("minibroker_transcoding_", field, ["request"], rows)
+        for name, documentation, value in (
+            ("hits", "Batches that were transcoded for an earlier fetch", transcoder.cache_hits),
+            ("misses", "Batches that had to be transcoded for a fetch", transcoder.cache_misses),
+        ):
+            yield CounterMetricFamily(f"minibroker_transcoding_cache_{name}", documentation, value)
+        yield GaugeMetricFamily(
+            "minibroker_transcoding_cache_bytes", "Of transcoded batches that are kept", transcoder.cached_bytes
         )
 
     def _of_the_logs(self) -> Iterator[Metric]:

@@ -20,6 +20,7 @@ from minibroker.protocol.messages import (
     Name,
     String,
     TopicId,
+    TopicName,
 )
 
 MAX_MEMBERS = 10_000
@@ -182,7 +183,7 @@ class OffsetCommitPartition(Message):
 
 
 class OffsetCommitTopic(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[OffsetCommitPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
     """The topic that was read: of another one of that name nothing is committed (INCONSISTENT_TOPIC_ID)."""
@@ -215,7 +216,7 @@ class OffsetCommitPartitionResponse(Message):
 
 
 class OffsetCommitTopicResponse(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[OffsetCommitPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -225,7 +226,7 @@ class OffsetCommitResponse(Message):
 
 
 class OffsetFetchTopic(Message):
-    name: Name
+    name: TopicName
     partition_indexes: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -251,7 +252,7 @@ class OffsetFetchPartition(Message):
 
 
 class OffsetFetchTopicResponse(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[OffsetFetchPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
     """The topic in which the offsets were committed; empty: not known."""
@@ -280,7 +281,7 @@ def refused_offset_fetch(group: OffsetFetchGroup, error_code: int) -> OffsetFetc
 
 
 class OffsetDeleteTopic(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
 
 

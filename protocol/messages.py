@@ -23,6 +23,9 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 String = Annotated[str, Meta(max_length=32_767)]
 Name = Annotated[str, Meta(max_length=249)]
+TopicName = String
+"""As a client names a topic. One that is too long for a topic is refused where the topic is looked for, for that entry
+alone, as in Kafka: a name that cannot be decoded would cost all others in the request their answer."""
 TopicId = Annotated[str, Meta(max_length=22)]
 """URL-safe base64 of 16 bytes, 22 characters (Kafka's Uuid; see `topic_ids`); empty: not known, not checked."""
 
@@ -75,7 +78,7 @@ class ProducePartition(Message):
 
 
 class ProduceTopic(Message):
-    name: Name
+    name: TopicName
     partition_data: Annotated[list[ProducePartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
     """The topic that is meant: another one of the same name appends nothing (INCONSISTENT_TOPIC_ID; KIP-516)."""
@@ -103,7 +106,7 @@ class ProducePartitionResponse(Message):
 
 
 class ProduceTopicResponse(Message):
-    name: Name
+    name: TopicName
     partition_responses: Annotated[list[ProducePartitionResponse], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -129,7 +132,7 @@ class FetchPartition(Message):
 
 
 class FetchTopic(Message):
-    topic: Name
+    topic: TopicName
     topic_id: TopicId
     partitions: Annotated[list[FetchPartition], Meta(max_length=MAX_PARTITIONS)]
 
@@ -169,7 +172,7 @@ class FetchPartitionResponse(Message):
 
 
 class FetchTopicResponse(Message):
-    topic: Name
+    topic: TopicName
     partitions: Annotated[list[FetchPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -198,7 +201,7 @@ class ListOffsetsPartition(Message):
 
 
 class ListOffsetsTopic(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
     """The topic that is meant, not another one of that name; empty: whichever has the name."""
@@ -226,7 +229,7 @@ class ListOffsetsPartitionResponse(Message):
 
 
 class ListOffsetsTopicResponse(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[ListOffsetsPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -529,7 +532,7 @@ class DeleteRecordsPartition(Message):
 
 
 class DeleteRecordsTopic(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[DeleteRecordsPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
     """The topic that is meant: of another one of the same name nothing is deleted (INCONSISTENT_TOPIC_ID)."""
@@ -550,7 +553,7 @@ class DeleteRecordsPartitionResult(Message):
 
 
 class DeleteRecordsTopicResult(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[DeleteRecordsPartitionResult], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -586,7 +589,7 @@ class OffsetForLeaderPartition(Message):
 
 
 class OffsetForLeaderTopic(Message):
-    topic: Name
+    topic: TopicName
     partitions: Annotated[list[OffsetForLeaderPartition], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -603,7 +606,7 @@ class OffsetForLeaderPartitionResponse(Message):
 
 
 class OffsetForLeaderTopicResponse(Message):
-    topic: Name
+    topic: TopicName
     partitions: Annotated[list[OffsetForLeaderPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -616,7 +619,7 @@ class OffsetForLeaderEpochResponse(Message):
 
 
 class DescribableLogDirTopic(Message):
-    topic: Name
+    topic: TopicName
     partitions: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -635,7 +638,7 @@ class DescribeLogDirsPartition(Message):
 
 
 class DescribeLogDirsTopic(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[DescribeLogDirsPartition], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -661,7 +664,7 @@ class DescribeLogDirsResponse(Message):
 
 
 class ElectLeadersTopic(Message):
-    topic: Name
+    topic: TopicName
     partitions: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -682,7 +685,7 @@ class ElectLeadersPartitionResult(Message):
 
 
 class ElectLeadersTopicResult(Message):
-    topic: Name
+    topic: TopicName
     partition_result: Annotated[list[ElectLeadersPartitionResult], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -821,7 +824,7 @@ class ReassignableTopic(Message):
     looked; if that is another by now, nothing happens (INVALID_UPDATE_VERSION). So a request that comes late undoes
     nothing newer. (Kafka has neither field.)"""
 
-    name: Name
+    name: TopicName
     partitions: Annotated[list[ReassignablePartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
     known_version: Int64 = ANY_VERSION
@@ -841,7 +844,7 @@ class ReassignablePartitionResponse(Message):
 class ReassignableTopicResponse(Message):
     """`topic_id` and `version`: as they are now, or were before what has happened."""
 
-    name: Name
+    name: TopicName
     partitions: Annotated[list[ReassignablePartitionResponse], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
     version: Int64 = NO_VERSION
@@ -855,7 +858,7 @@ class AlterPartitionReassignmentsResponse(Message):
 
 
 class ListPartitionReassignmentsTopic(Message):
-    name: Name
+    name: TopicName
     partition_indexes: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -874,7 +877,7 @@ class OngoingPartitionReassignment(Message):
 
 
 class OngoingTopicReassignment(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[OngoingPartitionReassignment], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -917,7 +920,7 @@ MAX_PRODUCERS = 1_000_000
 
 class DescribeConfigsResource(Message):
     resource_type: Int8
-    resource_name: Name
+    resource_name: TopicName
     configuration_keys: Annotated[list[Name], Meta(max_length=MAX_CONFIGS)] | None = None
     """None: all."""
 
@@ -952,7 +955,7 @@ class DescribeConfigsResult(Message):
     error_code: Int16
     error_message: String | None
     resource_type: Int8
-    resource_name: Name
+    resource_name: TopicName
     configs: Annotated[list[DescribeConfigsEntry], Meta(max_length=MAX_CONFIGS)]
 
 
@@ -973,7 +976,7 @@ class AlterConfigsResource(Message):
     another topic is an UNKNOWN_TOPIC_OR_PARTITION."""
 
     resource_type: Int8
-    resource_name: Name
+    resource_name: TopicName
     configs: Annotated[list[AlterableConfig], Meta(max_length=MAX_CONFIGS)]
     topic_id: TopicId = ""
     known_version: Int64 = ANY_VERSION
@@ -990,7 +993,7 @@ class AlterConfigsResourceResponse(Message):
     error_code: Int16
     error_message: String | None
     resource_type: Int8
-    resource_name: Name
+    resource_name: TopicName
     topic_id: TopicId = ""
     version: Int64 = NO_VERSION
 
@@ -1004,7 +1007,7 @@ class ReplacedConfigs(Message):
     """All that is to be set for a resource: what is not named is as if it had never been set."""
 
     resource_type: Int8
-    resource_name: Name
+    resource_name: TopicName
     configs: Annotated[list[CreatableConfig], Meta(max_length=MAX_CONFIGS)]
 
 
@@ -1049,7 +1052,7 @@ class DescribeClusterResponse(Message):
 
 
 class DescribeProducersTopic(Message):
-    name: Name
+    name: TopicName
     partition_indexes: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -1075,7 +1078,7 @@ class DescribeProducersPartition(Message):
 
 
 class DescribeProducersTopicResponse(Message):
-    name: Name
+    name: TopicName
     partitions: Annotated[list[DescribeProducersPartition], Meta(max_length=MAX_PARTITIONS)]
 
 

@@ -34,6 +34,8 @@ class TopicPartition(NamedTuple):
     partition: int
 
     def __str__(self) -> str:
+        if len(self.topic) > MAX_TOPIC_NAME_LENGTH:  # no topic's: a small request may ask for many of its partitions
+            return f"{self.topic[:80]}...-{self.partition}"
         return f"{self.topic}-{self.partition}"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from minibroker.broker.config import BrokerConfig, broker_config
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.delayed import DeletionStatus, ProduceStatus
-from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager
+from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager, ToAppend
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
@@ -245,7 +245,9 @@ class OneBroker:
         def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
             answer.set_result(statuses[partition].response)
 
-        self.replicas.produce([(partition, topic_id, records)], acks=acks, timeout_ms=timeout_ms, respond=respond)
+        self.replicas.produce(
+            [ToAppend(partition, topic_id, records)], acks=acks, timeout_ms=timeout_ms, respond=respond
+        )
         return answer
 
     def fetch(

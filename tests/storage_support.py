@@ -20,7 +20,15 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import recover
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.records import CRC_END, BatchHeader, encode_batch, iterate_batches, parse_header, stamp
+from minibroker.protocol.records import (
+    CRC_END,
+    MAGIC_COLUMNS,
+    BatchHeader,
+    encode_batch,
+    iterate_batches,
+    parse_header,
+    stamp,
+)
 from minibroker.protocol.world import Beside, Disk, Executor, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
 from tests.simulation.disk import ProcessDisk, VirtualDisk
@@ -224,6 +232,7 @@ def batch(
     producer_epoch: int = 0,
     sequence: int = 0,
     fill: bytes = b"",
+    magic: int = MAGIC_COLUMNS,
 ) -> bytes:
     """A producer's batch of `count` records of `size` bytes each, one millisecond apart."""
     idempotent = producer_id >= 0
@@ -236,6 +245,7 @@ def batch(
             producer_id=producer_id,
             producer_epoch=producer_epoch if idempotent else -1,
             base_sequence=sequence if idempotent else -1,
+            magic=magic,
         )
     )
 

@@ -1,10 +1,13 @@
 """Fetch: for consumers up to the high watermark, for followers up to the end."""
 
+from collections.abc import Generator
+
 from minibroker.broker.handlers.services import Services, answer_in_background, check_named_once
 from minibroker.broker.handlers.transcoding import has_columns
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.manager import FetchAnswer
 from minibroker.broker.replication.partition import CONSUMER
+from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.fetch_slots import NO_SLOT
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
@@ -45,12 +48,28 @@ async def handle_fetch(services: Services, request: Request) -> None:
         request.respond(FetchResponse(0, ErrorCode.NONE, responses, body.slot if is_follower else NO_SLOT))
 
     def respond_to_client(answer: FetchAnswer) -> None:
-        if request.source.dialect.reads_columns or not has_columns(answer):
+        if request.source.dialect.reads_columns:
             respond(answer)
+            return
+        search = has_columns(answer)
+        try:
+            next(search)
+        except StopIteration as found:
+            if found.value:
+                answer_in_background(services, request, lambda: transcode(answer))
+            else:
+                respond(answer)
         else:
-            answer_in_background(services, request, lambda: transcode(answer))
+            answer_in_background(services, request, lambda: search_on(answer, search))
+
+    async def search_on(answer: FetchAnswer, search: Generator[None, None, bool]) -> None:
+        if await Slices().finish(search):
+            await transcode(answer)
+        else:
+            respond(answer)
 
     async def transcode(answer: FetchAnswer) -> None:
-        respond(await services.transcoder.transcode(answer, body, lambda: request.closed))
+        knows_zstd = request.source.dialect.knows_zstd(request.api.key, request.api_version)
+        respond(await services.transcoder.transcode(answer, body, lambda: request.closed, knows_zstd=knows_zstd))
 
     services.replicas.fetch(body, respond if is_follower else respond_to_client)

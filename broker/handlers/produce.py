@@ -3,6 +3,8 @@
 from minibroker.broker.handlers.services import Services, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import ProduceStatus
+from minibroker.broker.replication.manager import ToAppend
+from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     Buffer,
@@ -12,6 +14,8 @@ from minibroker.protocol.messages import (
     ProduceTopicResponse,
 )
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import CorruptRecord, parse_header
+from minibroker.protocol.records.header import COMPRESSION_MASK
 
 LEGAL_ACKS = (-1, 0, 1)
 
@@ -25,24 +29,28 @@ async def handle_produce(services: Services, request: Request) -> None:
         raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {body.acks}")
     if body.transactional_id is not None:
         raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
-    entries: list[tuple[TopicPartition, str, Buffer]] = [
-        (TopicPartition(topic.name, data.index), topic.topic_id, data.records)
+    entries = [
+        ToAppend(TopicPartition(topic.name, data.index), topic.topic_id, data.records)
         for topic in body.topic_data
         for data in topic.partition_data
     ]
-    check_named_once("a partition", [topic_partition for topic_partition, _, _ in entries])
+    check_named_once("a partition", [entry.topic_partition for entry in entries])
 
     refused: dict[TopicPartition, ProduceStatus] = {}
-    for place, (topic_partition, topic_id, records) in enumerate(entries):
-        if not services.replicas.takes_columns(topic_partition.topic):
-            # Before the handler returns: the batches that a producer sends after these must come after them.
-            try:
-                entries[place] = topic_partition, topic_id, await services.transcoder.as_records(records)
-            except BrokerError as error:
-                response = ProducePartitionResponse(topic_partition.partition, error.code, error_message=error.detail)
-                refused[topic_partition] = ProduceStatus(response=response)
+    knows_zstd = request.source.dialect.knows_zstd(request.api.key, request.api_version)
+    for place, entry in enumerate(entries):
+        # Before the handler returns: the batches that a producer sends after these must come after them.
+        try:
+            if not knows_zstd:
+                _refuse_zstd(entry.records, request.api_version)
+            if not services.replicas.takes_columns(entry.topic_partition.topic):
+                entry = entry._replace(records=await services.transcoder.as_records(entry.records))
+            entries[place] = entry._replace(is_checked=await services.replicas.check(entry))
+        except BrokerError as error:
+            response = ProducePartitionResponse(entry.topic_partition.partition, error.code, error_message=error.detail)
+            refused[entry.topic_partition] = ProduceStatus(response=response)
     if refused:
-        entries = [entry for entry in entries if entry[0] not in refused]
+        entries = [entry for entry in entries if entry.topic_partition not in refused]
 
     def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
         """P7."""
@@ -59,3 +67,16 @@ async def handle_produce(services: Services, request: Request) -> None:
 
     services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
     body.topic_data.clear()  # it is in the log, so the frame need not stay in memory for as long as replicas take
+
+
+def _refuse_zstd(records: Buffer, version: int) -> None:
+    """As Kafka does: who reads with a client as old as the producer's could not make sense of it."""
+    try:
+        compression = parse_header(records).attributes & COMPRESSION_MASK
+    except CorruptRecord:
+        return  # for the log to find
+    if compression == Compression.ZSTD:
+        raise BrokerError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"zstd in version {version} of Produce, older than zstd: upgrade the producer, or use another codec",
+        )

@@ -78,6 +78,10 @@ class Dialect(Protocol):
         """The peer knows batches of magic 77. Who does not is sent Kafka's records."""
         ...
 
+    def knows_zstd(self, api_key: int, api_version: int) -> bool:
+        """Who sends that version of Produce or Fetch may know zstd (KIP-110)."""
+        ...
+
     @property
     def api_versions(self) -> Sequence[ApiVersion]:
         """What the answer to ApiVersions lists."""

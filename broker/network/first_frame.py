@@ -57,6 +57,9 @@ class FirstFrame:
         dialect.get_buffer()[: self._filled] = self._prefix[: self._filled]
         return dialect.received(self._filled)
 
+    def knows_zstd(self, api_key: int, api_version: int) -> bool:
+        raise AssertionError("nothing has been asked")
+
     def decode(self, frame: Frame) -> tuple[Api[Any, Any], NoReturn, Message]:
         raise AssertionError("no frame has been read")
 

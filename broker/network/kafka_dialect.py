@@ -19,7 +19,7 @@ from struct import error as StructError  # noqa: N812 - it is an exception, not 
 from typing import Any
 
 from minibroker.broker.network.dialect import Asked, BadInput, Frame, why_too_large
-from minibroker.protocol.apis import API_VERSIONS, PRODUCE, Api
+from minibroker.protocol.apis import API_VERSIONS, FETCH, PRODUCE, Api
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, FrameTooLarge
 from minibroker.protocol.kafka import apis as kafka
@@ -28,6 +28,10 @@ from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import ApiVersion, ApiVersionsRequest, ApiVersionsResponse, Message, ProduceRequest
 
 logger = logging.getLogger("minibroker.network")
+
+
+_ZSTD_SINCE = {PRODUCE.key: 7, FETCH.key: 10}
+"""Versions of Kafka 2.1, with which zstd came."""
 
 
 class KafkaListener:
@@ -54,6 +58,9 @@ class KafkaDialect(FrameReader):
     def __init__(self, listener: KafkaListener) -> None:
         super().__init__(listener.limit_of)
         self._listener = listener
+
+    def knows_zstd(self, api_key: int, api_version: int) -> bool:
+        return api_version >= _ZSTD_SINCE[api_key]
 
     def received(self, count: int) -> list[Frame]:
         try:

@@ -49,6 +49,9 @@ class NativeDialect(FrameReader):
         super().__init__(listener.limit_of)
         self._listener = listener
 
+    def knows_zstd(self, api_key: int, api_version: int) -> bool:
+        return True
+
     def received(self, count: int) -> list[Frame]:
         try:
             return self.buffer_updated(count)

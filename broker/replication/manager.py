@@ -32,11 +32,13 @@ from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.log_cleaner import CleanerSettings, LogCleaner
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
+from minibroker.broker.replication.refused_batches import RefusedBatches
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.replication.topic_configs import TopicConfigs
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.broker.storage.validator import takes_long, validated_headers
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
@@ -117,6 +119,17 @@ class LeadershipListener(Protocol):
         left."""
 
 
+class ToAppend(NamedTuple):
+    """What a producer sent for one partition."""
+
+    topic_partition: TopicPartition
+    topic_id: str
+    """Of the topic that is meant; empty: whichever has the name."""
+    records: Buffer
+    is_checked: bool = False
+    """`ReplicaManager.check` has looked at the records."""
+
+
 class _Assigned(NamedTuple):
     """One partition of a LeaderAndIsr request, ready to be applied."""
 
@@ -152,6 +165,9 @@ class ReplicaManager:
         """Whose settings make no sense, and why: said once."""
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
+        self._refused_batches = RefusedBatches()
+        self._checks = world.new_executor("record checks")
+        self._check_turns = asyncio.Lock()
         self._listeners: list[LeadershipListener] = []
         self._timer = Timer()
         self._produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
@@ -255,25 +271,38 @@ class ReplicaManager:
 
     def produce(
         self,
-        entries: Sequence[tuple[TopicPartition, str, Buffer]],
+        entries: Sequence[ToAppend],
         *,
         acks: int,
         timeout_ms: int,
         respond: Callable[[dict[TopicPartition, ProduceStatus]], None],
     ) -> None:
-        """Append each entry (where to, the id of the topic that is meant, records) as leader; `respond` once all are
-        settled (at once unless acks is -1)."""
+        """Append each entry as leader; `respond` once all are settled (at once unless acks is -1)."""
         statuses: dict[TopicPartition, ProduceStatus] = {}
         now_ms = self._world.clock.wall_ms()
         waiting = False
-        for topic_partition, topic_id, records in entries:
-            status = statuses[topic_partition] = self._append(topic_partition, topic_id, records, acks, now_ms)
+        for entry in entries:
+            status = statuses[entry.topic_partition] = self._append(entry, acks, now_ms)
             waiting = waiting or status.pending
         if not waiting:
             respond(statuses)
             return
         operation = DelayedProduce(timeout_ms, statuses, self._partitions.get, respond, self._produce_expired)
         self._produces.try_complete_else_watch(operation, statuses)
+
+    async def check(self, entry: ToAppend) -> bool:
+        """Look at records, before they are appended, in a worker thread where that would take long. Whether that was
+        done. Raises BrokerError as appending them would.
+
+        A million records take seconds, and a few hundred MB: one batch at a time."""
+        partition = self._partitions.get(entry.topic_partition)
+        if partition is None or not partition.is_leader or not takes_long(entry.records, partition.log.config):
+            return False
+        async with self._check_turns:
+            now_ms = self._world.clock.wall_ms()
+            config = partition.log.config
+            await self._checks.run(validated_headers, entry.records, entry.topic_partition, config, now_ms)
+            return config.compact
 
     def takes_columns(self, topic: str) -> bool:
         """Batches of magic 77 are appended as they are (`record.format`)."""
@@ -304,7 +333,7 @@ class ReplicaManager:
                 raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, text)
             return partition
 
-        status = self._append_to(topic_partition, "", find, records, -1, self._world.clock.wall_ms())
+        status = self._append_to(ToAppend(topic_partition, "", records), find, -1, self._world.clock.wall_ms())
         if not status.pending:
             respond(status)
             return
@@ -314,31 +343,25 @@ class ReplicaManager:
         )
         self._produces.try_complete_else_watch(operation, statuses)
 
-    def _append(
-        self, topic_partition: TopicPartition, topic_id: str, records: Buffer, acks: int, now_ms: int
-    ) -> ProduceStatus:
+    def _append(self, entry: ToAppend, acks: int, now_ms: int) -> ProduceStatus:
         def find() -> Partition:
-            return self._leader_for_clients(topic_partition, topic_id)
+            return self._leader_for_clients(entry.topic_partition, entry.topic_id)
 
-        return self._append_to(topic_partition, topic_id, find, records, acks, now_ms)
+        return self._append_to(entry, find, acks, now_ms)
 
-    def _append_to(
-        self,
-        topic_partition: TopicPartition,
-        topic_id: str,
-        find: Callable[[], Partition],
-        records: Buffer,
-        acks: int,
-        now_ms: int,
-    ) -> ProduceStatus:
+    def _append_to(self, entry: ToAppend, find: Callable[[], Partition], acks: int, now_ms: int) -> ProduceStatus:
         """`find` raises BrokerError, which becomes the answer."""
+        topic_partition, topic_id, records, is_checked = entry
         index = topic_partition.partition
         partition = None
+        now_s = self._world.clock.monotonic()
         try:
             partition = find()
             before = partition.high_watermark
-            info = partition.append(records, required_acks=acks, now_ms=now_ms)
+            self._refused_batches.check(topic_partition, records, partition.log, now_s)
+            info = partition.append(records, required_acks=acks, now_ms=now_ms, is_checked=is_checked)
         except BrokerError as error:
+            self._refused_batches.note(topic_partition, records, error.code, now_s)
             response = ProducePartitionResponse(index, error.code, error_message=error.detail)
             if partition is not None:  # Kafka's producers need it to go on after UNKNOWN_PRODUCER_ID
                 response.log_start_offset = partition.log.log_start_offset
@@ -347,6 +370,7 @@ class ReplicaManager:
                 response.current_leader_id = known.leader
                 response.current_leader_epoch = known.leader_epoch
             return ProduceStatus(response=response)
+        self._refused_batches.note(topic_partition, records, ErrorCode.NONE, now_s)
         self._fetches.check_soon(topic_partition)
         if partition.high_watermark != before:
             self._produces.check_soon(topic_partition)

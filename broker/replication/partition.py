@@ -241,13 +241,13 @@ class Partition:
     def _replicas_to_commit(self) -> int:
         return replicas_to_commit(self._configured_min_insync_replicas, self.replication_factor)
 
-    def append(self, records: Buffer, *, required_acks: int, now_ms: int) -> AppendInfo:
-        """Append as leader. Raises BrokerError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all), and what the
-        log refuses; then nothing was written."""
+    def append(self, records: Buffer, *, required_acks: int, now_ms: int, is_checked: bool = False) -> AppendInfo:
+        """Append as leader. `is_checked`: as for `validated_headers`. Raises BrokerError: NOT_LEADER_OR_FOLLOWER,
+        NOT_ENOUGH_REPLICAS (acks=all), and what the log refuses; then nothing was written."""
         self._require_leader(NO_EPOCH)
         if required_acks == -1 and len(self.isr) < self.min_insync_replicas:
             raise self._not_enough_replicas()
-        info = self.log.append_as_leader(records, self.leader_epoch, now_ms)  # P4
+        info = self.log.append_as_leader(records, self.leader_epoch, now_ms, is_checked=is_checked)  # P4
         self.traffic.bytes_in += len(records)
         self.traffic.messages_in += info.last_offset - info.first_offset + 1
         if len(self.isr) == 1:

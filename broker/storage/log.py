@@ -255,8 +255,11 @@ class Log:
 
     # -- appending --
 
-    def append_as_leader(self, records: Buffer, leader_epoch: int, now_ms: int) -> AppendInfo:
+    def append_as_leader(
+        self, records: Buffer, leader_epoch: int, now_ms: int, *, is_checked: bool = False
+    ) -> AppendInfo:
         """Give the batches their offsets and `leader_epoch` and append them, all or none. `records` is not changed.
+        `is_checked`: as for `validated_headers`.
 
         Raises BrokerError, with nothing written: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE,
         RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP, and as `ProducerState.check`. A repetition of one of a producer's last
@@ -267,7 +270,7 @@ class Log:
             raise LogInvariantViolated(
                 f"append to {self.partition} in epoch {leader_epoch}, but {self._epochs.latest} has begun"
             )
-        headers = validated_headers(records, self.partition, self.config, now_ms)
+        headers = validated_headers(records, self.partition, self.config, now_ms, is_checked=is_checked)
         first = headers[0]
         if first.has_producer_id or len(headers) > 1:
             known = self._known_repetition(headers)
@@ -338,6 +341,10 @@ class Log:
             if header.has_producer_id:
                 self._producers.update(header, header.base_offset, now_ms)
         return AppendInfo(headers[0].base_offset, offset - 1, max_timestamp)
+
+    def knows_producer(self, producer_id: int) -> bool:
+        """It has written here, and is not forgotten."""
+        return self._producers.get(producer_id) is not None
 
     def _known_repetition(self, headers: Sequence[BatchHeader]) -> AppendInfo | None:
         if len(headers) > 1:

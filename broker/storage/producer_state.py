@@ -8,11 +8,16 @@ follows the producer's last one, answers a repetition of one of the last five wi
 else. The state is a function of the log, so followers and recovery build the same from batch headers; snapshots
 spare them reading from the beginning.
 
-Two departures from Kafka. A producer that the log does not know must begin with sequence 0, or else gets
-UNKNOWN_PRODUCER_ID: Kafka takes any sequence then, which hides the gap left by batches that were lost. And a snapshot
-holds all five batches: Kafka writes the last alone, so that after a crash a repetition of an earlier one in flight
-counts as out of order. The format has room: one entry per batch, oldest first; a reader of one per producer keeps the
-newest.
+Two departures from Kafka. A native producer (its batches are columns) that the log does not know must begin with
+sequence 0, or else gets UNKNOWN_PRODUCER_ID: any other sequence would hide the gap left by batches that were lost, and
+our producers number what they send anew, if that is safe. Kafka takes any sequence of an unknown producer, and so do we
+where the batch is Kafka's: its clients rely on that when their topic is created again or their state has expired, and
+aiokafka's producer would be refused for ever. No record is written twice by that: what the log does not know was never
+in it, or a day ago. (The order of requests that are under way together: `replication/refused_batches.py`.)
+
+And a snapshot holds all five batches: Kafka writes the last alone, so that after a crash a repetition of an earlier one
+in flight counts as out of order. The format has room: one entry per batch, oldest first; a reader of one per producer
+keeps the newest.
 
 A producer that wrote nothing for a day is forgotten, which must not happen between a batch and its repetition: the
 batch would be appended a second time. So the day is one through which this log was looked after, counted in the small
@@ -31,7 +36,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.records import NO_SEQUENCE, BatchHeader
+from minibroker.protocol.records import MAGIC_COLUMNS, NO_SEQUENCE, BatchHeader
 
 RETAINED_BATCHES = 5
 """As many as a producer may have in flight (Kafka's NUM_BATCHES_TO_RETAIN)."""
@@ -89,7 +94,7 @@ class ProducerState:
         producer = self._producers.get(header.producer_id)
         first_sequence = header.base_sequence
         if producer is None:
-            if first_sequence != 0:
+            if first_sequence != 0 and header.magic == MAGIC_COLUMNS:
                 raise BrokerError(
                     ErrorCode.UNKNOWN_PRODUCER_ID,
                     f"producer {header.producer_id} is not known here and begins with sequence {first_sequence}",

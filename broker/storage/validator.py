@@ -19,6 +19,7 @@ from minibroker.protocol.records import (
     validate_batch,
     validate_produced,
 )
+from minibroker.protocol.records.header import COMPRESSION_MASK
 
 _MAX_COMPACTED_BODY_BYTES = MAX_BODY_BYTES - 16 * MAX_RECORDS
 """Decompressed: compaction writes the offset of each record that it leaves, and must find room for that. What it could
@@ -28,8 +29,28 @@ _OLD_MAGICS = (0, 1)
 """Of Kafka before 0.11: refused, as by Kafka 4 (`ProduceRequest.validateRecords`)."""
 
 
-def validated_headers(records: Buffer, partition: TopicPartition, config: LogConfig, now_ms: int) -> list[BatchHeader]:
-    """The headers of the batches of a record set, at least one.
+_QUICK_BYTES = 128 << 10
+_QUICK_RECORDS = 1_000
+"""So much is looked through within a slice of the event loop."""
+
+
+def takes_long(records: Buffer, config: LogConfig) -> bool:
+    """`validated_headers` would look at each record, and that may take more than a slice of the event loop."""
+    if not config.compact:
+        return False
+    try:
+        header = parse_header(records)
+    except CorruptRecord:
+        return False
+    is_compressed = bool(header.attributes & COMPRESSION_MASK)  # then its size says little
+    return is_compressed or header.size > _QUICK_BYTES or header.records_count > _QUICK_RECORDS
+
+
+def validated_headers(
+    records: Buffer, partition: TopicPartition, config: LogConfig, now_ms: int, *, is_checked: bool = False
+) -> list[BatchHeader]:
+    """The headers of the batches of a record set, at least one. `is_checked`: the records in them have been looked at
+    before, by this function, and only they need not be again.
 
     Raises BrokerError CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP.
     """
@@ -56,12 +77,8 @@ def validated_headers(records: Buffer, partition: TopicPartition, config: LogCon
             if config.compact:
                 if headers:  # as in Kafka: all are decoded here, and 70 bytes may become a million records
                     raise InvalidRecord("more than one batch, and the topic is compacted: send one at a time")
-                batch = decode_batch(
-                    records, header, position, check_crc=False, max_body_bytes=_MAX_COMPACTED_BODY_BYTES
-                )
-                keys = batch.keys
-                if keys is None or None in keys:
-                    raise InvalidRecord("a record without a key, and the topic is compacted: give each record a key")
+                if not is_checked:
+                    _check_records(records, header, position)
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
         except InvalidRecord as error:
@@ -88,3 +105,10 @@ def validated_headers(records: Buffer, partition: TopicPartition, config: LogCon
             f"{position} bytes, {len(headers)} batches for {partition}, whose segment.bytes is {config.segment_bytes}",
         )
     return headers
+
+
+def _check_records(records: Buffer, header: BatchHeader, position: int) -> None:
+    """What compaction relies on. Raises CorruptRecord and InvalidRecord."""
+    keys = decode_batch(records, header, position, check_crc=False, max_body_bytes=_MAX_COMPACTED_BODY_BYTES).keys
+    if keys is None or None in keys:
+        raise InvalidRecord("a record without a key, and the topic is compacted: give each record a key")

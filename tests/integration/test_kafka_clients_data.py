@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.who import AllBrokers, LeaderOf
 from minibroker.protocol.model import TopicPartition
 from minibroker.sync import Admin, Consumer
-from tests.integration.python_kafka_clients import CLIENTS, Client, Confluent, Read, Record, collect_sockets
+from tests.integration.python_kafka_clients import (
+    CLIENTS,
+    PATIENCE_S,
+    Aiokafka,
+    Client,
+    Confluent,
+    Read,
+    Record,
+    collect_sockets,
+)
 from tests.live_cluster import live_cluster
 
 pytestmark = pytest.mark.slow
@@ -124,6 +135,33 @@ def test_a_topic_comes_by_itself_when_a_client_writes_to_it(cluster: LocalCluste
     assert offsets == [0]
     with Admin(cluster.bootstrap()) as admin:
         assert len(admin.describe_topics([topic])[topic].partitions) == PARTITIONS
+
+
+def test_an_aiokafka_producer_goes_on_when_its_topic_is_created_again(cluster: LocalCluster, topic: str) -> None:
+    """Its numbers go on where they were, in a log that has never heard of it."""
+    count = 5
+
+    async def write() -> list[int]:
+        producer = AIOKafkaProducer(bootstrap_servers=cluster.bootstrap(), enable_idempotence=True)
+        await producer.start()
+        try:
+            for number in range(count):
+                await producer.send_and_wait(topic, b"old-%d" % number, partition=0)
+            await asyncio.to_thread(create_again)
+            return [
+                (await producer.send_and_wait(topic, b"new-%d" % number, partition=0)).offset for number in range(count)
+            ]
+        finally:
+            await producer.stop()
+
+    def create_again() -> None:
+        with Admin(cluster.bootstrap()) as admin:
+            admin.delete_topic(topic)
+            admin.create_topic(topic, partitions=PARTITIONS, replication_factor=3)
+
+    assert asyncio.run(asyncio.wait_for(write(), PATIENCE_S)) == list(range(count))
+    read = Aiokafka().read(cluster.bootstrap(), topic, {0: 0}, count)
+    assert [each.record.value for each in read] == [b"new-%d" % number for number in range(count)]
 
 
 def test_a_leader_that_is_killed_costs_a_client_no_record_and_no_order(

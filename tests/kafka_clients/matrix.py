@@ -8,13 +8,14 @@ of which the last has its coordinator killed; administration. Nothing may be los
 Kafka's console tools and Spark's connector do what they are for.
 
 Prints a line for each check that fails and a table, and exits with 1 if anything failed. A client that cannot be built
-has failed.
+has failed. SIGINT and SIGTERM end the cluster, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -415,11 +416,15 @@ async def try_program(bench: Bench, tell: Tell) -> None:
 
 
 async def try_clients(directory: Path, cache: Path, names: list[str]) -> int:
-    """How many checks failed."""
+    """How many checks failed. SIGTERM cancels it; the cluster is down in any case."""
+    me = asyncio.current_task()
+    assert me is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     cluster = LocalCluster(directory)
     rows: list[tuple[str, str, int, int, float]] = []
-    await asyncio.to_thread(cluster.up, BROKERS, free_ports(BROKERS)[0], settings=SETTINGS)
+    starting = asyncio.create_task(asyncio.to_thread(cluster.up, BROKERS, free_ports(BROKERS)[0], settings=SETTINGS))
     try:
+        await asyncio.shield(starting)
         async with Admin(cluster.bootstrap()) as admin:
             for name in names:
                 began_s = time.monotonic()
@@ -444,7 +449,9 @@ async def try_clients(directory: Path, cache: Path, names: list[str]) -> int:
                 rows.append((name, version, len(outcomes) - failed, failed, time.monotonic() - began_s))
                 print("{:<16} {:<32} {:>3} passed, {:>2} failed in {:>3.0f} s".format(*rows[-1]), flush=True)
     finally:
-        await asyncio.to_thread(cluster.down, kill=True)
+        await asyncio.wait([starting])  # the thread goes on, whoever is cancelled
+        if cluster.file_or_none() is not None:
+            await asyncio.to_thread(cluster.down, kill=True)
     print(f"\n{'client':<16} {'version':<32} {'passed':>6} {'failed':>6} {'seconds':>7}")
     for row in rows:
         print("{:<16} {:<32} {:>6} {:>6} {:>7.0f}".format(*row))
@@ -464,7 +471,11 @@ def main() -> None:
         parser.error(f"unknown client {unknown[0]!r}: choose from {', '.join(PROGRAMS)}")
     arguments.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="minibroker-clients-") as temporary:
-        failed = uvloop.run(try_clients(arguments.keep or Path(temporary), arguments.cache.absolute(), names))
+        try:
+            failed = uvloop.run(try_clients(arguments.keep or Path(temporary), arguments.cache.absolute(), names))
+        except asyncio.CancelledError:
+            print("stopped: the cluster is down", flush=True)
+            sys.exit(128 + signal.SIGTERM)
     sys.exit(1 if failed else 0)
 
 

@@ -5,12 +5,14 @@
 A line for each mutant, as soon as it is done: how many seeds it took, and what caught it. An accusation counts if it
 speaks of what was promised (not of a process that crashed), and if the same seed accuses nobody without the mutant.
 
-Exit code: 0, every one was caught; 1, at least one was not.
+Exit code: 0, every one was caught; 1, at least one was not; 130, it was stopped, by SIGINT or SIGTERM: the last line
+says how far it had come.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from typing import NamedTuple
@@ -39,31 +41,39 @@ class Catch(NamedTuple):
     crashes: int
     """Seeds in which something crashed, and nothing else was found."""
     seconds: float
+    is_stopped: bool = False
+    """Before its end: the mutant may be caught by a later seed."""
 
     def __str__(self) -> str:
-        found = f"{self.seeds:4d}  {self.anomaly.kind}" if self.anomaly is not None else f">{self.seeds:3d}  NOT CAUGHT"
+        if self.anomaly is not None:
+            found = f"{self.seeds:4d}  {self.anomaly.kind}"
+        else:
+            found = f">{self.seeds:3d}  {'stopped' if self.is_stopped else 'NOT CAUGHT'}"
         crashes = f" ({self.crashes} seeds with crashes alone)" if self.crashes else ""
         return f"{self.mutant.name:38} {self.mutant.family:26} {found}{crashes}"
 
 
 def hunt(mutant: Mutant, *, max_seeds: int, minutes: float, jobs: int | None, kind: type[Storm] = Storm) -> Catch:
-    """Storms in the order of their seeds until one convicts the mutant."""
+    """Storms in the order of their seeds until one convicts the mutant, or KeyboardInterrupt stops the hunt."""
     began = time.monotonic()
     tried = crashes = 0
+    is_stopped = False
     conviction: Anomaly | None = None
     seeds = range(1, max_seeds + 1)
     # A cluster that has broken a promise can go on to break thousands, which takes minutes.
     storms = simulate_many(seeds, minutes, mutant=mutant.name, is_enough=breaks_promise, kind=kind, jobs=jobs)
-    for outcome in storms:
-        tried += 1
-        conviction = _broken_promise(outcome.report)
-        if conviction is None:
-            crashes += bool(outcome.report.anomalies)
-        elif _accuses_nobody(outcome.report.seed, minutes, kind):
-            break
-        else:
-            conviction = None
-    return Catch(mutant, tried, conviction, crashes, time.monotonic() - began)
+    try:
+        for outcome in storms:
+            tried += 1
+            accusation = _broken_promise(outcome.report)
+            if accusation is None:
+                crashes += bool(outcome.report.anomalies)
+            elif _accuses_nobody(outcome.report.seed, minutes, kind):
+                conviction = accusation
+                break
+    except KeyboardInterrupt:
+        is_stopped = True
+    return Catch(mutant, tried, conviction, crashes, time.monotonic() - began, is_stopped)
 
 
 def breaks_promise(anomaly: Anomaly) -> bool:
@@ -95,6 +105,7 @@ def main() -> int:
     arguments = parser.parse_args()
     kind = GroupStorm if arguments.groups else Storm
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     catches: list[Catch] = []
     print(f"{'mutant':38} {'family':26} seeds caught by")
@@ -104,6 +115,11 @@ def main() -> int:
         )
         catches.append(catch)
         print(catch, flush=True)
+        if catch.is_stopped:
+            tried, caught = sum(each.seeds for each in catches), sum(each.anomaly is not None for each in catches)
+            seconds = time.monotonic() - began
+            print(f"\nstopped at {name} after {tried} seeds and {seconds:.0f} s: {caught} caught before", flush=True)
+            return 130
     at_large = [catch.mutant.name for catch in catches if catch.anomaly is None]
     print(f"\n{len(catches) - len(at_large)} of {len(catches)} caught in {time.monotonic() - began:.0f} s")
     if at_large:

@@ -13,11 +13,19 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
+from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka import data, metadata
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, encode_batch, parse_header
+from minibroker.protocol.records import (
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    decode_batch,
+    encode_batch,
+    iterate_batches,
+    parse_header,
+)
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
@@ -360,16 +368,61 @@ def test_our_own_clients_create_nothing_by_asking() -> None:
     with_cluster(program, {"auto.create.topics.enable": "true"})
 
 
-def test_a_producer_that_is_not_known_is_told_where_the_log_begins() -> None:
-    """Without that Kafka's own producer repeats the batch as it is until its delivery timeout."""
+def test_a_producer_of_kafkas_goes_on_in_a_log_that_does_not_know_it() -> None:
+    """aiokafka's would be refused for ever; a native one numbers its records anew."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await to_leader(cluster, world)
-        late = encode_batch(
-            [b"late"], base_timestamp=1_000, magic=MAGIC_RECORDS, producer_id=7, producer_epoch=0, base_sequence=3
-        )
-        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(late)))
-        [part] = answer.responses[0].partition_responses
-        assert (part.error_code, part.log_start_offset) == (ErrorCode.UNKNOWN_PRODUCER_ID, 0)
+
+        async def answer(sequence: int, magic: int) -> m.ProducePartitionResponse:
+            records = encode_batch(
+                [b"late"], base_timestamp=1_000, magic=magic, producer_id=7, producer_epoch=0, base_sequence=sequence
+            )
+            answer = await connection.request(data.PRODUCE, 9, produce(memoryview(records)))
+            [part] = answer.responses[0].partition_responses
+            return part  # type: ignore[no-any-return]
+
+        assert (await answer(3, MAGIC_COLUMNS)).error_code == ErrorCode.UNKNOWN_PRODUCER_ID
+        first = await answer(3, MAGIC_RECORDS)
+        again = await answer(3, MAGIC_RECORDS)
+        assert [(part.error_code, part.base_offset) for part in (first, again)] == [(ErrorCode.NONE, 0)] * 2
+        gap = await answer(5, MAGIC_RECORDS)
+        assert (gap.error_code, gap.log_start_offset) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0)
+
+    with_cluster(program)
+
+
+def test_zstd_is_refused_in_versions_of_produce_that_are_older_than_it() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        codes = {}
+        for version in (3, 6, 7, 9):
+            for codec in (Compression.ZSTD, Compression.GZIP):
+                sent = encode_batch([b"a" * 100], base_timestamp=1_000, magic=MAGIC_RECORDS, compression=codec)
+                answer = await connection.request(data.PRODUCE, version, produce(memoryview(sent)))
+                codes[version, codec] = answer.responses[0].partition_responses[0].error_code
+        assert {key for key, code in codes.items() if code} == {(3, Compression.ZSTD), (6, Compression.ZSTD)}
+        assert codes[3, Compression.ZSTD] == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+    with_cluster(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [MAGIC_RECORDS, MAGIC_COLUMNS])
+def test_a_fetch_of_very_many_batches_brings_records_alone(last: int) -> None:
+    """Columns are searched for in slices there."""
+    count = 5_000
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        one = bytes(batch(b"a"))
+        written = one * count + bytes(encode_batch([b"z"], base_timestamp=1_000, magic=last))
+        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(written)))
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+        answer = await connection.request(data.FETCH, 11, fetch())
+        [part] = answer.responses[0].partitions
+        found = list(iterate_batches(part.records))
+        assert [header.base_offset for header, _, _ in found] == list(range(count + 1))
+        assert {header.magic for header, _, _ in found} == {MAGIC_RECORDS}
 
     with_cluster(program)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.storage import validator
 from minibroker.broker.transactions.producer_ids import ProducerIds
-from minibroker.protocol import apis
+from minibroker.protocol import apis, records, znodes
+from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.framing import FrameReader
 from minibroker.protocol.messages import (
@@ -32,9 +35,10 @@ from minibroker.protocol.messages import (
     UpdateMetadataRequest,
     UpdateMetadataResponse,
 )
-from minibroker.protocol.records import encode_batch
+from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, encode_batch
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, state, with_one_broker
 from tests.storage_support import batch
+from tests.waiting import until
 
 RECORDS = batch(3)
 
@@ -122,6 +126,78 @@ def test_partitions_succeed_and_fail_one_by_one(tmp_path: Path) -> None:
         ]
 
     with_one_broker(tmp_path, scenario)
+
+
+class Thread:
+    """A worker that notes what it is asked, and waits until it may begin."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+        self.may_begin = asyncio.Event()
+
+    async def run(self, function: Callable[..., Any], *arguments: object) -> Any:
+        self.asked.append(function)
+        await self.may_begin.wait()
+        return function(*arguments)
+
+
+def keyed(count: int, magic: int, compression: Compression = Compression.NONE, key: bytes | None = b"k") -> bytes:
+    batch = encode_batch([b"v"] * count, keys=[key] * count, base_timestamp=0, magic=magic, compression=compression)
+    return bytes(batch)
+
+
+def with_compacted_topic(tmp_path: Path, scenario: Callable[[OneBroker, Peer, Thread], Awaitable[None]]) -> None:
+    async def run(broker: OneBroker) -> None:
+        broker.zookeeper.make(znodes.topic_config_path(TOPIC), znodes.encode_config({"cleanup.policy": "compact"}))
+        peer, thread = Peer(broker), Thread()
+        broker.replicas._checks = thread
+        await broker.told(state(1, isr=(1,), replicas=(1,)))
+        await scenario(broker, peer, thread)
+
+    with_one_broker(tmp_path, run)
+
+
+@pytest.mark.parametrize("magic", [MAGIC_RECORDS, MAGIC_COLUMNS])
+def test_the_records_of_a_large_batch_for_a_compacted_topic_are_looked_at_in_a_thread_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, magic: int
+) -> None:
+    """A million records took seconds, in which nobody had the event loop."""
+    looked_at: list[bool] = []
+
+    async def scenario(broker: OneBroker, peer: Peer, thread: Thread) -> None:
+        def decode_batch(*arguments: Any, **named: Any) -> Any:
+            looked_at.append(thread.may_begin.is_set())
+            return records.decode_batch(*arguments, **named)
+
+        monkeypatch.setattr(validator, "decode_batch", decode_batch)
+        sending = asyncio.create_task(peer.send(apis.PRODUCE, produce(0, records=keyed(5_000, magic))))
+        await until(lambda: bool(thread.asked))
+        await peer.send(apis.PRODUCE, produce(0, records=keyed(3, magic)))
+        assert broker.partition().log.log_end_offset == 3, "another connection is not held up"
+        thread.may_begin.set()
+        await sending
+        assert broker.partition().log.log_end_offset == 5_003
+        assert looked_at == [False, True]
+
+    with_compacted_topic(tmp_path, scenario)
+
+
+def test_what_a_thread_finds_wrong_with_records_is_the_answer(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker, peer: Peer, thread: Thread) -> None:
+        thread.may_begin.set()
+        compressed = keyed(2, MAGIC_RECORDS, Compression.GZIP)
+        await peer.send(apis.PRODUCE, produce(0, records=compressed))
+        assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == ErrorCode.NONE
+        for sent, code in (
+            (keyed(2_000, MAGIC_RECORDS, key=None), ErrorCode.INVALID_RECORD),
+            (compressed[:-1] + b"?", ErrorCode.CORRUPT_MESSAGE),
+        ):
+            await peer.send(apis.PRODUCE, produce(0, records=sent))
+            assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == code
+        assert broker.partition().log.log_end_offset == 2
+        assert len(thread.asked) == 3
+
+    with_compacted_topic(tmp_path, scenario)
 
 
 def test_a_batch_of_a_transaction_is_refused_and_not_written(tmp_path: Path) -> None:

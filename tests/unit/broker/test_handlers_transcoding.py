@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,11 @@ class Reader:
         broker.replicas.add_listener(self.transcoder)
 
     async def fetch(
-        self, *offsets: int, max_bytes: int = 1 << 22, partition_max_bytes: int = 1 << 22
+        self,
+        *offsets: int,
+        max_bytes: int = 1 << 22,
+        partition_max_bytes: int = 1 << 22,
+        knows_zstd: bool = True,
     ) -> list[FetchPartitionResponse]:
         """From that offset of partition 0, of partition 1, ..."""
         fetches = [fetch_of(offset, index=index) for index, offset in enumerate(offsets)]
@@ -59,7 +63,7 @@ class Reader:
         request = FetchRequest(-1, 0, 1, max_bytes, 0, [FetchTopic(TOPIC, TOPIC_ID, fetches)])
         answers: list[FetchAnswer] = []
         self.broker.replicas.fetch(request, answers.append)
-        return [response for _, response in await self.transcoder.transcode(answers[0], request)]
+        return [response for _, response in await self.transcoder.transcode(answers[0], request, knows_zstd=knows_zstd)]
 
 
 def headers(response: FetchPartitionResponse) -> list[BatchHeader]:
@@ -99,6 +103,20 @@ def with_record_format(
         await scenario(broker, Reader(broker))
 
     with_one_broker(tmp_path, run)
+
+
+def found_columns(answer: FetchAnswer) -> bool:
+    *_, found = steps_and_end(has_columns(answer))
+    return bool(found)
+
+
+def steps_and_end(search: Generator[None, None, bool]) -> Iterator[bool | None]:
+    while True:
+        try:
+            yield next(search)
+        except StopIteration as end:
+            yield end.value
+            return
 
 
 async def write(broker: OneBroker, records: Sequence[bytes], partition: TopicPartition = ORDERS) -> None:
@@ -285,10 +303,50 @@ def test_only_columns_cost_anything(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker, reader: Reader) -> None:
         await write(broker, [native(b"a", magic=MAGIC_RECORDS)])
         [response] = broker.fetch(fetch_of(0)).result()
-        assert not has_columns([(ORDERS, response)])
+        assert not found_columns([(ORDERS, response)])
         await write(broker, [native(b"b")])
         [response] = broker.fetch(fetch_of(0)).result()
-        assert has_columns([(ORDERS, response)])
+        assert found_columns([(ORDERS, response)])
+
+    with_reader(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("has_them", [False, True])
+def test_columns_are_searched_for_in_steps_among_tens_of_thousands_of_batches(has_them: bool) -> None:
+    records = native(b"r", magic=MAGIC_RECORDS) * 20_000 + (native(b"c") if has_them else b"")
+    answer = [(ORDERS, FetchPartitionResponse(0, 0, records=memoryview(records)))]
+    assert list(steps_and_end(has_columns(answer))) == [None] * 4 + [has_them]
+
+
+def test_a_client_older_than_zstd_gets_gzip_of_what_is_made_for_it(tmp_path: Path) -> None:
+    sent = [
+        native(b"a" * 1_000, compression=Compression.ZSTD),
+        native(b"b" * 1_000, compression=Compression.ZSTD, magic=MAGIC_RECORDS),
+        native(b"c" * 1_000, compression=Compression.LZ4),
+    ]
+
+    async def scenario(broker: OneBroker, reader: Reader) -> None:
+        await write(broker, sent)
+        for knows_zstd, made in ((True, Compression.ZSTD), (False, Compression.GZIP)) * 2:
+            [response] = await reader.fetch(0, knows_zstd=knows_zstd)
+            assert [header.compression for header in headers(response)] == [made, Compression.ZSTD, Compression.LZ4]
+            assert values(response) == [each * 1_000 for each in (b"a", b"b", b"c")]
+
+    with_reader(tmp_path, scenario)
+
+
+def test_what_is_transcoded_is_counted_and_what_comes_from_the_cache_beside_it(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker, reader: Reader) -> None:
+        await write(broker, [native(b"a", b"b"), native(b"c"), native(b"d", magic=MAGIC_RECORDS)])
+        [response] = await reader.fetch(0)
+        made = sum(header.size for header in headers(response)[:2])
+        transcoder = reader.transcoder
+        assert (transcoder.fetched.records, transcoder.fetched.bytes) == (3, made)
+        assert (transcoder.cache_hits, transcoder.cache_misses) == (0, 2)
+        await reader.fetch(0)
+        assert (transcoder.fetched.records, transcoder.cache_hits, transcoder.cache_misses) == (3, 2, 2)
+        await transcoder.as_records(native(b"e"))
+        assert (transcoder.produced.records, transcoder.fetched.records) == (1, 3)
 
     with_reader(tmp_path, scenario)
 

@@ -29,8 +29,9 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.controller import events
 from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.metadata import API_VERSIONS
-from minibroker.protocol.messages import ApiVersionsRequest
+from minibroker.protocol.messages import ApiVersionsRequest, FetchPartition, FetchRequest, FetchTopic
 from minibroker.protocol.world import Network
 from tests import kafka_connection
 from tests.simulation.cluster import PORT as DATA_PORT
@@ -484,6 +485,47 @@ def test_the_page_names_the_software_of_kafkas_clients_and_not_more_kinds_than_a
             }
             assert len(counts) == MAX_SOFTWARE + 1
             assert (counts["2.0"], counts["other"]) == (1, 3)
+
+        await world.process.run(program())
+
+    run(scenario())
+
+
+def test_the_page_tells_what_was_turned_into_records_for_kafkas_clients() -> None:
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def program() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", partitions=1, replication_factor=1)
+            async with Producer(cluster.bootstrap, world=world) as producer:
+                await producer.send("orders", b"native")
+            connection = await kafka_connection.connect(world.network, "broker-0", DATA_PORT)
+            asked = FetchRequest(
+                -1, 0, 1, 1 << 20, 0, [FetchTopic("orders", "", [FetchPartition(0, -1, 0, -1, -1, 1 << 20)])]
+            )
+            made = 0
+            for _ in range(2):
+                made = len((await connection.request(FETCH, 11, asked)).responses[0].partitions[0].records)
+            page = samples((await ask(world.network, "broker-0", GET)).body)
+            told = {
+                (name.removeprefix("minibroker_transcoding_"), dict(labels).get("request")): value
+                for (name, labels), value in page.items()
+                if name.startswith("minibroker_transcoding_") and not name.endswith("_created")
+            }
+            assert told.pop(("seconds_total", "Fetch")) >= 0
+            assert told == {
+                ("records_total", "Fetch"): 1,
+                ("bytes_total", "Fetch"): made,
+                ("records_total", "Produce"): 0,
+                ("bytes_total", "Produce"): 0,
+                ("seconds_total", "Produce"): 0,
+                ("cache_hits_total", None): 1,
+                ("cache_misses_total", None): 1,
+                ("cache_bytes", None): made,
+            }
 
         await world.process.run(program())
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.replication.manager import DELETIONS_REMEMBERED
+from minibroker.broker.replication.manager import DELETIONS_REMEMBERED, ToAppend
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.refused_batches import MOST_REMEMBERED, REMEMBERED_S, RefusedBatches
 from minibroker.broker.storage.log import Log
 from minibroker.protocol import topic_ids, znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -25,6 +26,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataTopic,
 )
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.records import MAGIC_RECORDS
 from minibroker.protocol.world import Operation
 from tests.replication_support import (
     LAG_S,
@@ -78,6 +80,55 @@ def test_acks_all_below_min_insync_replicas_appends_nothing(tmp_path: Path) -> N
         assert broker.produce(RECORDS, acks=1).result().error_code == ErrorCode.NONE
 
     with_one_broker(tmp_path, scenario)
+
+
+def of_kafka(sequence: int, epoch: int = 0) -> bytes:
+    return batch(producer_id=7, producer_epoch=epoch, sequence=sequence, magic=MAGIC_RECORDS)
+
+
+def test_what_an_unknown_producer_of_kafkas_has_under_way_behind_a_refused_batch_waits_for_it(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        def code(records: bytes) -> int:
+            return broker.produce(records, acks=1).result().error_code
+
+        assert code(of_kafka(5)) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await broker.told(state())
+        assert [code(of_kafka(6)), code(of_kafka(7)), code(of_kafka(6))] == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 3
+        assert [code(of_kafka(5)), code(of_kafka(6)), code(of_kafka(7))] == [ErrorCode.NONE] * 3
+        assert broker.partition().log.log_end_offset == 3
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_producer_does_not_wait_for_a_refused_batch_that_it_will_not_send_again_here(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        def code(records: bytes) -> int:
+            return broker.produce(records, acks=1).result().error_code
+
+        assert code(of_kafka(5)) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await broker.told(state())
+        assert code(of_kafka(6)) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        await asyncio.sleep(REMEMBERED_S)
+        assert code(of_kafka(6)) == ErrorCode.NONE, "it was appended by another leader, or given up"
+
+        await broker.told(state(2, 1))
+        assert code(batch(producer_id=8, sequence=5, magic=MAGIC_RECORDS)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await broker.told(state(epoch=2))
+        bumped = batch(producer_id=8, producer_epoch=1, sequence=0, magic=MAGIC_RECORDS)
+        assert code(bumped) == ErrorCode.NONE, "the producer has begun anew"
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_as_many_refused_batches_are_remembered_as_memory_is_for() -> None:
+    refused = RefusedBatches()
+    for producer_id in range(MOST_REMEMBERED + 5):
+        records = batch(producer_id=producer_id, sequence=1, magic=MAGIC_RECORDS)
+        refused.note(ORDERS, records, ErrorCode.NOT_LEADER_OR_FOLLOWER, 1.0)
+    assert len(refused) == MOST_REMEMBERED
+    refused.note(ORDERS, b"nonsense", ErrorCode.NOT_LEADER_OR_FOLLOWER, 1.0)
+    refused.note(ORDERS, batch(producer_id=MOST_REMEMBERED, sequence=1, magic=MAGIC_RECORDS), ErrorCode.NONE, 1.0)
+    assert len(refused) == MOST_REMEMBERED - 1
 
 
 def test_acks_all_ends_with_an_error_when_the_isr_has_become_too_small_meanwhile(tmp_path: Path) -> None:
@@ -201,7 +252,7 @@ def test_a_finished_produce_does_not_keep_its_request_in_memory(tmp_path: Path) 
         await broker.told(state(), state(index=1))
         frame = Frame()
         gone = weakref.ref(frame)
-        entries = [(ORDERS, "", RECORDS), (TopicPartition(TOPIC, 1), "", RECORDS)]
+        entries = [ToAppend(ORDERS, "", RECORDS), ToAppend(TopicPartition(TOPIC, 1), "", RECORDS)]
         broker.replicas.produce(entries, acks=-1, timeout_ms=10, respond=lambda _, held=frame: None)  # type: ignore[misc]
         del frame
         await asyncio.sleep(0.1)

@@ -14,25 +14,28 @@ from minibroker.broker.storage.producer_state import (
     encode_snapshot,
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.records import BatchHeader
+from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, BatchHeader
 from tests.storage_support import NOW, batch, headers
 
 LAST = 2**31 - 1
 
 
-def header(sequence: int, count: int = 1, *, epoch: int = 0, producer_id: int = 7) -> BatchHeader:
-    return headers(batch(count, producer_id=producer_id, producer_epoch=epoch, sequence=sequence))[0]
+def header(
+    sequence: int, count: int = 1, *, epoch: int = 0, producer_id: int = 7, magic: int = MAGIC_COLUMNS
+) -> BatchHeader:
+    return headers(batch(count, producer_id=producer_id, producer_epoch=epoch, sequence=sequence, magic=magic))[0]
 
 
 class Log:
     """Appends what the state lets through, as a leader does."""
 
-    def __init__(self) -> None:
+    def __init__(self, magic: int = MAGIC_COLUMNS) -> None:
         self.state = ProducerState()
         self.end = 0
+        self.magic = magic
 
     def append(self, sequence: int, count: int = 1, *, epoch: int = 0, producer_id: int = 7) -> ProducerBatch | None:
-        found = header(sequence, count, epoch=epoch, producer_id=producer_id)
+        found = header(sequence, count, epoch=epoch, producer_id=producer_id, magic=self.magic)
         known = self.state.check(found)
         if known is None:
             self.state.update(found, self.end, NOW)
@@ -87,10 +90,21 @@ def test_sequences_go_on_with_zero_after_the_largest() -> None:
     exactly.append(0)
 
 
-def test_an_unknown_producer_must_begin_with_sequence_zero() -> None:
+def test_an_unknown_native_producer_must_begin_with_sequence_zero() -> None:
     log = Log()
     assert log.refusal(5) is ErrorCode.UNKNOWN_PRODUCER_ID
     log.append(0)
+
+
+def test_an_unknown_producer_of_kafkas_begins_anywhere_and_goes_on_from_there() -> None:
+    log = Log(MAGIC_RECORDS)
+    log.append(5, 2)
+    assert log.append(5, 2) == ProducerBatch(5, 6, 0, 1)
+    assert log.refusal(8) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.refusal(4) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.refusal(7, epoch=1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    log.append(7)
+    assert log.end == 3
 
 
 def test_a_newer_epoch_begins_with_sequence_zero_and_ends_the_older_one() -> None:

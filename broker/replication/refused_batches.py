@@ -1,0 +1,85 @@
+"""Batches that idempotent producers of Kafka's will send again, and before which nothing of theirs may be appended.
+
+The problem: a log that does not know a producer takes any first sequence of it, as Kafka's do (`ProducerState.check`).
+But a producer has up to five requests under way. If the first is refused (the broker does not lead yet, too few
+replicas are in sync) and a moment later the second is not, it would be taken: the records would change their order, and
+the first batch, when it comes again, would be out of sequence, which ends librdkafka's producer for good. In Kafka that
+happens.
+
+The choice: what was refused, and will come again, is remembered, for as long as what was under way with it may take to
+be handled: those requests came over the same connection, one after the other. Of an unknown producer nothing else is
+appended meanwhile. The others get OUT_OF_ORDER_SEQUENCE_NUMBER, as if the producer were known, and come again after it.
+Not for ever: the batch may come again to another broker, and its producer to this one when the topic is another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minibroker.broker.storage.log import Log
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
+from minibroker.protocol.model import MAX_TOPIC_NAME_LENGTH, TopicPartition
+from minibroker.protocol.records import MAGIC_RECORDS, BatchHeader, Buffer, CorruptRecord, parse_header
+
+REMEMBERED_S = 10.0
+MOST_REMEMBERED = 10_000
+"""Beyond that the oldest are forgotten."""
+
+
+class _Refused(NamedTuple):
+    epoch: int
+    sequence: int
+    since_s: float
+
+
+class RefusedBatches:
+    def __init__(self) -> None:
+        self._refused: dict[tuple[TopicPartition, int], _Refused] = {}
+        """By partition and producer id."""
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def check(self, topic_partition: TopicPartition, records: Buffer, log: Log, now_s: float) -> None:
+        """Raises BrokerError OUT_OF_ORDER_SEQUENCE_NUMBER where another batch must come first."""
+        if not self._refused:
+            return
+        header = _idempotent(records)
+        if header is None:
+            return
+        refused = self._refused.get((topic_partition, header.producer_id))
+        if refused is None or refused.epoch != header.producer_epoch or refused.sequence == header.base_sequence:
+            return
+        if now_s < refused.since_s + REMEMBERED_S and not log.knows_producer(header.producer_id):
+            raise BrokerError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} in epoch {header.producer_epoch} sends sequence "
+                f"{header.base_sequence}, but its batch of {refused.sequence} was refused and has not come again",
+            )
+
+    def note(self, topic_partition: TopicPartition, records: Buffer, code: ErrorCode, now_s: float) -> None:
+        """`code` is the answer to a batch."""
+        if not (self._refused or ERRORS[code].retriable) or len(topic_partition.topic) > MAX_TOPIC_NAME_LENGTH:
+            return
+        header = _idempotent(records)
+        if header is None or code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return
+        key = topic_partition, header.producer_id
+        refused = self._refused.get(key)
+        if refused is not None:
+            is_other = refused.epoch >= header.producer_epoch and refused.sequence != header.base_sequence
+            if is_other and code is not ErrorCode.NONE and now_s < refused.since_s + REMEMBERED_S:
+                return  # the first that was refused is the first to be appended
+            del self._refused[key]
+        if ERRORS[code].retriable:
+            self._refused[key] = _Refused(header.producer_epoch, header.base_sequence, now_s)
+            if len(self._refused) > MOST_REMEMBERED:
+                del self._refused[next(iter(self._refused))]
+
+
+def _idempotent(records: Buffer) -> BatchHeader | None:
+    try:
+        header = parse_header(records)
+    except CorruptRecord:
+        return None
+    return header if header.magic == MAGIC_RECORDS and header.has_producer_id else None
