@@ -258,12 +258,11 @@ class Bench:
         """Not measured. Java compiles what it runs often."""
         for peer in self.peers:
             tell(f"warming up {peer.name}")
-            for size in (100, 1_024):
-                for client in ("confluent-kafka", "aiokafka"):
-                    with peer.topic() as topic:
-                        job = self.job(peer, topic, "produce", client, size)
-                        run(job)
-                        run(msgspec.structs.replace(job, action="consume"))
+            for (client, size), count in self.effort.records.items():
+                with peer.topic() as topic:
+                    job = self.job(peer, topic, "produce", client, size, count=count // 4)
+                    run(job)
+                    run(msgspec.structs.replace(job, action="consume"))
 
     def job(self, peer: Peer, topic: str, action: str, client: str, size: int, **more: Any) -> Job:
         more.setdefault("count", self.effort.records.get((client, size), 0))
