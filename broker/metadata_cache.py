@@ -47,6 +47,8 @@ class MetadataCache:
         self.controller_epoch = NO_EPOCH
         self.cluster_id: str | None = None
         self._brokers: dict[int, UpdateMetadataBroker] = {}
+        self.departed: dict[int, UpdateMetadataBroker] = {}
+        """No longer alive, and not forgotten yet. Replaced when one comes or goes, never changed."""
         self._topics: dict[str, CachedTopic] = {}
         self._told_in_broker_epoch = NO_EPOCH
         self._has_been_told_all = False
@@ -72,7 +74,9 @@ class MetadataCache:
             self.told_all_epoch = request.controller_epoch
         self.controller_id = request.controller_id
         self.controller_epoch = request.controller_epoch
-        self._brokers = {broker.id: broker for broker in request.live_brokers}
+        live = {broker.id: broker for broker in request.live_brokers}
+        self.departed = {id: broker for id, broker in (self.departed | self._brokers).items() if id not in live}
+        self._brokers = live
         for state in request.topic_states:
             if state.deleted:
                 self._topics.pop(state.topic_name, None)
@@ -86,6 +90,12 @@ class MetadataCache:
             if len(topic.partitions) >= topic.num_partitions:
                 topic.shown = len(topic.partitions)
         return [state.topic_name for state in request.topic_states]
+
+    def forget(self, departed: Sequence[UpdateMetadataBroker]) -> None:
+        """But not one that has come back since, and departed again."""
+        self.departed = {
+            id: broker for id, broker in self.departed.items() if not any(broker is each for each in departed)
+        }
 
     def alive_epochs(self) -> dict[int, int]:
         """The live brokers that are not about to stop, and the epochs of their present runs."""
@@ -150,18 +160,25 @@ class MetadataCache:
         )
 
     def describe(
-        self, topics: Iterable[str] | None, listener: str = DEFAULT_LISTENER, topic_ids: Sequence[str] = ()
+        self,
+        topics: Iterable[str] | None,
+        listener: str = DEFAULT_LISTENER,
+        topic_ids: Sequence[str] = (),
+        *,
+        with_departed: bool = False,
     ) -> MetadataResponse:
         """The answer to a Metadata request that came in by that listener; None: all topics. `topic_ids`: of topics that
         are asked for by their ids. Unknown ones get their error code. Brokers are given with their endpoint of the same
         listener, since a client that asks there can perhaps reach no other (a host outside of the containers' network,
-        say); brokers that lack it are left out.
+        say); brokers that lack it are left out. `with_departed`: those are named, too, which leads to nothing but a
+        refused connection, as no partition is said to be led by one.
 
         Until this broker has been told of all topics, a request for all of them is answered with those that it knows
         and without brokers: as from a broker that has just started, a client does not take that for an answer."""
         brokers = []
         has_an_answer = topics is not None or self._has_been_told_all
-        for broker in self._brokers.values() if has_an_answer else ():
+        named = self._brokers | self.departed if with_departed else self._brokers
+        for broker in named.values() if has_an_answer else ():
             endpoint = next((e for e in broker.endpoints if e.listener == listener), None)
             if endpoint is not None:
                 brokers.append(MetadataBroker(broker.id, endpoint.host, endpoint.port, broker.rack))

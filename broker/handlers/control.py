@@ -6,6 +6,8 @@ which this broker does not know of yet (its registration succeeded, but the answ
 moment and is refused with another error, upon which the controller sends it again.
 """
 
+import asyncio
+
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -17,6 +19,10 @@ from minibroker.protocol.messages import (
     UpdateMetadataRequest,
     UpdateMetadataResponse,
 )
+
+DEPARTED_NAMED_S = 5.0
+"""For so long clients that drop who is not named are told of a broker that has gone. librdkafka (2.10 and later) would
+else lose sight, for a second, of the new leaders that it reads in the same answer."""
 
 
 async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest) -> None:
@@ -84,7 +90,11 @@ async def handle_update_metadata(services: Services, request: Request) -> None:
         return
     alive_before = services.metadata.alive_epochs()
     ids_before = {topic.topic_name: services.metadata.topic_id(topic.topic_name) for topic in body.topic_states}
-    for topic in services.metadata.update(body):
+    departed_before = services.metadata.departed
+    told = services.metadata.update(body)
+    if departed := [b for id, b in services.metadata.departed.items() if id not in departed_before]:
+        asyncio.get_running_loop().call_later(DEPARTED_NAMED_S, services.metadata.forget, departed)
+    for topic in told:
         services.topic_purgatory.check_soon(topic)
     gone = frozenset(
         known_id

@@ -24,7 +24,9 @@ async def handle_metadata(services: Services, request: Request) -> None:
     """A topic that does not exist and may be created is LEADER_NOT_AVAILABLE: who asks again finds it."""
     body = request.body
     assert isinstance(body, MetadataRequest)
-    answer = services.metadata.describe(body.topics, request.listener, body.topic_ids)
+    answer = services.metadata.describe(
+        body.topics, request.listener, body.topic_ids, with_departed=request.source.dialect.drops_unnamed_brokers
+    )
     if body.allow_auto_topic_creation and services.auto_topic_creation.is_enabled:
         missing = [
             topic

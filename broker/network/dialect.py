@@ -83,6 +83,12 @@ class Dialect(Protocol):
         ...
 
     @property
+    def drops_unnamed_brokers(self) -> bool:
+        """The peer gives up a broker that an answer to Metadata does not name, and with it what it was about to move
+        to another one: a broker is named for a while after it has gone."""
+        ...
+
+    @property
     def api_versions(self) -> Sequence[ApiVersion]:
         """What the answer to ApiVersions lists."""
         ...

@@ -26,6 +26,7 @@ class FirstFrame:
 
     answers_in_order = False
     reads_columns = False
+    drops_unnamed_brokers = False
     overlaps: frozenset[int] = frozenset()
     api_versions: Sequence[ApiVersion] = ()
 

@@ -52,6 +52,7 @@ class KafkaDialect(FrameReader):
 
     answers_in_order = True
     reads_columns = False
+    drops_unnamed_brokers = True
     overlaps = frozenset({PRODUCE.key})
     api_versions: list[ApiVersion] = kafka.API_KEYS
 

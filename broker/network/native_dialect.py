@@ -42,6 +42,7 @@ class NativeDialect(FrameReader):
 
     answers_in_order = False
     reads_columns = True
+    drops_unnamed_brokers = False
     overlaps: frozenset[int] = frozenset()
     api_versions = apis.API_KEYS
 

@@ -316,6 +316,32 @@ def test_metadata_tells_what_there_is(version: int) -> None:
     with_cluster(program)
 
 
+def test_a_broker_that_is_killed_is_named_with_the_new_leader_and_dropped_later() -> None:
+    """librdkafka drops a broker that is not named, with the partitions that it is just moving away from it."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connections = {id: await connect(world.network, host_name(id), PORT) for id in cluster.broker_ids}
+
+        async def named_and_leader(asked: int) -> tuple[set[int], int]:
+            answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+            return {broker.node_id for broker in answer.brokers}, answer.topics[0].partitions[0].leader_id
+
+        async with asyncio.timeout(30):
+            while (leader := (await named_and_leader(1))[1]) == NO_LEADER:
+                await asyncio.sleep(0.01)
+            cluster.kill_broker(leader)
+            others = set(cluster.broker_ids) - {leader}
+            for asked in others:
+                while (found := await named_and_leader(asked))[1] not in others:
+                    await asyncio.sleep(0.01)
+                assert found[0] == {leader, *others}
+            for asked in others:
+                while (await named_and_leader(asked))[0] != others:
+                    await asyncio.sleep(0.1)
+
+    with_cluster(program)
+
+
 def test_a_topic_is_found_by_its_id() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world.network, host_name(1), PORT)

@@ -206,3 +206,24 @@ def test_brokers_are_described_by_their_endpoint_of_the_listener_that_asked() ->
     update(cache, topic(partition()))
     assert [b.port for b in cache.describe([], CONTROL_LISTENER).brokers] == [9501, 9502, 9503]
     assert cache.describe([], "ANOTHER").brokers == []
+
+
+def test_a_broker_that_has_gone_is_named_until_it_is_forgotten_to_those_who_would_drop_it() -> None:
+    cache = MetadataCache()
+
+    def named(with_departed: bool) -> list[int]:
+        return sorted(broker.node_id for broker in cache.describe((), with_departed=with_departed).brokers)
+
+    update(cache, topic(partition(leader=3)))
+    update(cache, live=(1, 2))
+    assert (named(False), named(True)) == ([1, 2], [1, 2, 3])
+    [found] = cache.describe(["orders"], with_departed=True).topics
+    assert [p.leader_id for p in found.partitions] == [NO_LEADER], "nobody is sent to it"
+    first = list(cache.departed.values())
+    update(cache)
+    assert (named(False), named(True)) == ([1, 2, 3], [1, 2, 3])
+    update(cache, live=(1, 2))
+    cache.forget(first)
+    assert named(True) == [1, 2, 3], "it has come back since, and gone again"
+    cache.forget(list(cache.departed.values()))
+    assert named(True) == [1, 2]

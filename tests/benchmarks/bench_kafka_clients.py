@@ -1,0 +1,419 @@
+"""The same clients of Kafka's protocol against minibroker and against Apache Kafka, in turns, as ratios.
+
+    python -m tests.benchmarks.bench_kafka_clients --kafka HOST:PORT,... [--kafka-start COMMAND] [--data DIR] [--quick]
+
+confluent-kafka and aiokafka, with the settings that they come with but for acks=all, produce and consume values of
+100 bytes and 1 KiB, send 5,000 records a second and wait for each, and send on while the leader of their partition is
+killed with SIGKILL; topics have six partitions and three replicas. What was read is compared with what was sent. Last,
+what our own producer writes (columns) is read by confluent-kafka, next to what confluent-kafka itself writes.
+
+Each run is a process of its own (`kafka_client_runs`), and the two clusters take turns run by run: of each the best
+run counts, as the machine may do other things too. Both clusters live all the time, so that neither is measured while
+it is new; the other one is idle meanwhile, and what that takes is printed.
+
+Kafka is yours to start and to end, as brokers on this machine that this user may kill: whoever listens on the leader's
+port is. COMMAND starts one again, with {id} for the broker's id; without it there is one kill alone. Ours is started in
+DIR/cluster, which is removed at the end: give a DIR on the same disk as Kafka's. About twenty-five minutes; `--quick`
+takes four, and proves that it works rather than measure anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from minibroker.client.cli.output import print_table
+from minibroker.deploy.who import BrokerId
+from minibroker.protocol.errors import MinibrokerError
+from tests.benchmarks.bench_start import cpu_s
+from tests.benchmarks.kafka_client_runs import Job, Measured
+from tests.benchmarks.matrix import machine, running_cluster, tell
+
+BROKERS = 3
+PARTITIONS = 6
+LATENCY_RATE = 5_000
+GAP_RATE = 1_000
+BEFORE_KILL_S = 2.0
+RUN_TIMEOUT_S = 600.0
+CLUSTER_TIMEOUT_S = 120.0
+POLL_S = 0.1
+
+OURS, KAFKA = "minibroker", "Kafka"
+
+
+class Effort(NamedTuple):
+    repeats: int
+    records: dict[tuple[str, int], int]
+    """By client and size of values."""
+    latency_s: float
+
+
+FULL = Effort(
+    repeats=3,
+    records={
+        ("confluent-kafka", 100): 1_500_000,
+        ("confluent-kafka", 1_024): 400_000,
+        ("aiokafka", 100): 250_000,
+        ("aiokafka", 1_024): 150_000,
+    },
+    latency_s=8,
+)
+QUICK = Effort(repeats=1, records=dict.fromkeys(FULL.records, 20_000), latency_s=1)
+
+
+# --- the two clusters ---
+
+
+class Peer:
+    """A cluster as its clients see it, and its processes."""
+
+    def __init__(self, name: str, bootstrap: str, start: Callable[[int], object] | None) -> None:
+        self.name = name
+        self.bootstrap = bootstrap
+        self.start = start
+        """A broker that was killed, by its id. None: nobody can."""
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self._numbers = itertools.count(1)
+
+    def wait_until_whole(self, topic: str | None = None) -> None:
+        """Every broker is there and, of the topic, in every ISR."""
+
+        def is_whole() -> bool:
+            found: Any = self._admin.list_topics(topic, timeout=5)
+            partitions = [each for known in found.topics.values() for each in known.partitions.values()]
+            return (
+                len(found.brokers) == BROKERS
+                and all(each.leader >= 0 and len(each.isrs) == BROKERS for each in partitions)
+                and (topic is None or len(partitions) == PARTITIONS)
+            )
+
+        wait_until(is_whole, f"{self.name} at {self.bootstrap} has not all of its {BROKERS} brokers in sync")
+
+    @contextlib.contextmanager
+    def topic(self) -> Iterator[str]:
+        """A new one; deleted afterwards, so that no run pays for another."""
+        name = f"bench-{os.getpid()}-{next(self._numbers)}"
+        self._admin.create_topics([NewTopic(name, PARTITIONS, BROKERS)])[name].result(CLUSTER_TIMEOUT_S)
+        try:
+            self.wait_until_whole(name)
+            yield name
+        finally:
+            self._admin.delete_topics([name])[name].result(CLUSTER_TIMEOUT_S)
+
+    def cpu_s(self) -> float:
+        """Of its brokers, until now."""
+        brokers: Any = self._admin.list_topics(timeout=5).brokers.values()
+        return sum(cpu_s(listening_process(broker.host, broker.port)) for broker in brokers)
+
+    def leader_to_kill(self, topic: str) -> tuple[int, int, int]:
+        """A partition, its leader, and that one's process. Not the controller: with it Kafka's gap would be longer."""
+        found: Any = self._admin.list_topics(topic, timeout=5)
+        partition, leader = min(
+            (each.id, each.leader)
+            for each in found.topics[topic].partitions.values()
+            if each.leader != found.controller_id
+        )
+        return partition, leader, listening_process(found.brokers[leader].host, found.brokers[leader].port)
+
+
+def listening_process(host: str, port: int) -> int:
+    """Of this machine, by what /proc tells. Raises SystemExit where there is none that this user may look into."""
+    if not socket.gethostbyname(host).startswith("127."):
+        raise SystemExit(f"{host}:{port}: brokers are killed, so they must listen on loopback; give others")
+    listening, sockets = "0A", set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == listening and int(local.rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{inode}]")
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # closed since, or of a process of another user
+            if os.readlink(descriptor) in sockets:
+                return int(descriptor.parts[2])
+    raise SystemExit(f"no process of this user listens on port {port}: run this on the brokers' machine, as their user")
+
+
+def wait_until(is_so: Callable[[], bool], otherwise: str) -> None:
+    deadline_s = time.monotonic() + CLUSTER_TIMEOUT_S
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"{otherwise} after {CLUSTER_TIMEOUT_S:.0f} s")
+        time.sleep(POLL_S)
+
+
+# --- runs ---
+
+
+def process_of(job: Job) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.benchmarks.kafka_client_runs", msgspec.json.encode(job).decode()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(job: Job, meanwhile: Callable[[subprocess.Popen[str]], None] = lambda process: None) -> Measured:
+    """Raises SystemExit where the run fails; it has said why on stderr."""
+    process = process_of(job)
+    try:
+        meanwhile(process)
+        out, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise SystemExit(f"{job.action} by {job.client} at {job.bootstrap}: exit code {process.returncode}")
+    measured: Measured = json.loads(out)
+    return measured
+
+
+class Case(NamedTuple):
+    """A row of the table."""
+
+    what: str
+    client: str
+    size: int
+    target: float | None
+    """Of ours to the baseline's."""
+    more_is_better: bool
+    baseline: str = KAFKA
+
+    def best(self, runs: Sequence[float]) -> float:
+        return max(runs) if self.more_is_better else min(runs)
+
+    def is_met(self, ratio: float) -> bool | None:
+        if self.target is None:
+            return None
+        return ratio >= self.target if self.more_is_better else ratio <= self.target
+
+
+class Results:
+    def __init__(self) -> None:
+        self._runs: dict[Case, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.idle_cores: dict[str, float] = defaultdict(float)
+        """The largest share of a core that the brokers of a cluster took while it was the other's turn."""
+
+    def add(self, case: Case, who: str, value: float) -> None:
+        self._runs[case][who].append(value)
+        tell(f"{case.what}, {case.client}, {case.size} bytes, {who}: {value:,.1f}")
+
+    def rows(self) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = []
+        for case, by_whom in self._runs.items():
+            runs, baseline = by_whom.values()  # ours has the first turn
+            ratio = case.best(runs) / case.best(baseline)
+            is_met = case.is_met(ratio)
+            rows.append(
+                {
+                    "what": case.what,
+                    "client": case.client,
+                    "bytes": case.size,
+                    "ours": f"{case.best(runs):,.1f}",
+                    "all runs": " ".join(f"{run:,.1f}" for run in runs),
+                    "baseline": case.baseline,
+                    "its": f"{case.best(baseline):,.1f}",
+                    "all its runs": " ".join(f"{run:,.1f}" for run in baseline),
+                    "ratio": f"{ratio:.3f}",
+                    "target": "-" if case.target is None else f"{'≥' if case.more_is_better else '≤'} {case.target:g}",
+                    "met": "-" if is_met is None else "yes" if is_met else "NO",
+                }
+            )
+        return rows
+
+
+class Bench:
+    def __init__(self, ours: Peer, kafka: Peer, effort: Effort) -> None:
+        self.peers = (ours, kafka)
+        self.effort = effort
+        self.results = Results()
+
+    @contextlib.contextmanager
+    def turn(self, peer: Peer) -> Iterator[None]:
+        """Of one cluster; the other one is idle."""
+        [idle] = [each for each in self.peers if each is not peer]
+        before_s, began_s = idle.cpu_s(), time.monotonic()
+        yield
+        share = (idle.cpu_s() - before_s) / (time.monotonic() - began_s)
+        self.results.idle_cores[idle.name] = max(share, self.results.idle_cores[idle.name])
+
+    def warm_up(self) -> None:
+        """Not measured. Java compiles what it runs often."""
+        for peer in self.peers:
+            tell(f"warming up {peer.name}")
+            for (client, size), count in self.effort.records.items():
+                with peer.topic() as topic:
+                    job = self.job(peer, topic, "produce", client, size, count=count // 4)
+                    run(job)
+                    run(msgspec.structs.replace(job, action="consume"))
+
+    def job(self, peer: Peer, topic: str, action: str, client: str, size: int, **more: Any) -> Job:
+        more.setdefault("count", self.effort.records.get((client, size), 0))
+        return Job(
+            action=action,
+            client=client,
+            bootstrap=peer.bootstrap,
+            topic=topic,
+            partitions=PARTITIONS,
+            size=size,
+            **more,
+        )
+
+    def produce_and_consume(self) -> None:
+        for (client, size), count in self.effort.records.items():
+            produced = Case("produce, records/s", client, size, 1.0, True)
+            consumed = Case("consume, records/s", client, size, 1.0, True)
+            columns = Case("consume columns, records/s", client, size, 0.5, True, "minibroker, magic 2")
+            for _ in range(self.effort.repeats):
+                for peer in self.peers:
+                    with self.turn(peer), peer.topic() as topic:
+                        job = self.job(peer, topic, "produce", client, size)
+                        self.results.add(produced, peer.name, run(job)["records_per_second"])
+                        rate = run(msgspec.structs.replace(job, action="consume"))["records_per_second"]
+                        self.results.add(consumed, peer.name, rate)
+                if client != "confluent-kafka":
+                    continue
+                ours = self.peers[0]
+                for writer, who in (("minibroker", "columns"), (client, "magic 2")):
+                    with ours.topic() as topic:
+                        run(self.job(ours, topic, "produce", writer, size, count=count))
+                        found = run(self.job(ours, topic, "consume", client, size))
+                        self.results.add(columns, who, found["records_per_second"])
+
+    def latency(self) -> None:
+        for client, note, settings in (
+            ("confluent-kafka", "", {}),
+            ("confluent-kafka", " (linger.ms=0)", {"linger.ms": 0}),
+            ("aiokafka", "", {}),
+        ):
+            for size in (100, 1_024):
+                p50 = Case("p50 at 5,000/s, ms", client + note, size, None, False)
+                p99 = Case("p99 at 5,000/s, ms", client + note, size, 0.5, False)
+                count = int(LATENCY_RATE * self.effort.latency_s)
+                for _ in range(self.effort.repeats):
+                    for peer in self.peers:
+                        with self.turn(peer), peer.topic() as topic:
+                            found = run(
+                                self.job(
+                                    *(peer, topic, "latency", client, size),
+                                    count=count,
+                                    rate=LATENCY_RATE,
+                                    settings=settings,
+                                )
+                            )
+                        self.results.add(p50, peer.name, found["p50_ms"])
+                        self.results.add(p99, peer.name, found["p99_ms"])
+
+    def gap(self) -> None:
+        can_start = all(peer.start is not None for peer in self.peers)
+        if not can_start:
+            tell("no --kafka-start: one kill, by confluent-kafka alone")
+        for client in ("confluent-kafka", "aiokafka") if can_start else ("confluent-kafka",):
+            case = Case("gap after SIGKILL of the leader, ms", client, 100, 0.05, False)
+            for _ in range(self.effort.repeats if can_start else 1):
+                for peer in self.peers:
+                    self.results.add(case, peer.name, self._one_gap(peer, client)["gap_ms"])
+
+    def _one_gap(self, peer: Peer, client: str) -> Measured:
+        with peer.topic() as topic:
+            partition, leader, pid = peer.leader_to_kill(topic)
+
+            def kill(process: subprocess.Popen[str]) -> None:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdout.readline()
+                time.sleep(BEFORE_KILL_S)  # of steady writes
+                os.kill(pid, signal.SIGKILL)
+                process.stdin.write("killed\n")
+                process.stdin.flush()
+
+            found = run(self.job(peer, topic, "gap", client, 100, count=0, rate=GAP_RATE, partition=partition), kill)
+            tell(
+                f"{peer.name}: longest gap before the kill {found['quiet_gap_ms']:.0f} ms, {found['failed']:.0f} failed"
+            )
+            if peer.start is not None:
+                peer.start(leader)
+                peer.wait_until_whole(topic)
+        return found
+
+
+GROUPS: dict[str, Callable[[Bench], None]] = {
+    "produce-consume": Bench.produce_and_consume,
+    "latency": Bench.latency,
+    "gap": Bench.gap,
+}
+
+
+def measure(bench: Bench, groups: Sequence[str]) -> None:
+    for peer in bench.peers:
+        peer.wait_until_whole()
+    bench.warm_up()
+    for group in groups:
+        GROUPS[group](bench)
+
+
+def starter(command: str | None) -> Callable[[int], object] | None:
+    if command is None:
+        return None
+
+    def start(broker_id: int) -> None:
+        words = [word.replace("{id}", str(broker_id)) for word in shlex.split(command)]
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    return start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kafka", required=True, metavar="HOST:PORT,...", help="Kafka's brokers")
+    parser.add_argument("--kafka-start", metavar="COMMAND", help="starts Kafka's broker {id} again")
+    parser.add_argument("--data", type=Path, metavar="DIR", default=Path(".minibroker/bench"), help="for our cluster")
+    parser.add_argument("--group", action="append", choices=list(GROUPS), help="only this one; may be repeated")
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", help=f"runs of each, of which the best counts: {FULL.repeats}"
+    )
+    parser.add_argument("--quick", action="store_true", help="few records, one run of each: four minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to this file too")
+    arguments = parser.parse_args()
+    # As Ctrl-C: the cluster is taken down on the way out.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+    effort = QUICK if arguments.quick else FULL
+    if arguments.repeats is not None:
+        effort = effort._replace(repeats=arguments.repeats)
+    began = time.monotonic()
+    try:
+        with running_cluster(arguments.data) as cluster:
+            ours = Peer(OURS, cluster.bootstrap(), lambda id: cluster.start(BrokerId(id)))
+            bench = Bench(ours, Peer(KAFKA, arguments.kafka, starter(arguments.kafka_start)), effort)
+            measure(bench, arguments.group or list(GROUPS))
+    except (MinibrokerError, TimeoutError, KeyboardInterrupt) as error:
+        sys.exit(f"error: {error}" if str(error) else 130)
+    rows = bench.results.rows()
+    print_table(list(rows[0]), [list(row.values()) for row in rows])
+    for name, share in bench.results.idle_cores.items():
+        tell(f"{name}'s brokers, while it was the other's turn: {share:.0%} of a core at most")
+    tell(f"{time.monotonic() - began:.0f} s in all")
+    if arguments.json:
+        found = {"machine": machine(), "idle_cores": bench.results.idle_cores, "rows": rows}
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

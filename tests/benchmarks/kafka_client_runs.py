@@ -1,0 +1,351 @@
+"""One run of one client of Kafka's protocol against one cluster, as a process: `bench_kafka_clients` starts it.
+
+    python -m tests.benchmarks.kafka_client_runs '{"action": "produce", "client": "aiokafka", ...}'
+
+The job (`Job`) is its argument, and what it measured is printed as JSON. Clients have the settings that they come with,
+but for acks=all; what a job adds to them, its table says. A run that loses, repeats or alters a record fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from random import SystemRandom
+from typing import Any
+
+import confluent_kafka
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as AioTopicPartition
+
+from minibroker.client.cli.bench.report import percentile
+from minibroker.client.cli.bench.values import ContentCheck, Values
+from minibroker.client.producer import Producer
+
+PATIENCE_S = 120.0
+"""Longer than any stall that is measured."""
+_TICK_S = 0.001
+_AFTER_KILL_S = 1.0
+"""A record that was sent so long after the kill, and is acknowledged, ends the gap."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    action: str
+    client: str
+    bootstrap: str
+    topic: str
+    partitions: int
+    """Of the topic."""
+    size: int
+    """Of values, in bytes."""
+    count: int = 0
+    """Of records; `gap` sends until it is over."""
+    rate: float = 0.0
+    """Records a second, for `latency` and `gap`."""
+    partition: int | None = None
+    """The only one that is written to."""
+    settings: dict[str, Any] = {}
+    """Of the producer."""
+
+
+Measured = dict[str, float]
+Partitions = dict[int, list[bytes]]
+
+
+def values_of(job: Job) -> Iterator[bytes]:
+    """Without end: distinct, do not compress, and known again by who reads them."""
+    values, run = Values(), SystemRandom().getrandbits(32)
+    return (values.make(run, number, job.size) for number in itertools.count())
+
+
+# --- what is sent when, and when it is acknowledged ---
+
+
+class Course:
+    """Records on an open schedule: each is due at its time, whatever became of those before it, and times are counted
+    from then. The schedule has ticks of a millisecond."""
+
+    def __init__(self, job: Job) -> None:
+        self.values = values_of(job)
+        self.sent = 0
+        self.killed_at_s: float | None = None
+        self.problems: list[str] = []
+        self.latencies_s: list[float] = []
+        self.acknowledged_at_s: list[float] = []
+        self._job = job
+        self._began_s = 0.0
+        self._is_recovered = False
+
+    def begin(self) -> None:
+        self._began_s = time.perf_counter() + _TICK_S
+
+    def due(self) -> Iterator[int]:
+        """Numbers of the records that are due by now."""
+        now_s = time.perf_counter()
+        while not self._is_sent() and self._due_at_s(self.sent) <= now_s:
+            self.sent += 1
+            yield self.sent - 1
+
+    def pause_s(self) -> float:
+        """Until the next is due."""
+        return max(0.0, self._due_at_s(self.sent) - time.perf_counter())
+
+    def note(self, number: int, error: object) -> None:
+        """It is acknowledged, or failed."""
+        now_s = time.perf_counter()
+        if error is not None:
+            self.problems.append(str(error))
+            return
+        due_at_s = self._due_at_s(number)
+        self.latencies_s.append(now_s - due_at_s)
+        self.acknowledged_at_s.append(now_s)
+        if self.killed_at_s is not None and due_at_s > self.killed_at_s + _AFTER_KILL_S:
+            self._is_recovered = True
+
+    def is_over(self) -> bool:
+        """Nothing more is to be sent. Raises TimeoutError where the kill was too much."""
+        if self.killed_at_s is not None and time.perf_counter() > self.killed_at_s + PATIENCE_S:
+            raise TimeoutError(f"no write within {PATIENCE_S:.0f} s of the kill; {self.problems[-1:]}")
+        return self._is_sent()
+
+    def _is_sent(self) -> bool:
+        return self._is_recovered or 0 < self._job.count <= self.sent
+
+    def _due_at_s(self, number: int) -> float:
+        return self._began_s + number / self._job.rate // _TICK_S * _TICK_S
+
+    def latency(self) -> Measured:
+        if self.problems or len(self.latencies_s) != self._job.count:
+            raise SystemExit(f"{len(self.latencies_s)} of {self._job.count} acknowledged: {self.problems[:3]}")
+        ordered = sorted(self.latencies_s)
+        return {"p50_ms": 1_000 * percentile(ordered, 0.5), "p99_ms": 1_000 * percentile(ordered, 0.99)}
+
+    def gap(self) -> Measured:
+        """The longest time without an acknowledgement: before the kill, and in all."""
+        assert self.killed_at_s is not None
+        pairs = list(itertools.pairwise(sorted(self.acknowledged_at_s)))
+        return {
+            "gap_ms": 1_000 * max(after - before for before, after in pairs),
+            "quiet_gap_ms": 1_000 * max(after - before for before, after in pairs if after < self.killed_at_s),
+            "failed": len(self.problems),
+        }
+
+    def expect_kill(self) -> None:
+        """Says on standard output that records are acknowledged at the rate, and hears on standard input when the
+        leader is killed."""
+
+        def listen() -> None:
+            sys.stdin.readline()
+            self.killed_at_s = time.perf_counter()
+
+        print("steady", flush=True)
+        threading.Thread(target=listen, daemon=True).start()
+
+
+# --- confluent-kafka ---
+
+
+def confluent_producer(job: Job, **settings: Any) -> confluent_kafka.Producer:
+    own = {"bootstrap.servers": job.bootstrap, "acks": "all", "log_level": 0}
+    return confluent_kafka.Producer({**own, **job.settings, **settings})
+
+
+def confluent_warm_up(job: Job, producer: confluent_kafka.Producer, values: Iterator[bytes]) -> None:
+    """A record to every partition: connections are open then."""
+    for partition in range(job.partitions):
+        producer.produce(job.topic, next(values), partition=partition)
+    if producer.flush(PATIENCE_S):
+        raise SystemExit(f"{job.bootstrap}: no answer within {PATIENCE_S:.0f} s")
+
+
+def confluent_produce(job: Job) -> Measured:
+    values = list(itertools.islice(values_of(job), job.count))
+    problems: list[Any] = []
+    producer = confluent_producer(job, **{"delivery.report.only.error": True})
+    confluent_warm_up(job, producer, iter(values))
+    began_s = time.perf_counter()
+    for value in values[job.partitions :]:
+        while True:
+            try:
+                producer.produce(job.topic, value, on_delivery=lambda error, _: problems.append(error))
+            except BufferError:
+                producer.poll(0.01)
+            else:
+                break
+    left = producer.flush(PATIENCE_S)
+    seconds = time.perf_counter() - began_s
+    if left or problems:
+        raise SystemExit(f"{left} records have no answer, {len(problems)} failed: {problems[:3]}")
+    return {"records_per_second": (job.count - job.partitions) / seconds}
+
+
+def confluent_consume(job: Job) -> tuple[float, Partitions]:
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": job.bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
+    )
+    consumer.assign([confluent_kafka.TopicPartition(job.topic, partition, 0) for partition in range(job.partitions)])
+    read: Partitions = defaultdict(list)
+
+    def take(most: int) -> int:
+        messages = consumer.consume(most, PATIENCE_S)
+        for message in messages:
+            if message.error() is not None:
+                raise SystemExit(str(message.error()))
+            read[message.partition() or 0].append(message.value() or b"")
+        return len(messages)
+
+    left = job.count - take(1)
+    began_s = time.perf_counter()
+    while left and (taken := take(min(left, 10_000))):
+        left -= taken
+    seconds = time.perf_counter() - began_s
+    consumer.close()
+    return (job.count - 1) / seconds, read
+
+
+def confluent_pace(job: Job, course: Course, is_steady: Callable[[], None]) -> None:
+    producer = confluent_producer(job)
+    confluent_warm_up(job, producer, course.values)
+    partition = -1 if job.partition is None else job.partition
+
+    def noted(number: int) -> Callable[[Any, Any], None]:
+        return lambda error, _: course.note(number, error)
+
+    course.begin()
+    is_steady()
+    while not course.is_over():
+        for number in course.due():
+            producer.produce(job.topic, next(course.values), partition=partition, on_delivery=noted(number))
+        producer.poll(course.pause_s())
+    producer.flush(PATIENCE_S)
+
+
+# --- aiokafka ---
+
+
+def aiokafka_producer(job: Job) -> AIOKafkaProducer:
+    return AIOKafkaProducer(bootstrap_servers=job.bootstrap, acks="all", **job.settings)
+
+
+async def aiokafka_warm_up(job: Job, producer: AIOKafkaProducer, values: Iterator[bytes]) -> None:
+    for partition in range(job.partitions):
+        await producer.send_and_wait(job.topic, next(values), partition=partition)
+
+
+async def aiokafka_produce(job: Job) -> Measured:
+    values = list(itertools.islice(values_of(job), job.count))
+    async with aiokafka_producer(job) as producer:
+        await aiokafka_warm_up(job, producer, iter(values))
+        began_s = time.perf_counter()
+        futures = [await producer.send(job.topic, value) for value in values[job.partitions :]]
+        await producer.flush()
+        seconds = time.perf_counter() - began_s
+        await asyncio.gather(*futures)  # raises what one of them failed with
+    return {"records_per_second": (job.count - job.partitions) / seconds}
+
+
+async def aiokafka_consume(job: Job) -> tuple[float, Partitions]:
+    read: Partitions = defaultdict(list)
+    async with AIOKafkaConsumer(bootstrap_servers=job.bootstrap, group_id=None) as consumer:
+        partitions = [AioTopicPartition(job.topic, partition) for partition in range(job.partitions)]
+        consumer.assign(partitions)
+        for partition in partitions:
+            consumer.seek(partition, 0)
+
+        async def take(most: int | None) -> int:
+            taken = 0
+            by_partition = await consumer.getmany(timeout_ms=int(PATIENCE_S * 1_000), max_records=most)
+            for partition, records in by_partition.items():
+                read[partition.partition] += [record.value for record in records]
+                taken += len(records)
+            return taken
+
+        left = job.count - await take(1)
+        began_s = time.perf_counter()
+        while left > 0 and (taken := await take(None)):
+            left -= taken
+        seconds = time.perf_counter() - began_s
+    return (job.count - 1) / seconds, read
+
+
+async def aiokafka_pace(job: Job, course: Course, is_steady: Callable[[], None]) -> None:
+    def noted(number: int) -> Callable[[asyncio.Future[Any]], None]:
+        return lambda future: course.note(number, future.exception())
+
+    async with aiokafka_producer(job) as producer:
+        await aiokafka_warm_up(job, producer, course.values)
+        course.begin()
+        is_steady()
+        while not course.is_over():
+            for number in course.due():
+                future = await producer.send(job.topic, next(course.values), partition=job.partition)
+                future.add_done_callback(noted(number))
+            await asyncio.sleep(course.pause_s())
+        await producer.flush()
+
+
+# --- our own, which writes what the others are given to read ---
+
+
+async def native_produce(job: Job) -> Measured:
+    values = list(itertools.islice(values_of(job), job.count))
+    async with Producer(job.bootstrap, acks="all") as producer:
+        began_s = time.perf_counter()
+        for value in values:
+            producer.send(job.topic, value)
+            await producer.drain()
+        await producer.flush()
+    return {"records_per_second": job.count / (time.perf_counter() - began_s)}
+
+
+# --- all of them ---
+
+
+def produce(job: Job) -> Measured:
+    if job.client == "confluent-kafka":
+        return confluent_produce(job)
+    return asyncio.run(aiokafka_produce(job) if job.client == "aiokafka" else native_produce(job))
+
+
+def consume(job: Job) -> Measured:
+    """From the first record on. What was read is checked afterwards."""
+    if job.client == "confluent-kafka":
+        rate, read = confluent_consume(job)
+    else:
+        rate, read = asyncio.run(aiokafka_consume(job))
+    check = ContentCheck()
+    for partition, values in read.items():
+        check.add(partition, values)
+    verdict = check.verdict()
+    if verdict.problem or verdict.checked != job.count:
+        raise SystemExit(f"{job.count} records were sent, {verdict.checked} are right: {verdict.problem}")
+    return {"records_per_second": rate}
+
+
+def pace(job: Job, is_steady: Callable[[Course], None] = lambda course: None) -> Course:
+    course = Course(job)
+    if job.client == "confluent-kafka":
+        confluent_pace(job, course, lambda: is_steady(course))
+    else:
+        asyncio.run(aiokafka_pace(job, course, lambda: is_steady(course)))
+    return course
+
+
+ACTIONS: dict[str, Callable[[Job], Measured]] = {
+    "produce": produce,
+    "consume": consume,
+    "latency": lambda job: pace(job).latency(),
+    "gap": lambda job: pace(job, Course.expect_kill).gap(),
+}
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)  # aiokafka's, each time that it cannot connect to a leader that is killed
+    asked = msgspec.json.decode(sys.argv[1], type=Job)
+    print(msgspec.json.encode(ACTIONS[asked.action](asked)).decode())
