@@ -71,7 +71,7 @@ def batches_begin_where_they_are_read(patches: Patches) -> None:
 def cache_knows_offsets_alone(patches: Patches) -> None:
     key = transcoding._Key
 
-    def short(topic_partition: TopicPartition, topic_id: str, base_offset: int, epoch: int, crc: int) -> Any:
-        return key(TopicPartition("any", 0), "", base_offset, 0, 0)
+    def short(topic_partition: Any, topic_id: str, base_offset: int, epoch: int, crc: int, codec: Any) -> Any:
+        return key(TopicPartition("any", 0), "", base_offset, 0, 0, codec)
 
     patches.set(transcoding, "_Key", short)
