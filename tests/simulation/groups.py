@@ -44,6 +44,8 @@ OFFSETS_TOPIC = "__consumer_offsets"
 READER = "group-reader"
 LIVENESS_S = 60.0
 
+_PATIENCE_MS = 600_000
+"""Longer than a storm: a call that nothing would end but its time limit does not end, and that is seen in the end."""
 _RETRY_S = 0.3
 _STATIC_PROBABILITY = 0.3
 _EAGER = ("range", "roundrobin", "sticky")
@@ -192,6 +194,7 @@ class Groups:
                 "auto_commit_interval_ms": dice.choice([300, 2_000]),
                 "request_timeout_ms": dice.choice([1_000, 5_000]),
                 "metadata_max_age_ms": operations_topics.METADATA_MAX_AGE_MS,
+                "default_api_timeout_ms": _PATIENCE_MS,
             },
             history=GroupHistory(name),
         )

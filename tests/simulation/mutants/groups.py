@@ -252,3 +252,16 @@ def lost_partitions_are_kept(patches: Patches) -> None:
     async def give_up(original: Any, self: GroupMember, partitions: Collection[TopicPartition], is_lost: bool) -> None:
         if not is_lost:
             await original(self, partitions, is_lost)
+
+
+@mutant("lost wake-up", "a commit that a rebalance refuses waits for another one where that is over at once")
+def commit_waits_for_another_rebalance(patches: Patches) -> None:
+    @patches.instead_of(GroupMember, "can_retry")
+    async def can_retry(original: Any, self: GroupMember, membership: Any, code: ErrorCode) -> bool:
+        while self._loss is None and self.generation_id != -1 and not self._is_giving_up:
+            if self._is_taking_over and code is ErrorCode.REBALANCE_IN_PROGRESS:
+                return True
+            if self.membership() != membership and (self.state.value == "stable" or self._is_taking_over):
+                return True
+            await self._settled.wait()
+        return False
