@@ -37,6 +37,10 @@ def _lost(_: Path) -> None:
     consumers.test_a_member_that_was_stopped_for_longer_than_its_session_commits_nothing_when_it_is_back(1)
 
 
+def _waits(_: Path) -> None:
+    consumers.test_a_commit_in_the_middle_of_a_rebalance_is_over_with_it_although_nothing_changed_hands(0)
+
+
 def _earlier(_: Path) -> None:
     member.test_offsets_that_were_committed_in_an_earlier_topic_of_that_name_do_not_count()
 
@@ -50,6 +54,7 @@ def _one_generation(_: Path) -> None:
 
 
 FAILS: dict[str, Test] = {
+    "commit-waits-for-another-rebalance": _waits,
     "committed-ahead": _ahead,
     "committed-for-an-earlier-topic": _earlier,
     "deposed-coordinator-is-believed": _deposed,
