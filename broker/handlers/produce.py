@@ -14,7 +14,7 @@ from minibroker.protocol.messages import (
     ProduceTopicResponse,
 )
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.records import CorruptRecord, parse_header
+from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_POSITION, CorruptRecord, parse_header
 from minibroker.protocol.records.header import COMPRESSION_MASK
 
 LEGAL_ACKS = (-1, 0, 1)
@@ -44,7 +44,9 @@ async def handle_produce(services: Services, request: Request) -> None:
             if not knows_zstd:
                 _refuse_zstd(entry.records, request.api_version)
             if not services.replicas.takes_columns(entry.topic_partition.topic):
-                entry = entry._replace(records=await services.transcoder.as_records(entry.records))
+                came_as_columns = _are_columns(entry.records)
+                records = await services.transcoder.as_records(entry.records)
+                entry = entry._replace(records=records, came_as_columns=came_as_columns)
             entries[place] = entry._replace(is_checked=await services.replicas.check(entry))
         except BrokerError as error:
             response = ProducePartitionResponse(entry.topic_partition.partition, error.code, error_message=error.detail)
@@ -67,6 +69,10 @@ async def handle_produce(services: Services, request: Request) -> None:
 
     services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
     body.topic_data.clear()  # it is in the log, so the frame need not stay in memory for as long as replicas take
+
+
+def _are_columns(records: Buffer) -> bool:
+    return len(records) > MAGIC_POSITION and records[MAGIC_POSITION] == MAGIC_COLUMNS
 
 
 def _refuse_zstd(records: Buffer, version: int) -> None:

@@ -128,6 +128,8 @@ class ToAppend(NamedTuple):
     records: Buffer
     is_checked: bool = False
     """`ReplicaManager.check` has looked at the records."""
+    came_as_columns: bool = False
+    """From a producer of ours, for a log that takes none."""
 
 
 class _Assigned(NamedTuple):
@@ -301,7 +303,12 @@ class ReplicaManager:
         async with self._check_turns:
             now_ms = self._world.clock.wall_ms()
             config = partition.log.config
-            await self._checks.run(validated_headers, entry.records, entry.topic_partition, config, now_ms)
+            try:
+                await self._checks.run(validated_headers, entry.records, entry.topic_partition, config, now_ms)
+            except BrokerError as error:
+                now_s = self._world.clock.monotonic()
+                self._refused_batches.note(entry.topic_partition, entry.records, error.code, now_s)
+                raise
             return config.compact
 
     def takes_columns(self, topic: str) -> bool:
@@ -351,13 +358,15 @@ class ReplicaManager:
 
     def _append_to(self, entry: ToAppend, find: Callable[[], Partition], acks: int, now_ms: int) -> ProduceStatus:
         """`find` raises BrokerError, which becomes the answer."""
-        topic_partition, topic_id, records, is_checked = entry
+        topic_partition, topic_id, records, is_checked, came_as_columns = entry
         index = topic_partition.partition
         partition = None
         now_s = self._world.clock.monotonic()
         try:
             partition = find()
             before = partition.high_watermark
+            if came_as_columns:
+                partition.log.check_begins(records)
             self._refused_batches.check(topic_partition, records, partition.log, now_s)
             info = partition.append(records, required_acks=acks, now_ms=now_ms, is_checked=is_checked)
         except BrokerError as error:

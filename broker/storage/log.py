@@ -36,6 +36,7 @@ line of defence).
 """
 
 import asyncio
+import contextlib
 import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
@@ -341,6 +342,11 @@ class Log:
             if header.has_producer_id:
                 self._producers.update(header, header.base_offset, now_ms)
         return AppendInfo(headers[0].base_offset, offset - 1, max_timestamp)
+
+    def check_begins(self, records: Buffer) -> None:
+        """Before records are appended that a native producer sent as columns: see `ProducerState.check_begins`."""
+        with contextlib.suppress(CorruptRecord):  # for the append to find
+            self._producers.check_begins(parse_header(records))
 
     def knows_producer(self, producer_id: int) -> bool:
         """It has written here, and is not forgotten."""

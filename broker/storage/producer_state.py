@@ -94,11 +94,8 @@ class ProducerState:
         producer = self._producers.get(header.producer_id)
         first_sequence = header.base_sequence
         if producer is None:
-            if first_sequence != 0 and header.magic == MAGIC_COLUMNS:
-                raise BrokerError(
-                    ErrorCode.UNKNOWN_PRODUCER_ID,
-                    f"producer {header.producer_id} is not known here and begins with sequence {first_sequence}",
-                )
+            if header.magic == MAGIC_COLUMNS:
+                self.check_begins(header)
             return None
         if header.producer_epoch < producer.epoch:
             raise BrokerError(
@@ -119,6 +116,14 @@ class ProducerState:
                 f"but {expected} is expected",
             )
         return None
+
+    def check_begins(self, header: BatchHeader) -> None:
+        """Of a native producer, whose batch may have become records. Raises BrokerError UNKNOWN_PRODUCER_ID."""
+        if header.has_producer_id and header.base_sequence != 0 and header.producer_id not in self._producers:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_PRODUCER_ID,
+                f"producer {header.producer_id} is not known here and begins with sequence {header.base_sequence}",
+            )
 
     def update(self, header: BatchHeader, first_offset: int, now_ms: int) -> None:
         """The batch is in the log, at `first_offset`. Nothing is checked: the leader did."""

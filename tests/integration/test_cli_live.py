@@ -735,7 +735,7 @@ def test_up_names_a_port_in_use_and_a_zookeeper_that_is_none(shell: Shell) -> No
     assert "--base-port" in said
     said = shell.refused(1, "up", "--base-port", str(port), "--zookeeper", "127.0.0.1:1")
     assert "no ZooKeeper answers at 127.0.0.1:1" in said
-    assert "127.0.0.1:2181" in shell.refused(1, "up", "--zookeeper", "localhost")
+    assert "127.0.0.1:2181" in shell.refused(1, "up", "--base-port", str(port), "--zookeeper", "localhost")
 
 
 @pytest.mark.slow

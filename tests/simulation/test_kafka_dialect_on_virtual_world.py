@@ -36,7 +36,12 @@ ORDERS = "orders"
 Program = Callable[[VirtualCluster, VirtualWorld], Awaitable[None]]
 
 
-def with_cluster(program: Program, settings: dict[str, str] | None = None, brokers: int = 3) -> None:
+def with_cluster(
+    program: Program,
+    settings: dict[str, str] | None = None,
+    brokers: int = 3,
+    configs: dict[str, str] | None = None,
+) -> None:
     """A cluster with one topic of one partition, and the program in a process of its own."""
 
     async def scenario() -> None:
@@ -46,7 +51,7 @@ def with_cluster(program: Program, settings: dict[str, str] | None = None, broke
 
         async def inside() -> None:
             async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(ORDERS, partitions=1, replication_factor=brokers)
+                await admin.create_topic(ORDERS, partitions=1, replication_factor=brokers, configs=configs)
             await program(cluster, world)
 
         await world.process.run(inside())
@@ -452,3 +457,56 @@ def test_a_fetch_of_very_many_batches_brings_records_alone(last: int) -> None:
         assert {header.magic for header, _, _ in found} == {MAGIC_RECORDS}
 
     with_cluster(program)
+
+
+def test_a_native_producer_that_is_not_known_begins_with_0_also_where_its_records_become_kafkas() -> None:
+    """Else it would not hear of what was lost before."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        codes = []
+        for sequence in (3, 0, 1):
+            sent = encode_batch([b"a"], base_timestamp=1_000, producer_id=7, producer_epoch=0, base_sequence=sequence)
+            answer = await connection.request(data.PRODUCE, 9, produce(memoryview(sent)))
+            codes.append(answer.responses[0].partition_responses[0].error_code)
+        assert codes == [ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.NONE, ErrorCode.NONE]
+
+    with_cluster(program, configs={"record.format": "kafka"})
+
+
+@pytest.mark.parametrize("count", [2, 2_000])
+def test_nothing_overtakes_a_batch_that_was_damaged_on_its_way_however_large_it_is(count: int) -> None:
+    """Large ones for a compacted topic are looked at elsewhere."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+
+        def of_producer(sequence: int, count: int) -> bytearray:
+            return encode_batch(
+                [b"v"] * count,
+                keys=[b"k"] * count,
+                base_timestamp=1_000,
+                magic=MAGIC_RECORDS,
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=sequence,
+            )
+
+        first, second = of_producer(5, count), of_producer(5 + count, 1)
+        damaged = bytearray(first)
+        damaged[-1] ^= 1
+        codes = []
+        for together in ([damaged, second], [first, second]):
+            for records in together:
+                connection.send(data.PRODUCE, 9, produce(memoryview(records)))
+            for _ in together:
+                _, answer = await connection.answer(data.PRODUCE, 9)
+                codes.append(answer.responses[0].partition_responses[0].error_code)
+        assert codes == [
+            ErrorCode.CORRUPT_MESSAGE,
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            ErrorCode.NONE,
+            ErrorCode.NONE,
+        ]
+
+    with_cluster(program, configs={"cleanup.policy": "compact"})

@@ -89,9 +89,9 @@ def epoch_begins_too_late(patches: Patches) -> None:
         """Nothing: it is noted with the first append."""
 
     @patches.instead_of(Log, "append_as_leader")
-    def append_as_leader(original: Any, self: Log, records: Any, leader_epoch: int, now_ms: int) -> Any:
+    def append_as_leader(original: Any, self: Log, records: Any, leader_epoch: int, now_ms: int, **named: Any) -> Any:
         is_first = leader_epoch > self.latest_epoch
-        info = original(self, records, leader_epoch, now_ms)
+        info = original(self, records, leader_epoch, now_ms, **named)
         if is_first and not info.duplicate:
             self._epochs.truncate_from_end(info.first_offset)
             self._epochs.assign(leader_epoch, info.next_offset)
