@@ -47,7 +47,9 @@ async def handle_produce(services: Services, request: Request) -> None:
                 came_as_columns = _are_columns(entry.records)
                 records = await services.transcoder.as_records(entry.records)
                 entry = entry._replace(records=records, came_as_columns=came_as_columns)
-            entries[place] = entry._replace(is_checked=await services.replicas.check(entry))
+            if await services.replicas.check(entry):
+                entry = entry._replace(is_checked=True)
+            entries[place] = entry
         except BrokerError as error:
             response = ProducePartitionResponse(entry.topic_partition.partition, error.code, error_message=error.detail)
             refused[entry.topic_partition] = ProduceStatus(response=response)

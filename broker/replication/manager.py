@@ -293,8 +293,8 @@ class ReplicaManager:
         self._produces.try_complete_else_watch(operation, statuses)
 
     async def check(self, entry: ToAppend) -> bool:
-        """Look at records, before they are appended, in a worker thread where that would take long. Whether that was
-        done. Raises BrokerError as appending them would.
+        """Look at records, before they are appended, in a worker thread where that would take long. Returns whether
+        appending need not look again. Raises BrokerError as appending them would.
 
         A million records take seconds, and a few hundred MB: one batch at a time."""
         partition = self._partitions.get(entry.topic_partition)

@@ -35,7 +35,7 @@ class _Refused(NamedTuple):
 class RefusedBatches:
     def __init__(self) -> None:
         self._refused: dict[tuple[TopicPartition, int], _Refused] = {}
-        """By partition and producer id."""
+        """By partition and producer id, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._refused)
@@ -59,6 +59,8 @@ class RefusedBatches:
 
     def note(self, topic_partition: TopicPartition, records: Buffer, code: ErrorCode, now_s: float) -> None:
         """`code` is the answer to a batch."""
+        while self._refused and next(iter(self._refused.values())).since_s + REMEMBERED_S <= now_s:
+            del self._refused[next(iter(self._refused))]  # else every batch would be compared with them for ever
         if not (self._refused or ERRORS[code].retriable) or len(topic_partition.topic) > MAX_TOPIC_NAME_LENGTH:
             return
         header = _idempotent(records)
@@ -68,7 +70,7 @@ class RefusedBatches:
         refused = self._refused.get(key)
         if refused is not None:
             is_other = refused.epoch >= header.producer_epoch and refused.sequence != header.base_sequence
-            if is_other and code is not ErrorCode.NONE and now_s < refused.since_s + REMEMBERED_S:
+            if is_other and code is not ErrorCode.NONE:
                 return  # the first that was refused is the first to be appended
             del self._refused[key]
         if ERRORS[code].retriable:

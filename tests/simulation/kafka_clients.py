@@ -144,7 +144,7 @@ class _Cluster:
 
     def __init__(self, bootstrap: str, world: World, versions: Versions) -> None:
         self._addresses = {-1 - i: _address(text) for i, text in enumerate(bootstrap.split(","))}
-        self._bootstrap = list(self._addresses)
+        self.bootstrap = list(self._addresses)
         self._world = world
         self._versions = versions
         self._links: dict[int, _Link] = {}
@@ -152,10 +152,7 @@ class _Cluster:
         self._epochs: dict[TopicPartition, int] = {}
         """The latest of each leader: older metadata is not believed (KIP-320)."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
         for link in self._links.values():
             await link.close()
 
@@ -173,7 +170,7 @@ class _Cluster:
         return leader
 
     async def _refresh(self, topics: Iterable[str]) -> None:
-        node_id = self._world.random.choice([*self._bootstrap, *self._addresses])
+        node_id = self._world.random.choice([*self.bootstrap, *self._addresses])
         layout: Any = metadata.METADATA.request
         topic: Any = layout.fields[0].type.of.cls
         wire = layout.cls(topics=[topic("", name) for name in topics], allow_auto_topic_creation=False)
@@ -289,12 +286,12 @@ class KafkaProducer:
             task.cancel()
         if self._sending:
             await asyncio.wait(self._sending)
-        await self._cluster.__aexit__()
+        await self._cluster.close()
         if isinstance(self.failure, ProtocolBroken):
             raise self.failure
 
     async def _init_producer_id(self) -> None:
-        node_id = self._random.choice(self._cluster._bootstrap)
+        node_id = self._random.choice(self._cluster.bootstrap)
         request = m.InitProducerIdRequest(None)
         answer = await self._cluster.request(node_id, data.INIT_PRODUCER_ID, 4, request)
         if answer.error_code == ErrorCode.NONE:
@@ -448,7 +445,7 @@ class KafkaConsumer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._cluster.__aexit__()
+        await self._cluster.close()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self._position[partition] = offset

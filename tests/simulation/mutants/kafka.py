@@ -58,7 +58,7 @@ def converted_records_forget_their_producer(patches: Patches) -> None:
         return await original(self, batch, stranger)
 
 
-@mutant("KAFKA-1755's kin", "a batch that is read from its middle is said to begin there")
+@mutant("offsets that move", "a batch that is read from its middle is said to begin there")
 def batches_begin_where_they_are_read(patches: Patches) -> None:
     @patches.instead_of(transcoding.Transcoder, "_records")
     async def _records(original: Any, self: Any, batch: Any, header: Any, offset: int) -> Any:
