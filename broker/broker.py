@@ -24,6 +24,7 @@ from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
 from minibroker.broker.metrics_listener import MetricsListener
+from minibroker.broker.network.handler_pool import Rest
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
@@ -378,8 +379,8 @@ class Broker:
         if self._replicas.has_settings_of(topic):
             await self._replicas.topic_config_changed(topic, session)
 
-    async def _dispatch(self, request: Request) -> None:
-        await self._handle(request)
+    async def _dispatch(self, request: Request) -> Rest | None:
+        return await self._handle(request)
 
     async def _session(self) -> ZooKeeperSession:
         """The ZooKeeper session, once there is one."""

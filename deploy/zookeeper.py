@@ -18,7 +18,8 @@ from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.processes import Process, is_alive, spawn, wait_until
 
 DEFAULT_PORT = 2181
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
+"""It takes one second, and thirty where many others want the processor."""
 
 _PROBE_TIMEOUT_S = 0.2
 """For one look at a server that starts. A connection that ZooKeeper accepts a few milliseconds before it has loaded its

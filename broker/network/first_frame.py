@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from minibroker.broker.network.dialect import Asked, Dialect, Frame
+from minibroker.broker.network.dialect import Asked, BadInput, Dialect, Frame
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import ApiVersion, Message
@@ -18,6 +18,13 @@ from minibroker.protocol.messages import ApiVersion, Message
 _LENGTH_BYTES = 4
 _PREFIX_BYTES = _LENGTH_BYTES + 1
 _KAFKAS = 0x00
+_STRANGERS = {
+    b"\x16\x03": "a TLS handshake: listeners are PLAINTEXT, so set the client's security.protocol to that",
+    b"GET ": "HTTP: metrics are on the port of metrics.listener",
+    b"HEAD": "HTTP: metrics are on the port of metrics.listener",
+    b"POST": "HTTP, which no listener speaks",
+}
+"""Often met, and else a frame of a gigabyte."""
 
 
 class FirstFrame:
@@ -27,6 +34,7 @@ class FirstFrame:
     answers_in_order = False
     reads_columns = False
     drops_unnamed_brokers = False
+    rests_on_named_leaders = False
     overlaps: frozenset[int] = frozenset()
     api_versions: Sequence[ApiVersion] = ()
 
@@ -47,8 +55,12 @@ class FirstFrame:
         return memoryview(self._prefix)[self._filled :]
 
     def received(self, count: int) -> Sequence[Frame]:
-        """Raises BadInput, as the chosen dialect's."""
+        """Raises BadInput, as the chosen dialect's, and for what is neither's."""
         self._filled += count
+        if self._filled >= _LENGTH_BYTES:
+            for beginning, stranger in _STRANGERS.items():
+                if self._prefix.startswith(beginning):
+                    raise BadInput(stranger, None)
         length = int.from_bytes(self._prefix[:_LENGTH_BYTES], "big", signed=True)
         if self._filled < _LENGTH_BYTES or (self._filled < _PREFIX_BYTES and length > 0):
             return ()

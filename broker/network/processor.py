@@ -299,11 +299,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._muted:
             self._advance(wake=True)
 
-    def handled(self) -> None:
+    def handled(self, *, wake: bool) -> None:
         self._muted = self._muted_until_answered = (
             self._turns is not None and self._unanswered > 0 and not self._overlaps
         )
-        self._advance(wake=False)
+        self._advance(wake=wake)
 
     def close_connection(self, reason: str) -> None:
         if not self.closed:

@@ -33,6 +33,9 @@ logger = logging.getLogger("minibroker.replication")
 
 FIRST_BACKOFF_S = 0.01
 CONNECT_TIMEOUT_S = 3.0
+_LOST_S = 1.0
+"""A leader whose connection broke is called lost for so long at most: a crashed one has a successor by then, and one
+that this broker alone cannot reach goes on."""
 
 
 class FetcherSettings(msgspec.Struct, frozen=True):
@@ -108,6 +111,8 @@ class Fetcher:
         self._began_s = world.clock.monotonic()
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
+        self._broke_s: float | None = None
+        """When the leader stopped answering, by an error of the network."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"fetcher of broker {leader_id}")
 
     @property
@@ -144,6 +149,14 @@ class Fetcher:
     def idle(self) -> bool:
         return not self._follows
 
+    @property
+    def is_lost(self) -> bool:
+        """The connection to the leader has just broken, as when it crashes, and no new one serves yet. True from the
+        step of the loop that sees it: clients see it in the same millisecond, and ask."""
+        if self._broke_s is None:
+            return self._connection is not None and self._connection.closed
+        return self._world.clock.monotonic() < self._broke_s + _LOST_S
+
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -163,6 +176,7 @@ class Fetcher:
                         self._slots.keep(request.slot, list(request.follows.values()), request.topics)
                     self._apply(request.follows, response)
                     backoff_s = 0.0
+                    self._broke_s = None
             wait_s = None
             if failure is None:
                 try:
@@ -172,6 +186,8 @@ class Fetcher:
             if failure is not None:
                 if not isinstance(failure, (NetworkError, BrokerError, InvalidMessage)):
                     raise failure
+                if self._broke_s is None and isinstance(failure, NetworkError):
+                    self._broke_s = self._world.clock.monotonic()
                 self._give_up(f"to begin anew after: {failure}")
                 if _needs_mending(failure) and not backoff_s:
                     logger.warning("nothing can be fetched from broker %d: %s", self.leader_id, failure)

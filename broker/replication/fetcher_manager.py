@@ -81,6 +81,10 @@ class FetcherManager:
             if leader_id != but:
                 fetcher.remove(topic_partition)
 
+    def lost_leaders(self) -> set[int]:
+        """See `Fetcher.is_lost`."""
+        return {leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.is_lost}
+
     def wake(self, leader_id: int) -> None:
         """A partition that is led there may have become due."""
         fetcher = self._fetchers.get(leader_id)

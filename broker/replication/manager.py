@@ -292,13 +292,18 @@ class ReplicaManager:
         operation = DelayedProduce(timeout_ms, statuses, self._partitions.get, respond, self._produce_expired)
         self._produces.try_complete_else_watch(operation, statuses)
 
+    def takes_long(self, entry: ToAppend) -> bool:
+        """To look at its records, as `check` does."""
+        partition = self._partitions.get(entry.topic_partition)
+        return partition is not None and partition.is_leader and takes_long(entry.records, partition.log.config)
+
     async def check(self, entry: ToAppend) -> bool:
         """Look at records, before they are appended, in a worker thread where that would take long. Returns whether
         appending need not look again. Raises BrokerError as appending them would.
 
         A million records take seconds, and a few hundred MB: one batch at a time."""
         partition = self._partitions.get(entry.topic_partition)
-        if partition is None or not partition.is_leader or not takes_long(entry.records, partition.log.config):
+        if partition is None or not self.takes_long(entry):
             return False
         async with self._check_turns:
             now_ms = self._world.clock.wall_ms()
@@ -826,6 +831,10 @@ class ReplicaManager:
             self._high_watermark_moved(partition)
         elif not partition.is_leader:
             self._fetchers.wake(partition.leader_id)
+
+    def lost_leaders(self) -> set[int]:
+        """Brokers from which this one follows, and that have just gone, as far as it can see."""
+        return self._fetchers.lost_leaders()
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away

@@ -173,7 +173,8 @@ class SyncLocalCluster:
         found: list[str] = []
         for log in sorted(self.directory.glob("logs/*.log")):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
-            found += [f"the last lines of {log.name}:", *(f"  {line}" for line in lines)]
+            heading = f"the last lines of {log.name}:" if lines else f"{log.name} is empty: nothing was printed yet"
+            found += [heading, *(f"  {line}" for line in lines)]
         return "\n".join(found)
 
     # -- looking --

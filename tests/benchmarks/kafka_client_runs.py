@@ -51,7 +51,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     partition: int | None = None
     """The only one that is written to."""
     settings: dict[str, Any] = {}
-    """Of the producer."""
+    """Of the producer or consumer, in its own names."""
 
 
 Measured = dict[str, float]
@@ -186,9 +186,8 @@ def confluent_produce(job: Job) -> Measured:
 
 
 def confluent_consume(job: Job) -> tuple[float, Partitions]:
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": job.bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
-    )
+    own = {"bootstrap.servers": job.bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
+    consumer = confluent_kafka.Consumer({**own, **job.settings})
     consumer.assign([confluent_kafka.TopicPartition(job.topic, partition, 0) for partition in range(job.partitions)])
     read: Partitions = defaultdict(list)
 
@@ -252,7 +251,7 @@ async def aiokafka_produce(job: Job) -> Measured:
 
 async def aiokafka_consume(job: Job) -> tuple[float, Partitions]:
     read: Partitions = defaultdict(list)
-    async with AIOKafkaConsumer(bootstrap_servers=job.bootstrap, group_id=None) as consumer:
+    async with AIOKafkaConsumer(bootstrap_servers=job.bootstrap, group_id=None, **job.settings) as consumer:
         partitions = [AioTopicPartition(job.topic, partition) for partition in range(job.partitions)]
         consumer.assign(partitions)
         for partition in partitions:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minibroker.broker.handlers.metadata import ELECTION_MS
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
@@ -26,6 +27,7 @@ from minibroker.protocol.records import (
     iterate_batches,
     parse_header,
 )
+from minibroker.protocol.rpc import open_connection
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
@@ -175,6 +177,27 @@ def test_bad_input_closes_the_connection_without_an_answer(what: str, port: int,
         assert cluster.broker(1)._server.metrics.bad_input == 1
 
     with_cluster(program)
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (b"\x16\x03\x01\x02\0\x01\0\x01\xfc", "a TLS handshake: listeners are PLAINTEXT"),
+        (b"GET / HTTP/1.1\r\n\r\n", "HTTP: metrics are on the port of metrics.listener"),
+    ],
+)
+def test_who_speaks_something_else_altogether_is_named_in_the_log(
+    frame: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), PORT)
+        connection.write(frame)
+        await asyncio.wait_for(connection.closed.wait(), 5)
+        assert connection.frames.empty()
+        assert cluster.broker(1)._server.metrics.bad_input == 1
+
+    with_cluster(program)
+    assert [record for record in caplog.records if said in record.getMessage()]
 
 
 def test_produce_in_a_version_of_old_records_says_that_it_is_not_supported() -> None:
@@ -345,6 +368,73 @@ def test_a_broker_that_is_killed_is_named_with_the_new_leader_and_dropped_later(
                     await asyncio.sleep(0.1)
 
     with_cluster(program)
+
+
+def test_who_asks_as_soon_as_a_leader_is_lost_is_told_of_its_successor() -> None:
+    """librdkafka asks once, in that millisecond, and then rests for up to a second."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        cluster.kill_broker(leader)
+
+        async def ask(asked: int) -> None:
+            await cluster.until(lambda: lost(cluster, asked) == {leader})
+            began_s = world.clock.monotonic()
+            connections[asked].send(metadata.METADATA, 12, about(ORDERS))
+            produced = connections[asked].send(data.PRODUCE, 9, produce(batch(b"a")))
+            _, answer = await connections[asked].answer(metadata.METADATA, 12)
+            assert answer.topics[0].partitions[0].leader_id in others
+            assert world.clock.monotonic() - began_s < ELECTION_MS / 1_000
+            assert (await connections[asked].answer(data.PRODUCE, 9))[0] == produced
+            await cluster.until(lambda: not lost(cluster, asked))
+
+        await asyncio.gather(*map(ask, others))
+
+    with_cluster(program)
+
+
+def test_while_nobody_can_be_elected_no_leader_is_named_for_a_second_and_our_own_clients_do_not_wait() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        cluster.simulation.zookeeper.stop()
+        cluster.kill_broker(leader)
+        asked = min(others)
+        await cluster.until(lambda: lost(cluster, asked) == {leader})
+        native = await open_connection(world.network, host_name(asked), PORT, client_id="test", timeout_s=5)
+        began_s = world.clock.monotonic()
+        answer = await native.send(apis.METADATA, m.MetadataRequest([ORDERS], False), timeout_s=5)
+        assert answer.topics[0].partitions[0].leader_id == leader
+        assert world.clock.monotonic() - began_s < 0.05
+        found = (await connections[asked].request(metadata.METADATA, 12, about(ORDERS))).topics[0].partitions[0]
+        assert (found.error_code, found.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, NO_LEADER)
+        assert world.clock.monotonic() - began_s >= ELECTION_MS / 1_000
+        async with asyncio.timeout(2):
+            while found.leader_id == NO_LEADER:
+                answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+                found = answer.topics[0].partitions[0]
+        assert found.leader_id == leader, "this broker alone may have lost it"
+        native.close()
+
+    with_cluster(program)
+
+
+def lost(cluster: VirtualCluster, broker_id: int) -> set[int]:
+    replicas = cluster.broker(broker_id)._replicas
+    assert replicas is not None
+    return replicas.lost_leaders()
+
+
+async def of_leader_and_others(
+    cluster: VirtualCluster, world: VirtualWorld
+) -> tuple[int, set[int], dict[int, KafkaConnection]]:
+    """The leader of the partition, the other brokers, and a connection to each broker."""
+    connections = {id: await connect(world.network, host_name(id), PORT) for id in cluster.broker_ids}
+    while True:
+        answer = await connections[1].request(metadata.METADATA, 12, about(ORDERS))
+        leader = answer.topics[0].partitions[0].leader_id
+        if leader != NO_LEADER:
+            return leader, set(cluster.broker_ids) - {leader}, connections
+        await asyncio.sleep(0.1)
 
 
 def test_a_topic_is_found_by_its_id() -> None:

@@ -84,7 +84,7 @@ class Peer:
     def answered(self, request: Request, frame: bytearray | None) -> None:
         self.answers.append(None if frame is None else bytes(frame))
 
-    def handled(self) -> None:
+    def handled(self, *, wake: bool) -> None:
         pass
 
     def close_connection(self, reason: str) -> None:
@@ -95,7 +95,9 @@ class Peer:
 
     async def send(self, api: apis.Api[Any, Any], body: Any) -> None:
         envelope = RequestEnvelope(api.key, 0, 7, "test", b"")  # type: ignore[arg-type]
-        await self._dispatch(Request(self, self._broker.world.clock.monotonic, api, envelope, body, 100, 0.0))
+        request = Request(self, self._broker.world.clock.monotonic, api, envelope, body, 100, 0.0)
+        if (rest := await self._dispatch(request)) is not None:
+            await rest
 
     def answer(self, api: apis.Api[Any, Any]) -> Any:
         frame = self.answers[-1]
