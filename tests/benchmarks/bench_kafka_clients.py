@@ -17,8 +17,8 @@ broker does: that row has no target, and the one with rests of 10 ms has it.
 
 Kafka is yours to start and to end, as brokers on this machine that this user may kill: whoever listens on the leader's
 port is. COMMAND starts one again, with {id} for the broker's id; without it there is one kill alone. Ours is started in
-DIR/cluster, which is removed at the end: give a DIR on the same disk as Kafka's. About twenty-five minutes; `--quick`
-takes four, and proves that it works rather than measure anything.
+DIR/cluster, which is removed at the end: give a DIR on the same disk as Kafka's. It takes half an hour, with `--quick`
+five minutes, which prove that it works rather than measure anything.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, metavar="N", help=f"runs of each, of which the median counts: {FULL.repeats}"
     )
-    parser.add_argument("--quick", action="store_true", help="few records, one run of each: four minutes")
+    parser.add_argument("--quick", action="store_true", help="few records, one run of each: five minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to this file too")
     arguments = parser.parse_args()
     # As Ctrl-C: the cluster is taken down on the way out.
