@@ -36,6 +36,7 @@ from minibroker.deploy.testing import guardian
 from minibroker.deploy.testing.isolation import Isolation
 from minibroker.deploy.who import AllBrokers, ZooKeeperServer, parse_who
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import topic_name_problem
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ class SyncLocalCluster:
         settings: Mapping[str, str] | None = None,
         broker_settings: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
-        """Raises LaunchError for a number or a setting that no cluster here can have."""
+        """Raises LaunchError for a number, a setting or a topic's name that no cluster here can have."""
         if not 1 <= brokers <= MAX_BROKERS:
             raise LaunchError(f"brokers={brokers}: give 1 to {MAX_BROKERS}")
         self._brokers = brokers
@@ -414,7 +415,11 @@ def _start_guardian(directory: Path) -> Process:
 def _new_topics(topics: Topics) -> list[NewTopic]:
     if isinstance(topics, str):
         raise LaunchError(f"topics={topics!r}: give a list of names, as in topics=[{topics!r}]")
-    return [NewTopic(topic) if isinstance(topic, str) else topic for topic in topics]
+    made = [NewTopic(topic) if isinstance(topic, str) else topic for topic in topics]
+    for topic in made:
+        if (problem := topic_name_problem(topic.name)) is not None:
+            raise LaunchError(f"topics: {problem}")
+    return made
 
 
 def _says_unknown_topic(error: MinibrokerError) -> bool:

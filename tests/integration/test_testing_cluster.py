@@ -129,6 +129,8 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_starts() -> No
         LocalCluster(broker_settings={4: {}})
     with pytest.raises(LaunchError, match=r"broker\.id=1: LocalCluster sets it itself"):
         SyncLocalCluster(settings={"broker.id": "1"})
+    with pytest.raises(LaunchError, match=r"topics: .*'my topic'.*a-z A-Z 0-9"):
+        LocalCluster(topics=["orders", "my topic"])
     with pytest.raises(LaunchError, match=r"topics='orders': give a list of names, as in topics=\['orders'\]"):
         SyncLocalCluster(topics="orders")
 

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -183,6 +184,7 @@ def main() -> int:
     parser.add_argument("--groups", action="store_true", help="storms of little but consumer groups")
     arguments = parser.parse_args()
     kind = GroupStorm if arguments.groups else Storm
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its workers would go on for ever without it
     if arguments.seed is not None:
         return _replay(arguments.seed, arguments.minutes, arguments.mutant, arguments.log, kind)
 
@@ -190,17 +192,22 @@ def main() -> int:
     outcomes: list[Outcome] = []
     failed = False
     many = simulate_many(arguments.seeds, arguments.minutes, mutant=arguments.mutant, kind=kind, jobs=arguments.jobs)
-    for outcome in many:
-        outcomes.append(outcome)
-        if outcome.report.anomalies:
-            failed = True
-            print_failure(outcome.report, arguments.minutes, arguments.mutant, kind)
-        elif arguments.floors and (misses := outcome.report.below_floors()):
-            failed = True
-            print(f"\nseed {outcome.report.seed} was too mild: {'; '.join(misses)}")
-        if time.monotonic() - told > _PROGRESS_EVERY_S:
-            told = time.monotonic()
-            print(f"{len(outcomes)} of {len(arguments.seeds)} seeds, {told - began:.0f} s", file=sys.stderr)
+    try:
+        for outcome in many:
+            outcomes.append(outcome)
+            if outcome.report.anomalies:
+                failed = True
+                print_failure(outcome.report, arguments.minutes, arguments.mutant, kind)
+            elif arguments.floors and (misses := outcome.report.below_floors()):
+                failed = True
+                print(f"\nseed {outcome.report.seed} was too mild: {'; '.join(misses)}")
+            if time.monotonic() - told > _PROGRESS_EVERY_S:
+                told = time.monotonic()
+                print(f"{len(outcomes)} of {len(arguments.seeds)} seeds, {told - began:.0f} s", file=sys.stderr)
+    except KeyboardInterrupt:
+        if outcomes:
+            print(f"\nstopped; so far:\n{summary(outcomes, time.monotonic() - began)}")
+        return 130
     print()
     print(summary(outcomes, time.monotonic() - began))
     return 1 if failed else 0
