@@ -6,7 +6,7 @@ lost that leader, too, the answer waits for the election, which takes less.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.handlers.topics import may_change
@@ -31,15 +31,23 @@ ELECTION_MS = 300
 
 
 class DelayedMetadata(DelayedOperation):
-    """Completes when none of what is asked for is led by a broker that was just lost."""
+    """Completes when none of the topics is led by a broker that was just lost. They may be thousands, and each of them
+    has it checked: so each is looked at until it is settled, and not again."""
 
-    def __init__(self, led_by_lost: Callable[[], object], respond: Callable[[], None]) -> None:
+    def __init__(
+        self, topics: list[str], led_by_lost: Callable[[list[str]], list[str]], respond: Callable[[], None]
+    ) -> None:
         super().__init__(ELECTION_MS)
+        self._topics = topics
         self._led_by_lost = led_by_lost
         self._respond = respond
 
     def try_complete(self) -> bool:
-        return False if self._led_by_lost() else self.force_complete()
+        while self._topics:
+            if self._led_by_lost(self._topics[-1:]):
+                return False
+            self._topics.pop()
+        return self.force_complete()
 
     def on_complete(self) -> None:
         self._respond()
@@ -53,14 +61,14 @@ async def handle_metadata(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, MetadataRequest)
 
-    def led_by_lost() -> list[str]:
-        return services.metadata.led_by(services.replicas.lost_leaders(), body.topics, body.topic_ids)
+    def led_by_lost(topics: list[str] | None, topic_ids: Sequence[str] = ()) -> list[str]:
+        return services.metadata.led_by(services.replicas.lost_leaders(), topics, topic_ids)
 
     def answer() -> None:
         _answer(services, request, body, services.replicas.lost_leaders())
 
-    if request.source.dialect.rests_on_named_leaders and (topics := led_by_lost()):
-        services.topic_purgatory.try_complete_else_watch(DelayedMetadata(led_by_lost, answer), topics)
+    if request.source.dialect.rests_on_named_leaders and (topics := led_by_lost(body.topics, body.topic_ids)):
+        services.topic_purgatory.try_complete_else_watch(DelayedMetadata(topics[:], led_by_lost, answer), topics)
     else:
         _answer(services, request, body, frozenset())
 
