@@ -667,6 +667,26 @@ def test_an_older_leadership_that_a_server_behind_shows_after_a_lost_answer_is_n
     with_one_broker(tmp_path, scenario)
 
 
+def test_an_isr_does_not_overwrite_the_election_that_was_written_just_before(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+        elected = LeaderAndIsr(2, 1, (2,), 1, -1)
+
+        def elect(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            broker.zookeeper.before = None  # the write is on its way
+            broker.zookeeper.make(znodes.state_path(ORDERS), znodes.encode_state(elected))
+
+        broker.zookeeper.before = elect
+        broker.follower_has(0, 3)
+        await until(lambda: broker.zookeeper.before is None)
+        await asyncio.sleep(3)
+        found = broker.in_zookeeper()
+        assert (found.leader, found.leader_epoch, found.isr) == (2, 1, (2,))
+        assert broker.partition().isr == (1, 2)
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_an_isr_that_waits_for_a_connection_does_not_hit_the_next_topic_of_its_name(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state(isr=(1, 2)))
