@@ -36,7 +36,12 @@ PASSED = "passed"
 FAILED = "failed"
 NOT_RUN = "was not run"
 
-_OPTIONS = "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"  # the product is imported already
+_OPTIONS = (
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+)  # the product is imported already
 _DEADLINES = TimeoutError, Stuck, pytest.fail.Exception
 
 
@@ -59,7 +64,7 @@ def why_unseen(mutant: str, tables: Mapping[str, Mapping[str, str]]) -> str:
 
 def outcome(test: str, mutant: str | None) -> str:
     """PASSED; FAILED by an assertion or a deadline; or what else became of the test, in a process of its own."""
-    # Forked: the product need not be imported twice for each mutant, and the tests are not imported before it is planted.
+    # Forked: the product is not imported anew for each mutant, and the tests are not imported before it is planted.
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     worker = context.Process(target=_run, args=(test, mutant, sender))

@@ -236,7 +236,7 @@ def test_acks_all_ends_with_an_error_when_the_partition_is_deleted(tmp_path: Pat
 def test_records_for_another_topic_of_the_same_name_are_refused_before_anything_is_appended(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state())
-        for acks in (-1, 1, 0):
+        for acks in (1, 0, -1):
             answer = broker.produce(RECORDS, acks=acks, topic_id="another-id").result()
             assert (answer.error_code, answer.base_offset) == (ErrorCode.INCONSISTENT_TOPIC_ID, -1)
         assert broker.produce(RECORDS, acks=1, topic_id="").result().base_offset == 0

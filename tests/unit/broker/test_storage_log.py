@@ -793,11 +793,12 @@ def test_a_checkpoint_writes_epochs_and_producers_and_then_has_nothing_to_do(pat
     flushed(opened, Log.checkpoint)
 
 
-def test_the_epoch_of_a_leader_that_has_not_written_yet_is_on_disk_with_the_next_checkpoint(path: str) -> None:
+def test_the_epoch_of_a_new_leader_is_on_disk_with_the_first_records_that_it_wrote(path: str) -> None:
     opened = open_log(path)
     opened.log.append_as_leader(batch(3), 0, NOW)
     flushed(opened, Log.checkpoint)
     opened.log.assign_epoch_start(4, 3)
+    opened.log.append_as_leader(batch(2), 4, NOW)
     flushed(opened, Log.checkpoint)
     assert Path(path, "leader-epoch-checkpoint").read_bytes().startswith(b"0\n2\n0 0\n4 3\n#")
 
