@@ -6,7 +6,7 @@
 mutant it must fail, by an assertion or by a deadline that has passed. A test that cannot be imported, or whose fixtures
 stumble, has seen nothing. Storms look for the same bugs without having been told where (`hunt`), which takes minutes.
 
-Exit code: 0, every mutant is seen; 1, at least one is not.
+Exit code: 0, each of these tests sees its mutant; 1, at least one does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import io
 import multiprocessing
 import os
 import sys
-import time
 import tomllib
 from collections.abc import Generator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -113,7 +112,7 @@ class _Judge:
 def _is_judgement(failure: pytest.ExceptionInfo[BaseException]) -> bool:
     """Of the test itself: an assertion of the product's own shows no more than that something stumbled."""
     if isinstance(failure.value, AssertionError):
-        return failure.traceback[-1].path.is_relative_to(ROOT / "tests")
+        return Path(failure.traceback[-1].path).is_relative_to(ROOT / "tests")
     return isinstance(failure.value, _DEADLINES)
 
 
@@ -124,7 +123,6 @@ def main() -> int:
     parser.add_argument("--mutant", action="append", choices=sorted(MUTANTS), help="only this one; may be repeated")
     names = parser.parse_args().mutant or list(MUTANTS)
 
-    began = time.monotonic()
     tables = seen_by()
     unseen: list[str] = []
     for name in names:
@@ -133,11 +131,11 @@ def main() -> int:
             unseen.append(name)
         print(f"{name:46} {f'NOT SEEN: {why}' if why else tables['fails'][name]}", flush=True)
     without = [name for name in names if name not in tables["fails"]]
-    print(f"\n{len(names) - len(unseen)} of {len(names)} seen in {time.monotonic() - began:.0f} s; ", end="")
-    print(f"{len(without)} have no test" + (f": {', '.join(without)}" if without else ""))
+    listed = f": {', '.join(without)}" if without else ""
+    print(f"\n{len(names) - len(unseen)} of {len(names)} seen; {len(without)} have no test{listed}")
     blind = [name for name in unseen if name not in without]
     if blind:
-        print(f"not seen by their test: {', '.join(blind)}")
+        print(f"not seen by their tests: {', '.join(blind)}")
     return 1 if blind else 0
 
 

@@ -7,6 +7,7 @@ then, and the mutants' own imports have loaded every module in which something i
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 import pytest
 
@@ -16,6 +17,6 @@ VARIABLE = "MUTANT"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    mutant = planted(os.environ.get(VARIABLE))
-    mutant.__enter__()
-    config.add_cleanup(lambda: mutant.__exit__(None, None, None))
+    run = ExitStack()
+    run.enter_context(planted(os.environ.get(VARIABLE)))
+    config.add_cleanup(run.close)
