@@ -35,12 +35,8 @@ PASSED = "passed"
 FAILED = "failed"
 NOT_RUN = "was not run"
 
-_OPTIONS = (
-    "-p",
-    "no:cacheprovider",
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-)  # the product is imported already
+# The product is imported already, which is no news.
+_OPTIONS = ["-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 _DEADLINES = TimeoutError, Stuck, pytest.fail.Exception
 
 
@@ -99,7 +95,9 @@ class _Judge:
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.skipped:
+        if self.outcome == FAILED:
+            pass  # whatever its fixtures make of that
+        elif report.skipped:
             self.outcome = "was skipped"
         elif call.excinfo is not None:
             sees = report.when == "call" and _is_judgement(call.excinfo)
