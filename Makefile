@@ -10,7 +10,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
 .PHONY: setup demo test test-all check up bench faults controller-faults group-faults cut-connections full-disk isolation power-cuts \
-	spark-faults hostile kafka-clients kafka-peers simulate simulate-nightly mutants image spark-image compose-test spark-compose-test settings diagrams clean
+	spark-faults hostile kafka-clients kafka-peers simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
 
@@ -125,6 +125,10 @@ simulate-nightly: setup
 # How many seeds it takes to catch each planted bug. All of them, or the one that MUTANT names.
 mutants: setup
 	$(BIN)/python -m tests.simulation.hunt --minutes $(MINUTES) $(if $(MUTANT),--mutant $(MUTANT))
+
+# Whether the test that is named for each planted bug sees it. All of them, or the one that MUTANT names.
+mutants-seen: setup
+	$(BIN)/python -m tests.simulation.seen $(if $(MUTANT),--mutant $(MUTANT))
 
 # Builds the images of deploy/docker-compose.yml, and prints their sizes. If no base image can be pulled, it makes one from
 # Debian's packages (as root, with debootstrap).

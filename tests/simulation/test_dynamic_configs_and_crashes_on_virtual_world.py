@@ -224,8 +224,11 @@ async def changed_while_one_is_cut_off(cluster: VirtualCluster, admin: Admin) ->
     await until_all_have(cluster, 5_000)
 
 
-def test_the_mutant_that_misses_what_happened_while_it_was_cut_off_is_caught() -> None:
+def test_what_is_changed_while_a_broker_is_cut_off_from_zookeeper_is_known_there_once_it_is_back() -> None:
     play(changed_while_one_is_cut_off)
+
+
+def test_the_mutant_that_misses_what_happened_while_it_was_cut_off_is_caught() -> None:
     with planted("change-missed-after-reconnect"), pytest.raises(TimeoutError):
         play(changed_while_one_is_cut_off)
 

@@ -108,8 +108,8 @@ def send_batch_groups_by_another_key(patches: Patches) -> None:
 @mutant("KIP-516", "a leader appends records that were sent to an earlier topic of the same name")
 def records_for_another_topic_are_taken(patches: Patches) -> None:
     @patches.instead_of(ReplicaManager, "_append")
-    def append(original: Any, self: ReplicaManager, topic_partition: Any, topic_id: str, *rest: Any) -> Any:
-        return original(self, topic_partition, "", *rest)
+    def append(original: Any, self: ReplicaManager, entry: Any, *rest: Any) -> Any:
+        return original(self, entry._replace(topic_id=""), *rest)
 
 
 @mutant("stale metadata", "a producer never believes that a topic has fewer partitions than it had")

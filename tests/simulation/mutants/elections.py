@@ -30,9 +30,9 @@ def leader_epoch_not_raised(patches: Patches) -> None:
 
 @mutant("leader epochs", "a leader that was restarted leads on in its epoch, though it is another process")
 def leader_stays_over_a_restart(patches: Patches) -> None:
-    @patches.instead_of(elections, "leader_stays")
-    def leader_stays(original: Any, state: Any, live: Any) -> bool:
-        return state.leader in live
+    @patches.instead_of(elections, "_leader_stays")
+    def leader_stays(original: Any, leader: int, in_sync: Any, live: Any) -> bool:
+        return leader in live
 
 
 @mutant("KIP-903", "a replica that has lost data is elected as if it had all that it had when it joined the ISR")

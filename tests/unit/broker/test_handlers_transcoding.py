@@ -285,6 +285,16 @@ def test_nothing_is_kept_of_a_partition_that_is_led_elsewhere_or_deleted(tmp_pat
     with_reader(tmp_path, scenario, partitions=2)
 
 
+def test_what_two_partitions_have_at_one_offset_is_told_apart(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker, reader: Reader) -> None:
+        await write(broker, [native(b"a")])
+        await write(broker, [native(b"b")], TopicPartition(TOPIC, 1))
+        for _ in range(2):  # the second answer is from the cache
+            assert [values(response) for response in await reader.fetch(0, 0)] == [[b"a"], [b"b"]]
+
+    with_reader(tmp_path, scenario, partitions=2)
+
+
 def test_a_topic_of_the_same_name_has_nothing_of_the_one_before(tmp_path: Path) -> None:
     """Offset, epoch and even the CRC are the same; what was kept is known by the topic's id."""
 

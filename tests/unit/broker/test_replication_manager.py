@@ -236,7 +236,7 @@ def test_acks_all_ends_with_an_error_when_the_partition_is_deleted(tmp_path: Pat
 def test_records_for_another_topic_of_the_same_name_are_refused_before_anything_is_appended(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state())
-        for acks in (-1, 1, 0):
+        for acks in (1, 0, -1):
             answer = broker.produce(RECORDS, acks=acks, topic_id="another-id").result()
             assert (answer.error_code, answer.base_offset) == (ErrorCode.INCONSISTENT_TOPIC_ID, -1)
         assert broker.produce(RECORDS, acks=1, topic_id="").result().base_offset == 0
@@ -663,6 +663,26 @@ def test_an_older_leadership_that_a_server_behind_shows_after_a_lost_answer_is_n
         broker.follower_has(0, 3)
         await until(lambda: broker.zookeeper.stale_sessions("broker-1"))
         await until(lambda: broker.partition().isr == broker.in_zookeeper().isr == (1, 2, 3))
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_an_isr_does_not_overwrite_the_election_that_was_written_just_before(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(isr=(1, 2)))
+        elected = LeaderAndIsr(2, 1, (2,), 1, -1)
+
+        def elect(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            broker.zookeeper.before = None  # the write is on its way
+            broker.zookeeper.make(znodes.state_path(ORDERS), znodes.encode_state(elected))
+
+        broker.zookeeper.before = elect
+        broker.follower_has(0, 3)
+        await until(lambda: broker.zookeeper.before is None)
+        await asyncio.sleep(3)
+        found = broker.in_zookeeper()
+        assert (found.leader, found.leader_epoch, found.isr) == (2, 1, (2,))
+        assert broker.partition().isr == (1, 2)
 
     with_one_broker(tmp_path, scenario)
 

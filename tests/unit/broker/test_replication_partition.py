@@ -129,6 +129,17 @@ def test_the_high_watermark_is_the_lowest_end_of_the_isr_and_never_goes_back(tmp
     assert partition.high_watermark == 5
 
 
+def test_what_was_sent_to_a_follower_counts_once_it_asks_for_what_comes_after_it(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(isr=(1, 2), replicas=(1, 2)))
+    append(partition, 5)
+    assert not fetches(partition, 2, 0)
+    assert partition.read(fetch_of(0), 2, max_bytes=1_000, at_least_one=True).records
+    assert partition.high_watermark == 0
+    assert fetches(partition, 2, 5)
+    assert partition.high_watermark == 5
+
+
 def test_a_restart_begins_at_the_checkpointed_high_watermark_within_the_log(tmp_path: Path) -> None:
     partition, clock = open_partition(tmp_path)
     partition.become_leader(state())

@@ -29,9 +29,12 @@ from minibroker.protocol.records import (
     MAGIC_RECORDS,
     MAX_HEADERS_BYTES,
     MAX_RECORDS,
+    ControlType,
+    EndTransactionMarker,
     Header,
     decode_batch,
     encode_batch,
+    encode_control_batch,
     iterate_batches,
     parse_header,
     rewriting,
@@ -224,6 +227,20 @@ def test_a_producer_is_remembered_by_batches_that_have_no_records_any_more(tmp_p
     copy.append_as_follower(data)
     for number in range(3, 8):
         assert copy.append_as_leader(sets[number], 0, NOW).duplicate
+
+
+def test_the_marker_of_a_transaction_stays_though_no_key_needs_it(tmp_path: Path) -> None:
+    log = open_log(str(tmp_path), CONFIG).log
+    log.append_as_leader(keyed([(b"a", b"1")]), 0, NOW)
+    marker = EndTransactionMarker(ControlType.COMMIT, 3)
+    log.append_as_follower(
+        encode_control_batch(
+            marker, timestamp=NOW, producer_id=5, producer_epoch=0, base_offset=1, partition_leader_epoch=0
+        )
+    )
+    append_segment(log, [keyed([(b"a", b"2")])])
+    assert compact(log)
+    assert (1, True) in [(h.base_offset, h.is_control) for h, _, _ in iterate_batches(everything(log))]
 
 
 def test_what_needs_no_compaction_is_not_written_anew(tmp_path: Path) -> None:

@@ -793,6 +793,16 @@ def test_a_checkpoint_writes_epochs_and_producers_and_then_has_nothing_to_do(pat
     flushed(opened, Log.checkpoint)
 
 
+def test_the_epoch_of_a_new_leader_is_on_disk_with_the_first_records_that_it_wrote(path: str) -> None:
+    opened = open_log(path)
+    opened.log.append_as_leader(batch(3), 0, NOW)
+    flushed(opened, Log.checkpoint)
+    opened.log.assign_epoch_start(4, 3)
+    opened.log.append_as_leader(batch(2), 4, NOW)
+    flushed(opened, Log.checkpoint)
+    assert Path(path, "leader-epoch-checkpoint").read_bytes().startswith(b"0\n2\n0 0\n4 3\n#")
+
+
 def test_index_entries_of_truncated_batches_are_gone_before_a_flush_passes_them(path: str) -> None:
     """Two batches are replaced by others with a seam elsewhere; all later ones are where they were, so that a look at
     the last entry alone shows nothing."""
@@ -820,6 +830,13 @@ def test_index_entries_of_truncated_batches_are_gone_before_a_flush_passes_them(
     reopened = open_log(path, config, recovery_point=log.recovery_point).log
     assert reopened.log_end_offset == 30
     check_indexes(reopened)
+
+
+def test_a_segment_is_as_old_as_its_newest_record_wherever_that_is(path: str) -> None:
+    log = open_log(path).log
+    for timestamp in (NOW, NOW + 50, NOW + 20):
+        log.append_as_leader(batch(1, timestamp=timestamp), 0, NOW)
+    assert [extent.max_timestamp for extent in log.extents()] == [NOW + 50]
 
 
 def test_what_can_be_removed_of_many_segments_is_found_in_one_walk_over_them(path: str) -> None:

@@ -213,6 +213,18 @@ def test_a_deposed_controller_changes_nothing_and_asks_to_resign() -> None:
     simulate(scenario)
 
 
+def test_a_deposed_controller_denies_no_topic_that_its_successor_may_have_created() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        office = await cluster.start([1])
+        # Another one was elected; its watch on /controller has not fired yet.
+        cluster.zookeeper.make(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(2))
+        with pytest.raises(BrokerError) as refused:
+            await office.delete("orders")
+        assert refused.value.code is ErrorCode.NOT_CONTROLLER
+
+    simulate(scenario)
+
+
 def test_a_state_written_by_a_newer_controller_deposes() -> None:
     async def scenario(cluster: Cluster) -> None:
         office = await cluster.start([1, 2])
