@@ -19,6 +19,7 @@ from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
 from minibroker.broker.handlers.dispatch import dispatcher
+from minibroker.broker.handlers.metadata import ELECTIONS
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.metadata_cache import MetadataCache
@@ -198,6 +199,7 @@ class Broker:
         forwarding = ForwardingManager(config.broker_id, self._metadata, connections)
         transcoder = Transcoder(self._replicas, world.new_executor("transcoding"))
         self._replicas.add_listener(transcoder)
+        self._replicas.on_leader_found(lambda: self._topic_purgatory.check_soon(ELECTIONS))
         self._services = Services(
             metadata=self._metadata,
             replicas=self._replicas,

@@ -159,17 +159,14 @@ class MetadataCache:
             and all(p.leader in self._brokers for p in cached.partitions.values())
         )
 
-    def led_by(self, brokers: Set[int], topics: Iterable[str] | None, topic_ids: Collection[str] = ()) -> list[str]:
-        """Of the topics (None: all), those with a partition that one of the brokers leads and is alive."""
+    def led_by(self, brokers: Set[int], topics: Iterable[str]) -> list[str]:
+        """Of the topics, those with a partition that one of the brokers leads and is alive."""
         leaders = brokers & self._brokers.keys()
         if not leaders:
             return []
-        names: Iterable[str] = self._topics if topics is None else dict.fromkeys(topics)
-        if topic_ids:
-            names = [*names, *(name for name, topic in self._topics.items() if topic.topic_id in topic_ids)]
         return [
             name
-            for name in names
+            for name in dict.fromkeys(topics)
             if (topic := self._topics.get(name)) is not None
             and any(partition.leader in leaders for partition in topic.partitions.values())
         ]

@@ -6,7 +6,7 @@ lost that leader, too, the answer waits for the election, which takes less.
 """
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.handlers.topics import may_change
@@ -28,11 +28,16 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
 ELECTION_MS = 300
 """For so long an answer waits for one: a few times what it takes."""
+ELECTIONS = "(elections)"
+"""What answers that wait for one are watched under, and no topic is called."""
+_MOST_TOPICS = 100
+"""That a request which may wait names. Those for more, or for all, are of tools, and cost too much to be answered many
+at a time."""
 
 
 class DelayedMetadata(DelayedOperation):
-    """Completes when none of the topics is led by a broker that was just lost. They may be thousands, and each of them
-    has it checked: so each is looked at until it is settled, and not again."""
+    """Completes when none of the topics is led by a broker that was just lost. It is checked whenever anything is told
+    of leaders: so each topic is looked at until it is settled, and not again."""
 
     def __init__(
         self, topics: list[str], led_by_lost: Callable[[list[str]], list[str]], respond: Callable[[], None]
@@ -61,16 +66,19 @@ async def handle_metadata(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, MetadataRequest)
 
-    def led_by_lost(topics: list[str] | None, topic_ids: Sequence[str] = ()) -> list[str]:
-        return services.metadata.led_by(services.replicas.lost_leaders(), topics, topic_ids)
+    def led_by_lost(topics: list[str]) -> list[str]:
+        return services.metadata.led_by(services.replicas.lost_leaders(), topics)
 
     def answer() -> None:
-        _answer(services, request, body, services.replicas.lost_leaders())
+        lost = services.replicas.lost_leaders() if request.source.dialect.rests_on_named_leaders else ()
+        _answer(services, request, body, lost)
 
-    if request.source.dialect.rests_on_named_leaders and (topics := led_by_lost(body.topics, body.topic_ids)):
-        services.topic_purgatory.try_complete_else_watch(DelayedMetadata(topics[:], led_by_lost, answer), topics)
+    asked = body.topics or []
+    may_wait = request.source.dialect.rests_on_named_leaders and len(asked) <= _MOST_TOPICS
+    if may_wait and (topics := led_by_lost(asked)):
+        services.topic_purgatory.try_complete_else_watch(DelayedMetadata(topics, led_by_lost, answer), [ELECTIONS])
     else:
-        _answer(services, request, body, frozenset())
+        answer()
 
 
 def _answer(services: Services, request: Request, body: MetadataRequest, lost_leaders: Collection[int]) -> None:

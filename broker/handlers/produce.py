@@ -69,19 +69,37 @@ async def _look_and_append(
     """The connection's next request waits for this: the batches that a producer sends after these must come after
     them."""
     taken: list[ToAppend] = []
-    for entry in entries:
+    left = entries[::-1]
+    while left:
+        entry = left.pop()
         try:
-            if not services.replicas.takes_columns(entry.topic_partition.topic):
+            if not services.replicas.takes_columns(entry.topic_partition.topic) and not entry.came_as_columns:
                 came_as_columns = _are_columns(entry.records)
                 records = await services.transcoder.as_records(entry.records)
-                entry = entry._replace(records=records, came_as_columns=came_as_columns)
-            if await services.replicas.check(entry):
+                entry = entry._replace(records=records, came_as_columns=came_as_columns, is_checked=False)
+            if not entry.is_checked and await services.replicas.check(entry, lambda: _is_moot(request, body)):
                 entry = entry._replace(is_checked=True)
         except BrokerError as error:
             refused[entry.topic_partition] = _refusal(entry, error)
         else:
             taken.append(entry)
+        if not left:  # a topic's `record.format` may have changed meanwhile
+            left = [each for each in taken if _is_to_be_converted(services, each)]
+            taken = [each for each in taken if not _is_to_be_converted(services, each)]
     _append(services, request, body, taken, refused)
+
+
+def _is_to_be_converted(services: Services, entry: ToAppend) -> bool:
+    return (
+        not services.replicas.takes_columns(entry.topic_partition.topic)
+        and not entry.came_as_columns
+        and _are_columns(entry.records)
+    )
+
+
+def _is_moot(request: Request, body: ProduceRequest) -> bool:
+    """Its sender has gone, and will send it again over another connection."""
+    return request.closed and body.acks != 0
 
 
 def _refusal(entry: ToAppend, error: BrokerError) -> ProduceStatus:

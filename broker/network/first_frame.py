@@ -39,11 +39,16 @@ class FirstFrame:
     api_versions: Sequence[ApiVersion] = ()
 
     def __init__(
-        self, native: Callable[[], Dialect], kafka: Callable[[], Dialect], chosen: Callable[[Dialect], None]
+        self,
+        native: Callable[[], Dialect],
+        kafka: Callable[[], Dialect],
+        chosen: Callable[[Dialect], None],
+        max_request_bytes: int,
     ) -> None:
         self._native = native
         self._kafka = kafka
         self._chosen = chosen
+        self._max_request_bytes = max_request_bytes
         self._prefix = bytearray(_PREFIX_BYTES)
         self._filled = 0
 
@@ -55,13 +60,13 @@ class FirstFrame:
         return memoryview(self._prefix)[self._filled :]
 
     def received(self, count: int) -> Sequence[Frame]:
-        """Raises BadInput, as the chosen dialect's, and for what is neither's."""
+        """Raises BadInput, as the chosen dialect's, and for what is neither's, where that is no legal length."""
         self._filled += count
-        if self._filled >= _LENGTH_BYTES:
+        length = int.from_bytes(self._prefix[:_LENGTH_BYTES], "big", signed=True)
+        if self._filled >= _LENGTH_BYTES and length > self._max_request_bytes:
             for beginning, stranger in _STRANGERS.items():
                 if self._prefix.startswith(beginning):
                     raise BadInput(stranger, None)
-        length = int.from_bytes(self._prefix[:_LENGTH_BYTES], "big", signed=True)
         if self._filled < _LENGTH_BYTES or (self._filled < _PREFIX_BYTES and length > 0):
             return ()
         is_kafkas = self._filled == _PREFIX_BYTES and length > 0 and self._prefix[_LENGTH_BYTES] == _KAFKAS

@@ -14,14 +14,14 @@ logger = logging.getLogger("minibroker.network")
 
 Rest = Awaitable[None]
 """What is left of a request, and waits for a thread for long. Its connection's next request waits for it, and nobody
-else's: there are few handler tasks, and they go on."""
+else's: there are few handler tasks, and they go on, and the channel has room again. So what rests hold is bounded by
+the connections alone, of which each has one at most, as in Kafka, whose channels know no bytes."""
 
 RequestHandler = Callable[[Request], Awaitable[Rest | None]]
 
 
 class RequestHandlerPool:
-    """`size` handler tasks on one channel. Whatever a handler raises is answered, and the task goes on. How many rests
-    there are at once is bounded by what the channel lets be handled (`queued.max.request.bytes`)."""
+    """`size` handler tasks on one channel. Whatever a handler raises is answered, and the task goes on."""
 
     def __init__(
         self,
@@ -91,6 +91,7 @@ class RequestHandlerPool:
             rest, failed = await self._attempt(request, handler)
             now = clock()
             self.busy_s += now - request.dequeued_at
+            channel.handled(request)
             if rest is None:
                 self._handled(request, failed, now, wake=False)
             else:
@@ -128,7 +129,6 @@ class RequestHandlerPool:
         of_api.request_bytes += request.size
         of_api.request_queue_s += request.dequeued_at - request.received_at
         of_api.local_s += now - request.dequeued_at
-        self._channel.handled(request)
         request.source.handled(wake=wake)
 
 

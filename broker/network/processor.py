@@ -87,7 +87,10 @@ class Processor:
         native = NativeListener(listener, plane, settings.socket_request_max_bytes)
         kafka = KafkaListener(settings.socket_request_max_bytes)
         self.new_dialect: Callable[[Connection], Dialect] = lambda connection: FirstFrame(
-            lambda: NativeDialect(native), lambda: KafkaDialect(kafka), connection.chose_dialect
+            lambda: NativeDialect(native),
+            lambda: KafkaDialect(kafka),
+            connection.chose_dialect,
+            settings.socket_request_max_bytes,
         )
         """Makes one for each connection."""
         if plane is Plane.CONTROL:  # to which only brokers talk, who speak our own

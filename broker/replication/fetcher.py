@@ -91,7 +91,9 @@ class Fetcher:
         settings: FetcherSettings,
         broker_epoch: Callable[[], int],
         set_aside: Callable[[Partition, str], None],
+        found: Callable[[], None],
     ) -> None:
+        """`found` is called when the leader is no longer lost (`is_lost`)."""
         self.leader_id = leader_id
         self.address = (host, port)
         self._world = world
@@ -99,6 +101,7 @@ class Fetcher:
         self._settings = settings
         self._broker_epoch = broker_epoch
         self._set_aside = set_aside
+        self._found = found
         self._follows: dict[TopicPartition, _Follow] = {}
         self._unasked: dict[TopicPartition, _Follow] = {}
         """Those that are in no outstanding request, and not refused just now."""
@@ -112,7 +115,7 @@ class Fetcher:
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._broke_s: float | None = None
-        """When the leader stopped answering, by an error of the network."""
+        """When the connection to the leader broke, or could not be opened; None once one is open."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"fetcher of broker {leader_id}")
 
     @property
@@ -151,10 +154,11 @@ class Fetcher:
 
     @property
     def is_lost(self) -> bool:
-        """The connection to the leader has just broken, as when it crashes, and no new one serves yet. True from the
-        step of the loop that sees it: clients see it in the same millisecond, and ask."""
-        if self._broke_s is None:
-            return self._connection is not None and self._connection.closed
+        """The connection to the leader has just broken, as when it crashes, and no other is open yet. True from the
+        moment in which the loop sees it: clients see it in the same millisecond, and ask. (Where nothing is followed,
+        the end of a connection says nothing.)"""
+        if self._broke_s is None or not self._follows:
+            return False
         return self._world.clock.monotonic() < self._broke_s + _LOST_S
 
     async def close(self) -> None:
@@ -176,7 +180,6 @@ class Fetcher:
                         self._slots.keep(request.slot, list(request.follows.values()), request.topics)
                     self._apply(request.follows, response)
                     backoff_s = 0.0
-                    self._broke_s = None
             wait_s = None
             if failure is None:
                 try:
@@ -186,8 +189,8 @@ class Fetcher:
             if failure is not None:
                 if not isinstance(failure, (NetworkError, BrokerError, InvalidMessage)):
                     raise failure
-                if self._broke_s is None and isinstance(failure, NetworkError):
-                    self._broke_s = self._world.clock.monotonic()
+                if isinstance(failure, NetworkError):
+                    self._broken()
                 self._give_up(f"to begin anew after: {failure}")
                 if _needs_mending(failure) and not backoff_s:
                     logger.warning("nothing can be fetched from broker %d: %s", self.leader_id, failure)
@@ -202,6 +205,14 @@ class Fetcher:
                 await self._wake.wait()
         except TimeoutError:
             pass
+
+    def _broken(self) -> None:
+        if self._broke_s is None:
+            self._broke_s = self._world.clock.monotonic()
+
+    def _connection_lost(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._broken()
 
     def _give_up(self, reason: str) -> None:
         """Nothing is outstanding any more."""
@@ -240,6 +251,10 @@ class Fetcher:
                 connect_timeout_s=CONNECT_TIMEOUT_S,
                 request_timeout_s=self._settings.socket_timeout_s,
             )
+            self._connection.on_lost(self._connection_lost)
+            if self._broke_s is not None:
+                self._broke_s = None
+                self._found()
             self._slots = FollowerSlots()
         settings = self._settings
         now_s = self._world.clock.monotonic()

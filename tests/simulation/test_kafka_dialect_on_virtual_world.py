@@ -10,6 +10,7 @@ import pytest
 
 from minibroker.broker.handlers.metadata import ELECTION_MS
 from minibroker.client.admin import Admin
+from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
@@ -418,6 +419,43 @@ def test_while_nobody_can_be_elected_no_leader_is_named_for_a_second_and_our_own
     with_cluster(program)
 
 
+def test_a_leader_whose_connection_breaks_and_stands_again_is_named_at_once() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        asked = min(others)
+        await asyncio.sleep(3)  # nothing is under way: a fetch waits at the leader
+        assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
+        await cluster.until(lambda: lost(cluster, asked) == {leader})
+        began_s = world.clock.monotonic()
+        answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+        assert answer.topics[0].partitions[0].leader_id == leader
+        assert world.clock.monotonic() - began_s < 0.05
+
+    with_cluster(program)
+
+
+def test_a_leader_is_not_lost_to_who_follows_nothing_from_it_any_more() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        asked = min(others)
+        replicas = cluster.broker(asked)._replicas
+        assert replicas is not None
+        replica = replicas.partition(TopicPartition(ORDERS, 0))
+        assert replica is not None
+        await cluster.until(lambda: not replica.is_leader and asked in replica.isr)
+        replicas._set_aside(replica, "its log does not fit")
+        await asyncio.sleep(1)
+        assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
+        for _ in range(3):
+            began_s = world.clock.monotonic()
+            answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+            assert answer.topics[0].partitions[0].leader_id == leader
+            assert world.clock.monotonic() - began_s < 0.05
+            await asyncio.sleep(1)
+
+    with_cluster(program)
+
+
 def lost(cluster: VirtualCluster, broker_id: int) -> set[int]:
     replicas = cluster.broker(broker_id)._replicas
     assert replicas is not None
@@ -598,5 +636,60 @@ def test_nothing_overtakes_a_batch_that_was_damaged_on_its_way_however_large_it_
             ErrorCode.NONE,
             ErrorCode.NONE,
         ]
+
+    with_cluster(program, configs={"cleanup.policy": "compact"})
+
+
+def keyed(value: bytes, magic: int = MAGIC_RECORDS, count: int = 2_000) -> memoryview:
+    return memoryview(encode_batch([value] * count, keys=[b"k"] * count, base_timestamp=1_000, magic=magic))
+
+
+def test_a_batch_that_is_looked_at_while_its_topic_takes_to_records_becomes_records() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, _, _ = await of_leader_and_others(cluster, world)
+        replicas = cluster.broker(leader)._replicas
+        assert replicas is not None
+        native = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
+        await replicas._check_turns.acquire()  # somebody else's batch is being looked at
+        producing = native.send(apis.PRODUCE, produce(keyed(b"v", MAGIC_COLUMNS)), timeout_s=60)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.incremental_alter_configs(
+                {ConfigResource.of_topic(ORDERS): [ConfigChange.set("record.format", "kafka")]}
+            )
+        await cluster.until(lambda: not replicas.takes_columns(ORDERS))
+        replicas._check_turns.release()
+        assert not (await producing).responses[0].partition_responses[0].error_code
+        answer = await native.send(apis.FETCH, fetch(0), timeout_s=5)
+        batches = list(iterate_batches(answer.responses[0].partitions[0].records))
+        assert [header.magic for header, _, _ in batches] == [MAGIC_RECORDS]
+        native.close()
+
+    with_cluster(program, configs={"cleanup.policy": "compact"})
+
+
+def test_a_batch_whose_producer_has_gone_before_its_turn_is_not_looked_at_nor_appended() -> None:
+    """Its producer sends it again: else the queue would grow faster than it gets shorter, for ever."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, _, _ = await of_leader_and_others(cluster, world)
+        replicas = cluster.broker(leader)._replicas
+        assert replicas is not None
+        await replicas._check_turns.acquire()
+        producers = [await connect(world.network, host_name(leader), PORT) for _ in range(3)]
+        for number, producer in enumerate(producers):
+            producer.send(data.PRODUCE, 9, produce(keyed(b"%d" % number)))
+        await asyncio.sleep(0.1)
+        producers[1].close()
+        await asyncio.sleep(0.1)
+        replicas._check_turns.release()
+        for number in (0, 2):
+            _, answer = await producers[number].answer(data.PRODUCE, 9)
+            assert not answer.responses[0].partition_responses[0].error_code
+        answer = await producers[0].request(data.FETCH, 12, fetch(0))
+        values = [
+            decode_batch(answer.responses[0].partitions[0].records[start:end], header).values[0]
+            for header, start, end in iterate_batches(answer.responses[0].partitions[0].records)
+        ]
+        assert sorted(values) == [b"0", b"2"]
 
     with_cluster(program, configs={"cleanup.policy": "compact"})
