@@ -20,9 +20,9 @@ _PREFIX_BYTES = _LENGTH_BYTES + 1
 _KAFKAS = 0x00
 _STRANGERS = {
     b"\x16\x03": "a TLS handshake: listeners are PLAINTEXT, so set the client's security.protocol to that",
-    b"GET ": "HTTP: metrics are on the port of metrics.listener",
-    b"HEAD": "HTTP: metrics are on the port of metrics.listener",
-    b"POST": "HTTP, which no listener speaks",
+    b"GET ": "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener",
+    b"HEAD": "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener",
+    b"POST": "HTTP, where Kafka's protocol is spoken",
 }
 """Often met, and else a frame of a gigabyte."""
 

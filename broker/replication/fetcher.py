@@ -367,6 +367,7 @@ class Fetcher:
         partition = follow.partition
         code = error_of(answer.error_code)
         if code is ErrorCode.NONE:
+            end_before = partition.log.log_end_offset
             fetched = partition.apply_fetched(answer)
             if partition.follower_quota is not None and not follow.is_in_sync:
                 partition.follower_quota.record(len(answer.records))
@@ -375,10 +376,11 @@ class Fetcher:
             if fetched.appended:
                 # To the end of the next request, so that a flood here cannot starve the partitions behind it.
                 self._unasked[partition.topic_partition] = self._unasked.pop(partition.topic_partition)
-            if fetched.truncated_to is not None:
+            if fetched.truncated_to is not None and fetched.truncated_to < end_before:
                 logger.info(
-                    "%s: truncated to %d, where broker %d's log parts from it",
+                    "%s: truncated from %d to %d, where broker %d's log parts from it",
                     partition.topic_partition,
+                    end_before,
                     fetched.truncated_to,
                     self.leader_id,
                 )
