@@ -690,6 +690,6 @@ def test_a_batch_whose_producer_has_gone_before_its_turn_is_not_looked_at_nor_ap
             decode_batch(answer.responses[0].partitions[0].records[start:end], header).values[0]
             for header, start, end in iterate_batches(answer.responses[0].partitions[0].records)
         ]
-        assert sorted(values) == [b"0", b"2"]
+        assert set(values) == {b"0", b"2"}
 
     with_cluster(program, configs={"cleanup.policy": "compact"})
