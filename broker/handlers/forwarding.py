@@ -125,7 +125,7 @@ class _Enveloped:
         else:
             self._outer.respond(EnvelopeResponse(memoryview(frame)[4:]))
 
-    def handled(self, *, wake: bool) -> None:
+    def handled(self) -> None:
         """The envelope is what was dispatched."""
 
     def close_connection(self, reason: str) -> None:

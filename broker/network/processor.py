@@ -87,10 +87,7 @@ class Processor:
         native = NativeListener(listener, plane, settings.socket_request_max_bytes)
         kafka = KafkaListener(settings.socket_request_max_bytes)
         self.new_dialect: Callable[[Connection], Dialect] = lambda connection: FirstFrame(
-            lambda: NativeDialect(native),
-            lambda: KafkaDialect(kafka),
-            connection.chose_dialect,
-            settings.socket_request_max_bytes,
+            lambda: NativeDialect(native), lambda: KafkaDialect(kafka), connection.chose_dialect
         )
         """Makes one for each connection."""
         if plane is Plane.CONTROL:  # to which only brokers talk, who speak our own
@@ -302,11 +299,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._muted:
             self._advance(wake=True)
 
-    def handled(self, *, wake: bool) -> None:
+    def handled(self) -> None:
         self._muted = self._muted_until_answered = (
             self._turns is not None and self._unanswered > 0 and not self._overlaps
         )
-        self._advance(wake=wake)
+        self._advance(wake=False)
 
     def close_connection(self, reason: str) -> None:
         if not self.closed:
