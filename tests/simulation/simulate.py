@@ -92,7 +92,10 @@ def print_failure(
     for line in report.timeline[-shown:]:
         print(f"  {line}")
     options = (" --groups" if kind is GroupStorm else "") + (f" --mutant {mutant}" if mutant else "")
-    print(f"replay: python -m tests.simulation.simulate --seed {report.seed} --minutes {minutes:g}{options}")
+    # At once, also into a file: a run of hours may be broken off.
+    print(
+        f"replay: python -m tests.simulation.simulate --seed {report.seed} --minutes {minutes:g}{options}", flush=True
+    )
 
 
 def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
