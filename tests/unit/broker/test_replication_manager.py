@@ -679,7 +679,7 @@ def test_an_isr_does_not_overwrite_the_election_that_was_written_just_before(tmp
         broker.zookeeper.before = elect
         broker.follower_has(0, 3)
         await until(lambda: broker.zookeeper.before is None)
-        await asyncio.sleep(3)
+        await asyncio.sleep(3)  # in which a second attempt could still overwrite it
         found = broker.in_zookeeper()
         assert (found.leader, found.leader_epoch, found.isr) == (2, 1, (2,))
         assert broker.partition().isr == (1, 2)
