@@ -309,7 +309,9 @@ class KafkaProducer:
         if queue is None:
             queue = self._queues[where] = asyncio.Queue()
             self._sequences[where] = 0
-            self._sending.append(asyncio.create_task(self._send(where, queue), name=f"Kafka's sender of {where}"))
+            sending = asyncio.create_task(self._send(where, queue), name=f"Kafka's sender of {where}")
+            sending.add_done_callback(self._sender_ended)
+            self._sending.append(sending)
         batch = self._open.get(where)
         if batch is None:
             batch = _Unsent(self._sequences[where], self._world.clock.monotonic() + self._delivery_timeout_s)
@@ -334,6 +336,11 @@ class KafkaProducer:
             except MinibrokerError as error:
                 self._fail(error)
                 return
+
+    def _sender_ended(self, sending: asyncio.Task[None]) -> None:
+        """A bug of this file would else show as records that wait for ever."""
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            self._fail(ProtocolBroken(f"{sending.get_name()}: {error!r}"))
 
     def _fail(self, error: MinibrokerError) -> None:
         if self.failure is None or isinstance(error, ProtocolBroken):
@@ -368,7 +375,9 @@ class KafkaProducer:
         self, where: TopicPartition, batch: _Unsent, answer: asyncio.Future[Any], leader: _Leader, *, is_first: bool
     ) -> bool:
         if not answer.done():
+            # It may be on its way out already: a sender of another partition has waited in vain, too.
             await self._cluster.drop(leader.node_id)
+            return False
         try:
             response: m.ProduceResponse = answer.result()
         except _Unreachable:

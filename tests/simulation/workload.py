@@ -289,6 +289,7 @@ class Workload:
         unanswered: Counter[TopicPartition],
         is_durable: bool,
     ) -> None:
+        sent_s = self._cluster.simulation.loop.now_s
         try:
             metadata = await delivery
         except BatchDeliveryFailed as error:
@@ -303,6 +304,8 @@ class Workload:
                 partition = partitions[index]
                 if part.partition != partition.partition:
                     self.unexpected.append(f"{values[index][:40]!r} is in partition {part.partition}, not {partition}")
+                if self.history.era(partition, sent_s) != self.history.era(partition, now_s):
+                    continue  # it is told once the last part has ended: this one may have, before the power was cut
                 self.history.acknowledged[partition].append(Acknowledged(values[index], offset, now_s))
                 if is_durable:
                     self.acknowledged_end[partition] = max(self.acknowledged_end[partition], offset + 1)
