@@ -19,11 +19,13 @@ from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
 from minibroker.broker.handlers.dispatch import dispatcher
+from minibroker.broker.handlers.metadata import ELECTIONS
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
 from minibroker.broker.metrics_listener import MetricsListener
+from minibroker.broker.network.handler_pool import Rest
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
@@ -197,6 +199,7 @@ class Broker:
         forwarding = ForwardingManager(config.broker_id, self._metadata, connections)
         transcoder = Transcoder(self._replicas, world.new_executor("transcoding"))
         self._replicas.add_listener(transcoder)
+        self._replicas.on_leader_found(lambda: self._topic_purgatory.check_soon(ELECTIONS))
         self._services = Services(
             metadata=self._metadata,
             replicas=self._replicas,
@@ -378,8 +381,8 @@ class Broker:
         if self._replicas.has_settings_of(topic):
             await self._replicas.topic_config_changed(topic, session)
 
-    async def _dispatch(self, request: Request) -> None:
-        await self._handle(request)
+    async def _dispatch(self, request: Request) -> Rest | None:
+        return await self._handle(request)
 
     async def _session(self) -> ZooKeeperSession:
         """The ZooKeeper session, once there is one."""

@@ -3,7 +3,7 @@
 Eventually right: it trails the controller by a request, and clients refresh and retry.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 import msgspec
 
@@ -159,6 +159,18 @@ class MetadataCache:
             and all(p.leader in self._brokers for p in cached.partitions.values())
         )
 
+    def led_by(self, brokers: Set[int], topics: Iterable[str]) -> list[str]:
+        """Of the topics, those with a partition that one of the brokers leads and is alive."""
+        leaders = brokers & self._brokers.keys()
+        if not leaders:
+            return []
+        return [
+            name
+            for name in dict.fromkeys(topics)
+            if (topic := self._topics.get(name)) is not None
+            and any(partition.leader in leaders for partition in topic.partitions.values())
+        ]
+
     def describe(
         self,
         topics: Iterable[str] | None,
@@ -166,12 +178,14 @@ class MetadataCache:
         topic_ids: Sequence[str] = (),
         *,
         with_departed: bool = False,
+        lost_leaders: Collection[int] = (),
     ) -> MetadataResponse:
         """The answer to a Metadata request that came in by that listener; None: all topics. `topic_ids`: of topics that
         are asked for by their ids. Unknown ones get their error code. Brokers are given with their endpoint of the same
         listener, since a client that asks there can perhaps reach no other (a host outside of the containers' network,
         say); brokers that lack it are left out. `with_departed`: those are named, too, which leads to nothing but a
-        refused connection, as no partition is said to be led by one.
+        refused connection, as no partition is said to be led by one. `lost_leaders`: brokers that are alive here, and
+        not named as leaders all the same.
 
         Until this broker has been told of all topics, a request for all of them is answered with those that it knows
         and without brokers: as from a broker that has just started, a client does not take that for an answer."""
@@ -188,20 +202,21 @@ class MetadataCache:
             brokers=brokers,
             cluster_id=self.cluster_id,
             controller_id=self.controller_id,
-            topics=[self._describe_topic(name) for name in names] + self._describe_by_ids(topic_ids),
+            topics=[self._describe_topic(name, lost_leaders) for name in names]
+            + self._describe_by_ids(topic_ids, lost_leaders),
             controller_epoch=self.controller_epoch,
         )
 
-    def _describe_by_ids(self, topic_ids: Sequence[str]) -> list[MetadataTopic]:
+    def _describe_by_ids(self, topic_ids: Sequence[str], lost_leaders: Collection[int]) -> list[MetadataTopic]:
         names = {topic.topic_id: name for name, topic in self._topics.items()} if topic_ids else {}
         return [
-            self._describe_topic(names[topic_id])
+            self._describe_topic(names[topic_id], lost_leaders)
             if topic_id in names
             else MetadataTopic(ErrorCode.UNKNOWN_TOPIC_ID, "", topic_id, False, [])
             for topic_id in dict.fromkeys(topic_ids)
         ]
 
-    def _describe_topic(self, name: str) -> MetadataTopic:
+    def _describe_topic(self, name: str, lost_leaders: Collection[int]) -> MetadataTopic:
         cached = self._topics.get(name)
         if cached is None:
             return MetadataTopic(self._why_unknown(name), name, "", name in INTERNAL_TOPICS, [])
@@ -209,7 +224,7 @@ class MetadataCache:
             return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, cached.topic_id, name in INTERNAL_TOPICS, [])
         partitions = []
         for index, state in sorted(cached.partitions.items())[: cached.shown]:
-            alive = state.leader in self._brokers
+            alive = state.leader in self._brokers and state.leader not in lost_leaders
             partitions.append(
                 MetadataPartition(
                     error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,

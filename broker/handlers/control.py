@@ -8,6 +8,7 @@ moment and is refused with another error, upon which the controller sends it aga
 
 import asyncio
 
+from minibroker.broker.handlers.metadata import ELECTIONS
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -96,6 +97,7 @@ async def handle_update_metadata(services: Services, request: Request) -> None:
         asyncio.get_running_loop().call_later(DEPARTED_NAMED_S, services.metadata.forget, departed)
     for topic in told:
         services.topic_purgatory.check_soon(topic)
+    services.topic_purgatory.check_soon(ELECTIONS)
     gone = frozenset(
         known_id
         for name, known_id in ids_before.items()

@@ -33,10 +33,11 @@ from minibroker.broker.handlers.producer_ids import handle_describe_producers, h
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.handlers.shutdown import handle_controlled_shutdown
 from minibroker.broker.handlers.timeline import handle_describe_timeline
+from minibroker.broker.network.handler_pool import RequestHandler, Rest
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import apis
 
-Handler = Callable[[Services, Request], Awaitable[None]]
+Handler = Callable[[Services, Request], Awaitable[Rest | None]]
 
 HANDLERS: dict[int, Handler] = {
     apis.PRODUCE.key: handle_produce,
@@ -81,11 +82,11 @@ HANDLERS: dict[int, Handler] = {
 }
 
 
-def dispatcher(services: Services) -> Callable[[Request], Awaitable[None]]:
+def dispatcher(services: Services) -> RequestHandler:
     """What the server calls for each request. A BrokerError raised answers the request with its code; so does one that
     says that the sender may not ask this (`Api.caller`)."""
 
-    def dispatch(request: Request) -> Awaitable[None]:
+    def dispatch(request: Request) -> Awaitable[Rest | None]:
         if request.api.caller is not apis.Caller.ANYBODY:
             services.authorizer.check(request)
         return HANDLERS[request.api.key](services, request)

@@ -125,7 +125,7 @@ class _Enveloped:
         else:
             self._outer.respond(EnvelopeResponse(memoryview(frame)[4:]))
 
-    def handled(self) -> None:
+    def handled(self, *, wake: bool) -> None:
         """The envelope is what was dispatched."""
 
     def close_connection(self, reason: str) -> None:

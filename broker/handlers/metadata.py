@@ -1,10 +1,17 @@
-"""Metadata, DescribeCluster and ApiVersions: what a client asks first."""
+"""Metadata, DescribeCluster and ApiVersions: what a client asks first, and again when a leader dies.
+
+librdkafka asks in the millisecond in which its connection breaks, before any successor can have been elected. Told of
+the dead leader it would rest for a second, and told of none for a tenth of one, at best. So where this broker has just
+lost that leader, too, the answer waits for the election, which takes less.
+"""
 
 import re
+from collections.abc import Callable, Collection
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.handlers.topics import may_change
 from minibroker.broker.network.request_channel import Request
+from minibroker.broker.purgatory.purgatory import DelayedOperation
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     BROKER_ENDPOINTS,
@@ -19,13 +26,68 @@ from minibroker.protocol.messages import (
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 """As KIP-511 has it."""
 
+ELECTION_MS = 300
+"""For so long an answer waits for one: a few times what it takes."""
+ELECTIONS = "(elections)"
+"""What answers that wait for one are watched under, and no topic is called."""
+_MOST_TOPICS = 100
+"""That a request which may wait names. Those for more, or for all, are of tools, and cost too much to be answered many
+at a time."""
+
+
+class DelayedMetadata(DelayedOperation):
+    """Completes when none of the topics is led by a broker that was just lost. It is checked whenever anything is told
+    of leaders: so each topic is looked at until it is settled, and not again."""
+
+    def __init__(
+        self, topics: list[str], led_by_lost: Callable[[list[str]], list[str]], respond: Callable[[], None]
+    ) -> None:
+        super().__init__(ELECTION_MS)
+        self._topics = topics
+        self._led_by_lost = led_by_lost
+        self._respond = respond
+
+    def try_complete(self) -> bool:
+        while self._topics:
+            if self._led_by_lost(self._topics[-1:]):
+                return False
+            self._topics.pop()
+        return self.force_complete()
+
+    def on_complete(self) -> None:
+        self._respond()
+
+    def on_expiration(self) -> None:
+        """The answer names no leader."""
+
 
 async def handle_metadata(services: Services, request: Request) -> None:
     """A topic that does not exist and may be created is LEADER_NOT_AVAILABLE: who asks again finds it."""
     body = request.body
     assert isinstance(body, MetadataRequest)
+
+    def led_by_lost(topics: list[str]) -> list[str]:
+        return services.metadata.led_by(services.replicas.lost_leaders(), topics)
+
+    def answer() -> None:
+        lost = services.replicas.lost_leaders() if request.source.dialect.rests_on_named_leaders else ()
+        _answer(services, request, body, lost)
+
+    asked = body.topics or []
+    may_wait = request.source.dialect.rests_on_named_leaders and len(asked) <= _MOST_TOPICS
+    if may_wait and (topics := led_by_lost(asked)):
+        services.topic_purgatory.try_complete_else_watch(DelayedMetadata(topics, led_by_lost, answer), [ELECTIONS])
+    else:
+        answer()
+
+
+def _answer(services: Services, request: Request, body: MetadataRequest, lost_leaders: Collection[int]) -> None:
     answer = services.metadata.describe(
-        body.topics, request.listener, body.topic_ids, with_departed=request.source.dialect.drops_unnamed_brokers
+        body.topics,
+        request.listener,
+        body.topic_ids,
+        with_departed=request.source.dialect.drops_unnamed_brokers,
+        lost_leaders=lost_leaders,
     )
     if body.allow_auto_topic_creation and services.auto_topic_creation.is_enabled:
         missing = [

@@ -1,6 +1,7 @@
 """Produce: append as leader, answer when the acks asked for are there. Labels P1..P7: ARCHITECTURE.md."""
 
 from minibroker.broker.handlers.services import Services, check_named_once
+from minibroker.broker.network.handler_pool import Rest
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.broker.replication.manager import ToAppend
@@ -20,7 +21,7 @@ from minibroker.protocol.records.header import COMPRESSION_MASK
 LEGAL_ACKS = (-1, 0, 1)
 
 
-async def handle_produce(services: Services, request: Request) -> None:
+async def handle_produce(services: Services, request: Request) -> Rest | None:
     """P3. Each partition succeeds or fails by itself. With acks 0 nothing is answered; an error then closes the
     connection, which is all that such a producer can notice."""
     body = request.body
@@ -36,26 +37,83 @@ async def handle_produce(services: Services, request: Request) -> None:
     ]
     check_named_once("a partition", [entry.topic_partition for entry in entries])
 
-    refused: dict[TopicPartition, ProduceStatus] = {}
     knows_zstd = request.source.dialect.knows_zstd(request.api.key, request.api_version)
-    for place, entry in enumerate(entries):
-        # Before the handler returns: the batches that a producer sends after these must come after them.
+    refused: dict[TopicPartition, ProduceStatus] = {}
+    taken: list[ToAppend] = []
+    for entry in entries:
         try:
             if not knows_zstd:
                 _refuse_zstd(entry.records, request.api_version)
-            if not services.replicas.takes_columns(entry.topic_partition.topic):
+        except BrokerError as error:
+            refused[entry.topic_partition] = _refusal(entry, error)
+        else:
+            taken.append(entry)
+    if any(_needs_a_look(services, entry) for entry in taken):
+        return _look_and_append(services, request, body, taken, refused)
+    _append(services, request, body, taken, refused)
+    return None
+
+
+def _needs_a_look(services: Services, entry: ToAppend) -> bool:
+    """Before it is appended, which may take seconds."""
+    return not services.replicas.takes_columns(entry.topic_partition.topic) or services.replicas.takes_long(entry)
+
+
+async def _look_and_append(
+    services: Services,
+    request: Request,
+    body: ProduceRequest,
+    entries: list[ToAppend],
+    refused: dict[TopicPartition, ProduceStatus],
+) -> None:
+    """The connection's next request waits for this: the batches that a producer sends after these must come after
+    them."""
+    taken: list[ToAppend] = []
+    left = entries[::-1]
+    while left:
+        entry = left.pop()
+        try:
+            if not services.replicas.takes_columns(entry.topic_partition.topic) and not entry.came_as_columns:
                 came_as_columns = _are_columns(entry.records)
                 records = await services.transcoder.as_records(entry.records)
-                entry = entry._replace(records=records, came_as_columns=came_as_columns)
-            if await services.replicas.check(entry):
+                entry = entry._replace(records=records, came_as_columns=came_as_columns, is_checked=False)
+            if not entry.is_checked and await services.replicas.check(entry, lambda: _is_moot(request, body)):
                 entry = entry._replace(is_checked=True)
-            entries[place] = entry
         except BrokerError as error:
-            response = ProducePartitionResponse(entry.topic_partition.partition, error.code, error_message=error.detail)
-            refused[entry.topic_partition] = ProduceStatus(response=response)
-    if refused:
-        entries = [entry for entry in entries if entry.topic_partition not in refused]
+            refused[entry.topic_partition] = _refusal(entry, error)
+        else:
+            taken.append(entry)
+        if not left:  # a topic's `record.format` may have changed meanwhile
+            left = [each for each in taken if _is_to_be_converted(services, each)]
+            taken = [each for each in taken if not _is_to_be_converted(services, each)]
+    _append(services, request, body, taken, refused)
 
+
+def _is_to_be_converted(services: Services, entry: ToAppend) -> bool:
+    return (
+        not services.replicas.takes_columns(entry.topic_partition.topic)
+        and not entry.came_as_columns
+        and _are_columns(entry.records)
+    )
+
+
+def _is_moot(request: Request, body: ProduceRequest) -> bool:
+    """Its sender has gone, and will send it again over another connection."""
+    return request.closed and body.acks != 0
+
+
+def _refusal(entry: ToAppend, error: BrokerError) -> ProduceStatus:
+    partition = entry.topic_partition.partition
+    return ProduceStatus(response=ProducePartitionResponse(partition, error.code, error_message=error.detail))
+
+
+def _append(
+    services: Services,
+    request: Request,
+    body: ProduceRequest,
+    entries: list[ToAppend],
+    refused: dict[TopicPartition, ProduceStatus],
+) -> None:
     def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
         """P7."""
         statuses |= refused

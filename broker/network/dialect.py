@@ -89,6 +89,12 @@ class Dialect(Protocol):
         ...
 
     @property
+    def rests_on_named_leaders(self) -> bool:
+        """Once each partition has a leader in an answer to Metadata, the peer asks no more for a second, even if it
+        cannot reach that leader: one that this broker has just lost is not named."""
+        ...
+
+    @property
     def api_versions(self) -> Sequence[ApiVersion]:
         """What the answer to ApiVersions lists."""
         ...

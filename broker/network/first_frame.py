@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from minibroker.broker.network.dialect import Asked, Dialect, Frame
+from minibroker.broker.network.dialect import Asked, BadInput, Dialect, Frame
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import ApiVersion, Message
@@ -18,6 +18,13 @@ from minibroker.protocol.messages import ApiVersion, Message
 _LENGTH_BYTES = 4
 _PREFIX_BYTES = _LENGTH_BYTES + 1
 _KAFKAS = 0x00
+_STRANGERS = {
+    b"\x16\x03": "a TLS handshake: listeners are PLAINTEXT, so set the client's security.protocol to that",
+    b"GET ": "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener",
+    b"HEAD": "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener",
+    b"POST": "HTTP, where Kafka's protocol is spoken",
+}
+"""Often met, and else a frame of a gigabyte."""
 
 
 class FirstFrame:
@@ -27,15 +34,21 @@ class FirstFrame:
     answers_in_order = False
     reads_columns = False
     drops_unnamed_brokers = False
+    rests_on_named_leaders = False
     overlaps: frozenset[int] = frozenset()
     api_versions: Sequence[ApiVersion] = ()
 
     def __init__(
-        self, native: Callable[[], Dialect], kafka: Callable[[], Dialect], chosen: Callable[[Dialect], None]
+        self,
+        native: Callable[[], Dialect],
+        kafka: Callable[[], Dialect],
+        chosen: Callable[[Dialect], None],
+        max_request_bytes: int,
     ) -> None:
         self._native = native
         self._kafka = kafka
         self._chosen = chosen
+        self._max_request_bytes = max_request_bytes
         self._prefix = bytearray(_PREFIX_BYTES)
         self._filled = 0
 
@@ -47,9 +60,13 @@ class FirstFrame:
         return memoryview(self._prefix)[self._filled :]
 
     def received(self, count: int) -> Sequence[Frame]:
-        """Raises BadInput, as the chosen dialect's."""
+        """Raises BadInput, as the chosen dialect's, and for what is neither's, where that is no legal length."""
         self._filled += count
         length = int.from_bytes(self._prefix[:_LENGTH_BYTES], "big", signed=True)
+        if self._filled >= _LENGTH_BYTES and length > self._max_request_bytes:
+            for beginning, stranger in _STRANGERS.items():
+                if self._prefix.startswith(beginning):
+                    raise BadInput(stranger, None)
         if self._filled < _LENGTH_BYTES or (self._filled < _PREFIX_BYTES and length > 0):
             return ()
         is_kafkas = self._filled == _PREFIX_BYTES and length > 0 and self._prefix[_LENGTH_BYTES] == _KAFKAS

@@ -12,7 +12,12 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 
 logger = logging.getLogger("minibroker.network")
 
-RequestHandler = Callable[[Request], Awaitable[None]]
+Rest = Awaitable[None]
+"""What is left of a request, and waits for a thread for long. Its connection's next request waits for it, and nobody
+else's: there are few handler tasks, and they go on, and the channel has room again. So what rests hold is bounded by
+the connections alone, of which each has one at most, as in Kafka, whose channels know no bytes."""
+
+RequestHandler = Callable[[Request], Awaitable[Rest | None]]
 
 
 class RequestHandlerPool:
@@ -34,9 +39,10 @@ class RequestHandlerPool:
         self._metrics = metrics.per_api
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
+        self._rests: set[asyncio.Task[None]] = set()
         self._started_at = 0.0
         self.busy_s = 0.0
-        """Seconds spent in handlers, waiting for disks included, added up over the tasks."""
+        """Seconds spent in handlers, waiting for disks included but for rests, added up over the tasks."""
 
     def start(self) -> None:
         self._started_at = self._clock()
@@ -55,18 +61,23 @@ class RequestHandlerPool:
 
     async def close(self, grace_s: float) -> None:
         """Let the tasks handle what is queued in the channel, which must be closed; after `grace_s` cancel them."""
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        for tasks in (self._tasks, self._rests):  # which may become more until the tasks have ended
+            if not tasks:
+                continue
+            left_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+            done, late = await asyncio.wait(tasks, timeout=left_s)
             if late:
                 logger.warning("%s: %d requests were not handled within %g s", self._name, len(late), grace_s)
             for task in late:
                 task.cancel()
-        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                logger.error("%s: a request handler task had failed", self._name, exc_info=outcome)
+            for outcome in await asyncio.gather(*done, *late, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    logger.error("%s: a request handler task had failed", self._name, exc_info=outcome)
 
     async def _handle_requests(self) -> None:
-        channel, clock, handler, metrics = self._channel, self._clock, self._handler, self._metrics
+        channel, clock, handler = self._channel, self._clock, self._handler
+        loop = asyncio.get_running_loop()
         now = clock()
         while True:
             request = channel.poll(now)
@@ -77,34 +88,48 @@ class RequestHandlerPool:
                 if request is None:
                     return
             request.dequeued_at = now
-            failed = False
-            try:
-                await handler(request)
-            except BrokerError as error:
-                failed = True
-                metrics[request.api.key].unauthorized += error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-                request.fail(error.code, error.detail)
-            except asyncio.CancelledError:
-                if _this_task_is_cancelled():
-                    raise
-                failed = True
-                logger.exception("%r was cancelled by something that its handler waited for", request)
-                request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, "what the handler waited for was cancelled")
-            except Exception as error:
-                failed = True
-                logger.exception("%r failed in its handler", request)
-                request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__} in the handler")
-            now = request.handled_at = clock()
-            local_s = now - request.dequeued_at
-            self.busy_s += local_s
-            of_api = metrics[request.api.key]
-            of_api.handled += 1
-            of_api.errors += failed
-            of_api.request_bytes += request.size
-            of_api.request_queue_s += request.dequeued_at - request.received_at
-            of_api.local_s += local_s
+            rest, failed = await self._attempt(request, handler)
+            now = clock()
+            self.busy_s += now - request.dequeued_at
             channel.handled(request)
-            request.source.handled()
+            if rest is None:
+                self._handled(request, failed, now, wake=False)
+            else:
+                task = loop.create_task(self._finish(request, rest), name=f"rest of {request!r}")
+                self._rests.add(task)
+                task.add_done_callback(self._rests.discard)
+
+    async def _finish(self, request: Request, rest: Rest) -> None:
+        _, failed = await self._attempt(request, lambda _: rest)
+        self._handled(request, failed, self._clock(), wake=True)
+
+    async def _attempt(self, request: Request, handler: RequestHandler) -> tuple[Rest | None, bool]:
+        """What is left, and whether it has failed, which is answered then."""
+        try:
+            return await handler(request), False
+        except BrokerError as error:
+            of_api = self._metrics[request.api.key]
+            of_api.unauthorized += error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            request.fail(error.code, error.detail)
+        except asyncio.CancelledError:
+            if _this_task_is_cancelled():
+                raise
+            logger.exception("%r was cancelled by something that its handler waited for", request)
+            request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, "what the handler waited for was cancelled")
+        except Exception as error:
+            logger.exception("%r failed in its handler", request)
+            request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__} in the handler")
+        return None, True
+
+    def _handled(self, request: Request, failed: bool, now: float, *, wake: bool) -> None:
+        request.handled_at = now
+        of_api = self._metrics[request.api.key]
+        of_api.handled += 1
+        of_api.errors += failed
+        of_api.request_bytes += request.size
+        of_api.request_queue_s += request.dequeued_at - request.received_at
+        of_api.local_s += now - request.dequeued_at
+        request.source.handled(wake=wake)
 
 
 def _this_task_is_cancelled() -> bool:

@@ -3,9 +3,10 @@
 What differs from our own: answers leave in the order of the requests; a request with acks 0 has none; an error of a
 request as a whole is said in the body, in a place of its own for each API.
 
-In Kafka no request is handled before the one before it has been answered. Here Produce is the exception: a producer
-that has five batches on their way gets them replicated together, not one by one. All else stays as in Kafka, since
-clients rely on it: an OffsetFetch that comes after an OffsetCommit finds what that has written.
+In Kafka no request is handled before the one before it has been answered. Here Produce is an exception: a producer
+that has five batches on their way gets them replicated together, not one by one. So is Metadata, which changes nothing
+and may wait for an election (`handlers.metadata`). All else stays as in Kafka, since clients rely on it: an OffsetFetch
+that comes after an OffsetCommit finds what that has written.
 
 Bad input closes the connection without an answer, as in Kafka, with two exceptions. ApiVersions in a version that is
 not served is answered in version 0 with UNSUPPORTED_VERSION and all that is served, and its sender goes on with that.
@@ -19,7 +20,7 @@ from struct import error as StructError  # noqa: N812 - it is an exception, not 
 from typing import Any
 
 from minibroker.broker.network.dialect import Asked, BadInput, Frame, why_too_large
-from minibroker.protocol.apis import API_VERSIONS, FETCH, PRODUCE, Api
+from minibroker.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE, Api
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, FrameTooLarge
 from minibroker.protocol.kafka import apis as kafka
@@ -53,7 +54,8 @@ class KafkaDialect(FrameReader):
     answers_in_order = True
     reads_columns = False
     drops_unnamed_brokers = True
-    overlaps = frozenset({PRODUCE.key})
+    rests_on_named_leaders = True
+    overlaps = frozenset({PRODUCE.key, METADATA.key})
     api_versions: list[ApiVersion] = kafka.API_KEYS
 
     def __init__(self, listener: KafkaListener) -> None:

@@ -43,6 +43,7 @@ class NativeDialect(FrameReader):
     answers_in_order = False
     reads_columns = True
     drops_unnamed_brokers = False
+    rests_on_named_leaders = False
     overlaps: frozenset[int] = frozenset()
     api_versions = apis.API_KEYS
 

@@ -87,7 +87,10 @@ class Processor:
         native = NativeListener(listener, plane, settings.socket_request_max_bytes)
         kafka = KafkaListener(settings.socket_request_max_bytes)
         self.new_dialect: Callable[[Connection], Dialect] = lambda connection: FirstFrame(
-            lambda: NativeDialect(native), lambda: KafkaDialect(kafka), connection.chose_dialect
+            lambda: NativeDialect(native),
+            lambda: KafkaDialect(kafka),
+            connection.chose_dialect,
+            settings.socket_request_max_bytes,
         )
         """Makes one for each connection."""
         if plane is Plane.CONTROL:  # to which only brokers talk, who speak our own
@@ -299,11 +302,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._muted:
             self._advance(wake=True)
 
-    def handled(self) -> None:
+    def handled(self, *, wake: bool) -> None:
         self._muted = self._muted_until_answered = (
             self._turns is not None and self._unanswered > 0 and not self._overlaps
         )
-        self._advance(wake=False)
+        self._advance(wake=wake)
 
     def close_connection(self, reason: str) -> None:
         if not self.closed:

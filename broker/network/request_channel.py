@@ -74,8 +74,9 @@ class RequestSource(Protocol):
         """The request is answered: send the frame, if there is one."""
         ...
 
-    def handled(self) -> None:
-        """The handler of this connection's request has returned: the next one may be dispatched."""
+    def handled(self, *, wake: bool) -> None:
+        """The handler of this connection's request has returned: the next one may be dispatched. `wake` as in
+        `RequestChannel.offer`."""
         ...
 
     def close_connection(self, reason: str) -> None:

@@ -33,6 +33,9 @@ logger = logging.getLogger("minibroker.replication")
 
 FIRST_BACKOFF_S = 0.01
 CONNECT_TIMEOUT_S = 3.0
+_LOST_S = 1.0
+"""A leader whose connection broke is called lost for so long at most: a crashed one has a successor by then, and one
+that this broker alone cannot reach goes on."""
 
 
 class FetcherSettings(msgspec.Struct, frozen=True):
@@ -88,7 +91,9 @@ class Fetcher:
         settings: FetcherSettings,
         broker_epoch: Callable[[], int],
         set_aside: Callable[[Partition, str], None],
+        found: Callable[[], None],
     ) -> None:
+        """`found` is called when the leader is no longer lost (`is_lost`)."""
         self.leader_id = leader_id
         self.address = (host, port)
         self._world = world
@@ -96,6 +101,7 @@ class Fetcher:
         self._settings = settings
         self._broker_epoch = broker_epoch
         self._set_aside = set_aside
+        self._found = found
         self._follows: dict[TopicPartition, _Follow] = {}
         self._unasked: dict[TopicPartition, _Follow] = {}
         """Those that are in no outstanding request, and not refused just now."""
@@ -108,6 +114,8 @@ class Fetcher:
         self._began_s = world.clock.monotonic()
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
+        self._broke_s: float | None = None
+        """When the connection to the leader broke, or could not be opened; None once one is open."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"fetcher of broker {leader_id}")
 
     @property
@@ -144,6 +152,15 @@ class Fetcher:
     def idle(self) -> bool:
         return not self._follows
 
+    @property
+    def is_lost(self) -> bool:
+        """The connection to the leader has just broken, as when it crashes, and no other is open yet. True from the
+        moment in which the loop sees it: clients see it in the same millisecond, and ask. (Where nothing is followed,
+        the end of a connection says nothing.)"""
+        if self._broke_s is None or not self._follows:
+            return False
+        return self._world.clock.monotonic() < self._broke_s + _LOST_S
+
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -172,6 +189,8 @@ class Fetcher:
             if failure is not None:
                 if not isinstance(failure, (NetworkError, BrokerError, InvalidMessage)):
                     raise failure
+                if isinstance(failure, NetworkError):
+                    self._broken()
                 self._give_up(f"to begin anew after: {failure}")
                 if _needs_mending(failure) and not backoff_s:
                     logger.warning("nothing can be fetched from broker %d: %s", self.leader_id, failure)
@@ -186,6 +205,14 @@ class Fetcher:
                 await self._wake.wait()
         except TimeoutError:
             pass
+
+    def _broken(self) -> None:
+        if self._broke_s is None:
+            self._broke_s = self._world.clock.monotonic()
+
+    def _connection_lost(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._broken()
 
     def _give_up(self, reason: str) -> None:
         """Nothing is outstanding any more."""
@@ -224,6 +251,10 @@ class Fetcher:
                 connect_timeout_s=CONNECT_TIMEOUT_S,
                 request_timeout_s=self._settings.socket_timeout_s,
             )
+            self._connection.on_lost(self._connection_lost)
+            if self._broke_s is not None:
+                self._broke_s = None
+                self._found()
             self._slots = FollowerSlots()
         settings = self._settings
         now_s = self._world.clock.monotonic()
@@ -336,6 +367,7 @@ class Fetcher:
         partition = follow.partition
         code = error_of(answer.error_code)
         if code is ErrorCode.NONE:
+            end_before = partition.log.log_end_offset
             fetched = partition.apply_fetched(answer)
             if partition.follower_quota is not None and not follow.is_in_sync:
                 partition.follower_quota.record(len(answer.records))
@@ -344,10 +376,11 @@ class Fetcher:
             if fetched.appended:
                 # To the end of the next request, so that a flood here cannot starve the partitions behind it.
                 self._unasked[partition.topic_partition] = self._unasked.pop(partition.topic_partition)
-            if fetched.truncated_to is not None:
+            if fetched.truncated_to is not None and fetched.truncated_to < end_before:
                 logger.info(
-                    "%s: truncated to %d, where broker %d's log parts from it",
+                    "%s: truncated from %d to %d, where broker %d's log parts from it",
                     partition.topic_partition,
+                    end_before,
                     fetched.truncated_to,
                     self.leader_id,
                 )

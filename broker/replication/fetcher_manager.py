@@ -24,13 +24,15 @@ class FetcherManager:
         broker_epoch: Callable[[], int],
         connections: BrokerConnections,
         set_aside: Callable[[Partition, str], None],
+        leader_found: Callable[[], None],
     ) -> None:
-        """`set_aside`: see `Fetcher`."""
+        """`set_aside`, `leader_found`: see `Fetcher`."""
         self._world = world
         self._supervisor = supervisor
         self._broker_epoch = broker_epoch
         self._connections = connections
         self._set_aside = set_aside
+        self._leader_found = leader_found
         self._fetchers: dict[int, Fetcher] = {}
         """By the id of the leader."""
         self._settings = FetcherSettings(
@@ -69,6 +71,7 @@ class FetcherManager:
                 self._settings,
                 self._broker_epoch,
                 self._set_aside,
+                self._leader_found,
             )
             self._supervisor.watch(fetcher.task)
             for other in moved:
@@ -80,6 +83,10 @@ class FetcherManager:
         for leader_id, fetcher in self._fetchers.items():
             if leader_id != but:
                 fetcher.remove(topic_partition)
+
+    def lost_leaders(self) -> set[int]:
+        """See `Fetcher.is_lost`."""
+        return {leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.is_lost}
 
     def wake(self, leader_id: int) -> None:
         """A partition that is led there may have become due."""

@@ -186,7 +186,10 @@ class ReplicaManager:
         self._topic_configs = TopicConfigs()
         self._leader_quota = _quota(config.leader_replication_throttled_rate, world.clock)
         self._follower_quota = _quota(config.follower_replication_throttled_rate, world.clock)
-        self._fetchers = FetcherManager(world, config, supervisor, broker_epoch, connections, self._set_aside)
+        self._fetchers = FetcherManager(
+            world, config, supervisor, broker_epoch, connections, self._set_aside, self._leader_found
+        )
+        self._on_leader_found: Callable[[], None] = lambda: None
         self.isr_writer = IsrWriter(
             self._partitions,
             supervisor,
@@ -230,6 +233,13 @@ class ReplicaManager:
         """Before the first control request: the listener hears of nothing that was before. Listeners are called in the
         order in which they were added."""
         self._listeners.append(listener)
+
+    def on_leader_found(self, listener: Callable[[], None]) -> None:
+        """Call it whenever one of `lost_leaders` is there again, as far as this broker sees."""
+        self._on_leader_found = listener
+
+    def _leader_found(self) -> None:
+        self._on_leader_found()
 
     async def close(self) -> None:
         """Stop following, drop what waits, write the last checkpoint. The supervisor has ended the tasks."""
@@ -292,15 +302,23 @@ class ReplicaManager:
         operation = DelayedProduce(timeout_ms, statuses, self._partitions.get, respond, self._produce_expired)
         self._produces.try_complete_else_watch(operation, statuses)
 
-    async def check(self, entry: ToAppend) -> bool:
+    def takes_long(self, entry: ToAppend) -> bool:
+        """To look at its records, as `check` does."""
+        partition = self._partitions.get(entry.topic_partition)
+        return partition is not None and partition.is_leader and takes_long(entry.records, partition.log.config)
+
+    async def check(self, entry: ToAppend, is_moot: Callable[[], bool] = lambda: False) -> bool:
         """Look at records, before they are appended, in a worker thread where that would take long. Returns whether
-        appending need not look again. Raises BrokerError as appending them would.
+        appending need not look again. Raises BrokerError as appending them would; and REQUEST_TIMED_OUT if by its turn
+        nobody waits for it any more (`is_moot`), or the queue of those that come again would never end.
 
         A million records take seconds, and a few hundred MB: one batch at a time."""
         partition = self._partitions.get(entry.topic_partition)
-        if partition is None or not partition.is_leader or not takes_long(entry.records, partition.log.config):
+        if partition is None or not self.takes_long(entry):
             return False
         async with self._check_turns:
+            if is_moot():
+                raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"{entry.topic_partition}: its producer has gone")
             now_ms = self._world.clock.wall_ms()
             config = partition.log.config
             try:
@@ -826,6 +844,10 @@ class ReplicaManager:
             self._high_watermark_moved(partition)
         elif not partition.is_leader:
             self._fetchers.wake(partition.leader_id)
+
+    def lost_leaders(self) -> set[int]:
+        """Brokers from which this one follows, and that have just gone, as far as it can see."""
+        return self._fetchers.lost_leaders()
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker has not heard of: it has lost ZooKeeper, or was away

@@ -3,9 +3,11 @@ written."""
 
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.log_config import LogConfig
+from minibroker.protocol.compression import DecompressionFailed, DecompressionTooLarge, decompress
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
+    HEADER_SIZE,
     LIMIT,
     MAGIC_POSITION,
     MAX_BODY_BYTES,
@@ -31,6 +33,7 @@ _OLD_MAGICS = (0, 1)
 
 _QUICK_BYTES = 128 << 10
 _QUICK_RECORDS = 1_000
+_QUICK_COMPRESSED_BYTES = 16 << 10
 """So much is looked through within a slice of the event loop."""
 
 
@@ -42,8 +45,19 @@ def takes_long(records: Buffer, config: LogConfig) -> bool:
         header = parse_header(records)
     except CorruptRecord:
         return False
-    is_compressed = bool(header.attributes & COMPRESSION_MASK)  # then its size says little
-    return is_compressed or header.size > _QUICK_BYTES or header.records_count > _QUICK_RECORDS
+    if header.size > _QUICK_BYTES or header.records_count > _QUICK_RECORDS:
+        return True
+    if not header.attributes & COMPRESSION_MASK:
+        return False
+    if header.size > _QUICK_COMPRESSED_BYTES or header.size > len(records):
+        return True
+    try:  # its size says little
+        decompress(header.compression, memoryview(records)[HEADER_SIZE : header.size], _QUICK_BYTES)
+    except DecompressionTooLarge:
+        return True
+    except DecompressionFailed:
+        return False
+    return False
 
 
 def validated_headers(

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from minibroker.broker.handlers.metadata import ELECTION_MS
 from minibroker.client.admin import Admin
+from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
@@ -26,6 +28,7 @@ from minibroker.protocol.records import (
     iterate_batches,
     parse_header,
 )
+from minibroker.protocol.rpc import open_connection
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
@@ -175,6 +178,27 @@ def test_bad_input_closes_the_connection_without_an_answer(what: str, port: int,
         assert cluster.broker(1)._server.metrics.bad_input == 1
 
     with_cluster(program)
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (b"\x16\x03\x01\x02\0\x01\0\x01\xfc", "a TLS handshake: listeners are PLAINTEXT"),
+        (b"GET / HTTP/1.1\r\n\r\n", "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener"),
+    ],
+)
+def test_who_speaks_something_else_altogether_is_named_in_the_log(
+    frame: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(1), PORT)
+        connection.write(frame)
+        await asyncio.wait_for(connection.closed.wait(), 5)
+        assert connection.frames.empty()
+        assert cluster.broker(1)._server.metrics.bad_input == 1
+
+    with_cluster(program)
+    assert [record for record in caplog.records if said in record.getMessage()]
 
 
 def test_produce_in_a_version_of_old_records_says_that_it_is_not_supported() -> None:
@@ -347,6 +371,110 @@ def test_a_broker_that_is_killed_is_named_with_the_new_leader_and_dropped_later(
     with_cluster(program)
 
 
+def test_who_asks_as_soon_as_a_leader_is_lost_is_told_of_its_successor() -> None:
+    """librdkafka asks once, in that millisecond, and then rests for up to a second."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        cluster.kill_broker(leader)
+
+        async def ask(asked: int) -> None:
+            await cluster.until(lambda: lost(cluster, asked) == {leader})
+            began_s = world.clock.monotonic()
+            connections[asked].send(metadata.METADATA, 12, about(ORDERS))
+            produced = connections[asked].send(data.PRODUCE, 9, produce(batch(b"a")))
+            _, answer = await connections[asked].answer(metadata.METADATA, 12)
+            assert answer.topics[0].partitions[0].leader_id in others
+            assert world.clock.monotonic() - began_s < ELECTION_MS / 1_000
+            assert (await connections[asked].answer(data.PRODUCE, 9))[0] == produced
+            await cluster.until(lambda: not lost(cluster, asked))
+
+        await asyncio.gather(*map(ask, others))
+
+    with_cluster(program)
+
+
+def test_while_nobody_can_be_elected_no_leader_is_named_for_a_second_and_our_own_clients_do_not_wait() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        cluster.simulation.zookeeper.stop()
+        cluster.kill_broker(leader)
+        asked = min(others)
+        await cluster.until(lambda: lost(cluster, asked) == {leader})
+        native = await open_connection(world.network, host_name(asked), PORT, client_id="test", timeout_s=5)
+        began_s = world.clock.monotonic()
+        answer = await native.send(apis.METADATA, m.MetadataRequest([ORDERS], False), timeout_s=5)
+        assert answer.topics[0].partitions[0].leader_id == leader
+        assert world.clock.monotonic() - began_s < 0.05
+        found = (await connections[asked].request(metadata.METADATA, 12, about(ORDERS))).topics[0].partitions[0]
+        assert (found.error_code, found.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, NO_LEADER)
+        assert world.clock.monotonic() - began_s >= ELECTION_MS / 1_000
+        async with asyncio.timeout(2):
+            while found.leader_id == NO_LEADER:
+                answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+                found = answer.topics[0].partitions[0]
+        assert found.leader_id == leader, "this broker alone may have lost it"
+        native.close()
+
+    with_cluster(program)
+
+
+def test_a_leader_whose_connection_breaks_and_stands_again_is_named_at_once() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        asked = min(others)
+        await asyncio.sleep(3)  # nothing is under way: a fetch waits at the leader
+        assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
+        await cluster.until(lambda: lost(cluster, asked) == {leader})
+        began_s = world.clock.monotonic()
+        answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+        assert answer.topics[0].partitions[0].leader_id == leader
+        assert world.clock.monotonic() - began_s < 0.05
+
+    with_cluster(program)
+
+
+def test_a_leader_is_not_lost_to_who_follows_nothing_from_it_any_more() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        asked = min(others)
+        replicas = cluster.broker(asked)._replicas
+        assert replicas is not None
+        replica = replicas.partition(TopicPartition(ORDERS, 0))
+        assert replica is not None
+        await cluster.until(lambda: not replica.is_leader and asked in replica.isr)
+        replicas._set_aside(replica, "its log does not fit")
+        await asyncio.sleep(1)
+        assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
+        for _ in range(3):
+            began_s = world.clock.monotonic()
+            answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+            assert answer.topics[0].partitions[0].leader_id == leader
+            assert world.clock.monotonic() - began_s < 0.05
+            await asyncio.sleep(1)
+
+    with_cluster(program)
+
+
+def lost(cluster: VirtualCluster, broker_id: int) -> set[int]:
+    replicas = cluster.broker(broker_id)._replicas
+    assert replicas is not None
+    return replicas.lost_leaders()
+
+
+async def of_leader_and_others(
+    cluster: VirtualCluster, world: VirtualWorld
+) -> tuple[int, set[int], dict[int, KafkaConnection]]:
+    """The leader of the partition, the other brokers, and a connection to each broker."""
+    connections = {id: await connect(world.network, host_name(id), PORT) for id in cluster.broker_ids}
+    while True:
+        answer = await connections[1].request(metadata.METADATA, 12, about(ORDERS))
+        leader = answer.topics[0].partitions[0].leader_id
+        if leader != NO_LEADER:
+            return leader, set(cluster.broker_ids) - {leader}, connections
+        await asyncio.sleep(0.1)
+
+
 def test_a_topic_is_found_by_its_id() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world.network, host_name(1), PORT)
@@ -508,5 +636,60 @@ def test_nothing_overtakes_a_batch_that_was_damaged_on_its_way_however_large_it_
             ErrorCode.NONE,
             ErrorCode.NONE,
         ]
+
+    with_cluster(program, configs={"cleanup.policy": "compact"})
+
+
+def keyed(value: bytes, magic: int = MAGIC_RECORDS, count: int = 2_000) -> memoryview:
+    return memoryview(encode_batch([value] * count, keys=[b"k"] * count, base_timestamp=1_000, magic=magic))
+
+
+def test_a_batch_that_is_looked_at_while_its_topic_takes_to_records_becomes_records() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, _, _ = await of_leader_and_others(cluster, world)
+        replicas = cluster.broker(leader)._replicas
+        assert replicas is not None
+        native = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
+        await replicas._check_turns.acquire()  # somebody else's batch is being looked at
+        producing = native.send(apis.PRODUCE, produce(keyed(b"v", MAGIC_COLUMNS)), timeout_s=60)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.incremental_alter_configs(
+                {ConfigResource.of_topic(ORDERS): [ConfigChange.set("record.format", "kafka")]}
+            )
+        await cluster.until(lambda: not replicas.takes_columns(ORDERS))
+        replicas._check_turns.release()
+        assert not (await producing).responses[0].partition_responses[0].error_code
+        answer = await native.send(apis.FETCH, fetch(0), timeout_s=5)
+        batches = list(iterate_batches(answer.responses[0].partitions[0].records))
+        assert [header.magic for header, _, _ in batches] == [MAGIC_RECORDS]
+        native.close()
+
+    with_cluster(program, configs={"cleanup.policy": "compact"})
+
+
+def test_a_batch_whose_producer_has_gone_before_its_turn_is_not_looked_at_nor_appended() -> None:
+    """Its producer sends it again: else the queue would grow faster than it gets shorter, for ever."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, _, _ = await of_leader_and_others(cluster, world)
+        replicas = cluster.broker(leader)._replicas
+        assert replicas is not None
+        await replicas._check_turns.acquire()
+        producers = [await connect(world.network, host_name(leader), PORT) for _ in range(3)]
+        for number, producer in enumerate(producers):
+            producer.send(data.PRODUCE, 9, produce(keyed(b"%d" % number)))
+        await asyncio.sleep(0.1)
+        producers[1].close()
+        await asyncio.sleep(0.1)
+        replicas._check_turns.release()
+        for number in (0, 2):
+            _, answer = await producers[number].answer(data.PRODUCE, 9)
+            assert not answer.responses[0].partition_responses[0].error_code
+        answer = await producers[0].request(data.FETCH, 12, fetch(0))
+        values = [
+            decode_batch(answer.responses[0].partitions[0].records[start:end], header).values[0]
+            for header, start, end in iterate_batches(answer.responses[0].partitions[0].records)
+        ]
+        assert set(values) == {b"0", b"2"}
 
     with_cluster(program, configs={"cleanup.policy": "compact"})

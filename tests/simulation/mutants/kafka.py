@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 
 from minibroker.broker.handlers import transcoding
+from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.kafka_dialect import KafkaDialect
 from minibroker.broker.network.turns import Turns
+from minibroker.broker.replication.fetcher import Fetcher
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import ProduceRequest
@@ -75,3 +77,18 @@ def cache_knows_offsets_alone(patches: Patches) -> None:
         return key(TopicPartition("any", 0), "", base_offset, 0, 0, codec)
 
     patches.set(transcoding, "_Key", short)
+
+
+@mutant("a batch overtaken", "the next request of a connection does not wait for what is left of the one before it")
+def rests_are_overtaken(patches: Patches) -> None:
+    @patches.instead_of(RequestHandlerPool, "_finish")
+    async def _finish(original: Any, self: Any, request: Any, rest: Any) -> None:
+        self._handled(request, False, self._clock(), wake=True)
+        await self._attempt(request, lambda _: rest)
+
+
+@mutant("a suspicion for ever", "whoever cannot reach a leader keeps Kafka's clients from it for as long as that lasts")
+def lost_leaders_stay_lost(patches: Patches) -> None:
+    @patches.instead_of(Fetcher, "is_lost")
+    def is_lost(original: Any, self: Any) -> bool:
+        return self._broke_s is not None

@@ -84,7 +84,7 @@ class Peer:
     def answered(self, request: Request, frame: bytearray | None) -> None:
         self.answers.append(None if frame is None else bytes(frame))
 
-    def handled(self) -> None:
+    def handled(self, *, wake: bool) -> None:
         pass
 
     def close_connection(self, reason: str) -> None:
@@ -95,7 +95,9 @@ class Peer:
 
     async def send(self, api: apis.Api[Any, Any], body: Any) -> None:
         envelope = RequestEnvelope(api.key, 0, 7, "test", b"")  # type: ignore[arg-type]
-        await self._dispatch(Request(self, self._broker.world.clock.monotonic, api, envelope, body, 100, 0.0))
+        request = Request(self, self._broker.world.clock.monotonic, api, envelope, body, 100, 0.0)
+        if (rest := await self._dispatch(request)) is not None:
+            await rest
 
     def answer(self, api: apis.Api[Any, Any]) -> Any:
         frame = self.answers[-1]
@@ -185,17 +187,26 @@ def test_the_records_of_a_large_batch_for_a_compacted_topic_are_looked_at_in_a_t
 def test_what_a_thread_finds_wrong_with_records_is_the_answer(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker, peer: Peer, thread: Thread) -> None:
         thread.may_begin.set()
-        compressed = keyed(2, MAGIC_RECORDS, Compression.GZIP)
-        await peer.send(apis.PRODUCE, produce(0, records=compressed))
-        assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == ErrorCode.NONE
-        for sent, code in (
-            (keyed(2_000, MAGIC_RECORDS, key=None), ErrorCode.INVALID_RECORD),
-            (compressed[:-1] + b"?", ErrorCode.CORRUPT_MESSAGE),
+        small = keyed(2, MAGIC_RECORDS, Compression.GZIP)
+        swelling = records.encode_batch(
+            [bytes(1 << 20)],
+            keys=[b"key"],
+            base_timestamp=1_000,
+            magic=MAGIC_RECORDS,
+            compression=Compression.GZIP,
+        )
+        for sent, code, asked in (
+            (small, ErrorCode.NONE, 0),
+            (small[:20] + b"?" + small[21:], ErrorCode.CORRUPT_MESSAGE, 0),
+            (swelling, ErrorCode.NONE, 1),
+            (swelling[:-1] + b"?", ErrorCode.CORRUPT_MESSAGE, 1),
+            (keyed(2_000, MAGIC_RECORDS, key=None), ErrorCode.INVALID_RECORD, 1),
         ):
-            await peer.send(apis.PRODUCE, produce(0, records=sent))
+            thread.asked.clear()
+            await peer.send(apis.PRODUCE, produce(0, records=memoryview(sent)))
             assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == code
-        assert broker.partition().log.log_end_offset == 2
-        assert len(thread.asked) == 3
+            assert len(thread.asked) == asked
+        assert broker.partition().log.log_end_offset == 3
 
     with_compacted_topic(tmp_path, scenario)
 

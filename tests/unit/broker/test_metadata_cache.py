@@ -227,3 +227,34 @@ def test_a_broker_that_has_gone_is_named_until_it_is_forgotten_to_those_who_woul
     assert named(True) == [1, 2, 3], "it has come back since, and gone again"
     cache.forget(list(cache.departed.values()))
     assert named(True) == [1, 2]
+
+
+def test_a_lost_leader_is_not_named_though_it_is_alive_here() -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition(leader=2), partition(1, leader=1), of=2))
+    [found] = cache.describe(["orders"], lost_leaders={2}).topics
+    assert [(p.error_code, p.leader_id) for p in found.partitions] == [
+        (ErrorCode.LEADER_NOT_AVAILABLE, NO_LEADER),
+        (ErrorCode.NONE, 1),
+    ]
+    assert found.partitions[0].offline_replicas == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "topics", "found"),
+    [
+        ({2}, ["orders", "payments"], ["orders"]),
+        ({1, 2}, ["orders", "payments"], ["orders", "payments"]),
+        ({2}, ["payments", "unknown"], []),
+        ({2}, ["orders", "orders"], ["orders"]),
+        (set(), ["orders"], []),
+        ({3}, ["gone"], []),
+    ],
+)
+def test_topics_are_found_by_the_live_brokers_that_lead_them(
+    lost: set[int], topics: list[str], found: list[str]
+) -> None:
+    cache = MetadataCache()
+    update(cache, topic(partition(leader=2)), topic(partition(leader=1), name="payments", topic_id="other"))
+    update(cache, topic(partition(leader=3), name="gone", topic_id="third"), live=(1, 2))
+    assert cache.led_by(lost, topics) == found

@@ -38,7 +38,7 @@ class Source:
     def answered(self, request: Request, frame: bytearray | None) -> None:
         raise AssertionError("nothing is answered here")
 
-    def handled(self) -> None:
+    def handled(self, *, wake: bool) -> None:
         """Nothing more comes from here."""
 
     def close_connection(self, reason: str) -> None:

@@ -61,7 +61,7 @@ class Leader:
         settings = FetcherSettings(ME, WAIT_MS, 30_000, 1, 10_000_000, 1_000_000, 0.1, 30.0)
         connections = BrokerConnections(self._world, ME, None)
         address = "broker-1", ports["PLAINTEXT"]
-        return Fetcher(self._world, connections, LEADER, *address, settings, lambda: 1, self._set_aside)
+        return Fetcher(self._world, connections, LEADER, *address, settings, lambda: 1, self._set_aside, lambda: None)
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
         self.set_aside[partition.topic_partition.partition] = reason
