@@ -169,6 +169,7 @@ async def late_commit(storm: Storm) -> None:
     late_s = dice.choice([2.0, 5.0, 8.0])
     world = storm.cluster.client("tardy")
     storm.count("late commit", f"{older} of {partition} in {group}, {late_s} s late, and then {newer}")
+    losses_before = storm.losses_of_power
 
     def broken() -> None:
         for broker_id in storm.cluster.broker_ids:
@@ -202,7 +203,8 @@ async def late_commit(storm: Storm) -> None:
     committing = world.process.start(commit())
     try:
         await asyncio.wait([committing], timeout=60)
-        if committing.done() and not committing.cancelled() and committing.result() in (older, 0):
+        is_told = committing.done() and not committing.cancelled() and storm.losses_of_power == losses_before
+        if is_told and committing.result() in (older, 0):
             said = f"group {group} is at {committing.result()} of {partition}, and {newer} was granted after that"
             storm.accuse(Anomaly("a late commit", said))
     finally:

@@ -254,6 +254,9 @@ class Storm:
         """Brokers that a fault of a whole process has in hand: no other may touch them meanwhile."""
         self.damaged: set[int] = set()
         """Brokers that had a power cut and have not caught up with everything since, or have rotten pages."""
+        self.losses_of_power = 0
+        """How often no broker may have kept its power that had everything, of whatever topic: what was stored before
+        that may be gone."""
         self.rotten: set[int] = set()
         """Brokers that have rotten pages now."""
         self._bad_disks: Counter[int] = Counter()
@@ -607,6 +610,7 @@ class Storm:
         for broker_id in broker_ids:
             self.take_down(broker_id, self.cluster.power_cut, restart_after_s=restart_after_s)
         if len(broker_ids) > 1 or len(self.cluster.broker_ids) == 2:
+            self.losses_of_power += 1
             self.rebirth.power_lost()
         if not exposed:
             return

@@ -150,8 +150,9 @@ def test_an_administrators_change_that_comes_late_hits_nothing_newer(
         assert _committed_after_a_late(change) != 25
 
 
-def _accused_by_late_commits() -> set[str]:
-    """What the storms' fault finds in a cluster in which nothing else goes wrong."""
+def _accused_by_late_commits(*, power_is_lost: bool = False) -> set[str]:
+    """What the storms' fault finds in a cluster in which nothing else goes wrong; or in which the storm says that all
+    power was lost meanwhile."""
     report = Report(seed=1)
 
     async def main() -> None:
@@ -166,7 +167,10 @@ def _accused_by_late_commits() -> set[str]:
 
         await world.process.run(create())
         for _ in range(6):
-            await late_commit(storm)
+            fault = asyncio.create_task(late_commit(storm))
+            await asyncio.sleep(1)
+            storm.losses_of_power += power_is_lost
+            await fault
 
     run(main(), seed=1)
     assert report.events["late commit: a newer one was granted"] == 6
@@ -177,3 +181,8 @@ def test_the_late_commits_of_a_storm_find_that_mutant_and_nothing_without_it() -
     assert _accused_by_late_commits() == set()
     with planted(MUTANT):
         assert _accused_by_late_commits() == {"a late commit"}
+
+
+def test_a_late_commit_of_a_storm_accuses_nobody_where_all_power_was_lost() -> None:
+    with planted(MUTANT):
+        assert _accused_by_late_commits(power_is_lost=True) == set()
