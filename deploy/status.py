@@ -14,6 +14,7 @@ import msgspec
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.processes import ProcessState
+from minibroker.protocol.model import INTERNAL_TOPICS
 from minibroker.protocol.recovery_progress import RecoveryProgress
 
 _NAMED = 5
@@ -200,9 +201,11 @@ def _status(
 
 
 def some_of(partitions: Sequence[str]) -> str:
-    """The first few of them by name, and how many more there are of each topic: a line that can be read."""
-    shown = ", ".join(partitions[:_NAMED])
-    rest = Counter(name.rpartition("-")[0] for name in partitions[_NAMED:])
+    """The first few of them by name, the users' before those of internal topics, and how many more there are of each
+    topic: a line that can be read."""
+    ordered = sorted(partitions, key=lambda name: name.rpartition("-")[0] in INTERNAL_TOPICS)
+    shown = ", ".join(ordered[:_NAMED])
+    rest = Counter(name.rpartition("-")[0] for name in ordered[_NAMED:])
     if not rest:
         return shown
     counts = [f"{topic} {count:,}" for topic, count in rest.most_common(_NAMED)]

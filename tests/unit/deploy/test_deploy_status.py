@@ -132,6 +132,10 @@ def test_a_few_partitions_are_named_and_the_rest_is_counted_by_topic() -> None:
     assert some_of(topics).endswith("(topic-5 1, topic-6 1, topic-7 1, topic-8 1, topic-9 1, 990 more topics)")
 
 
+def test_partitions_of_users_are_named_before_internal_ones() -> None:
+    assert some_of(["__consumer_offsets-0", "__mine-0", "orders-0"]) == "__mine-0, orders-0, __consumer_offsets-0"
+
+
 def test_problems_of_thousands_of_partitions_are_lines_that_can_be_read() -> None:
     states = {**ALL_RUN, 3: ProcessState.GONE}
     view = merge([answer(brokers=(1, 2), partitions={number: (-1, 3, [3]) for number in range(2_000)})])
