@@ -32,6 +32,7 @@ from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, T
 from minibroker.broker.replication.healing import tell_of_lost_replicas
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.shutdown import ControlledShutdown, HandedOver
+from minibroker.broker.slices import SlicedCalls
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
@@ -210,6 +211,7 @@ class Broker:
             auto_topic_creation=AutoTopicCreation(config, self._controller, forwarding, self._supervisor.start),
             transcoder=transcoder,
             topic_purgatory=self._topic_purgatory,
+            metadata_answers=SlicedCalls(self._supervisor.start, "answers to Metadata"),
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),
             configs=self._configs,

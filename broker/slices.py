@@ -5,8 +5,9 @@ the threads, ZooKeeper's among them, from the interpreter.
 """
 
 import asyncio
-from collections.abc import Generator
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar
 
 SLICE_S = 0.002
 BREATH_S = 0.001
@@ -34,3 +35,28 @@ class Slices:
                 result: T = end.value
                 return result
             await self.breathe()
+
+
+class SlicedCalls:
+    """Calls that may be due by the hundred in one moment: they are made in their order, in slices."""
+
+    def __init__(self, background: Callable[[Coroutine[Any, Any, None], str], object], name: str) -> None:
+        self._background = background
+        self._name = name
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_running = False
+
+    def call(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        if not self._is_running:
+            self._is_running = True
+            self._background(self._run(), self._name)
+
+    async def _run(self) -> None:
+        slices = Slices()
+        try:
+            while self._calls:
+                self._calls.popleft()()
+                await slices.breathe()
+        finally:
+            self._is_running = False

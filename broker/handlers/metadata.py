@@ -7,6 +7,7 @@ lost that leader, too, the answer waits for the election, which takes less.
 
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.handlers.topics import may_change
@@ -21,6 +22,8 @@ from minibroker.protocol.messages import (
     DescribeClusterRequest,
     DescribeClusterResponse,
     MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
 )
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
@@ -69,36 +72,43 @@ async def handle_metadata(services: Services, request: Request) -> None:
     def led_by_lost(topics: list[str]) -> list[str]:
         return services.metadata.led_by(services.replicas.lost_leaders(), topics)
 
-    def answer() -> None:
+    def answer(created: Collection[str]) -> None:
         lost = services.replicas.lost_leaders() if request.source.dialect.rests_on_named_leaders else ()
-        _answer(services, request, body, lost)
+        described = _described(services, request, body, lost)
+        for topic in _missing(described):
+            if topic.name in created:
+                topic.error_code = ErrorCode.LEADER_NOT_AVAILABLE
+        request.respond(described)
 
+    created: Collection[str] = ()
+    if body.topics and body.allow_auto_topic_creation and services.auto_topic_creation.is_enabled:
+        # At once: the next request of the connection does not wait for an answer that does, and may delete topics.
+        described = _described(services, request, body, ())
+        created = [topic.name for topic in _missing(described) if may_change(topic.name, request)]
+        services.auto_topic_creation.create_soon(created)
     asked = body.topics or []
     may_wait = request.source.dialect.rests_on_named_leaders and len(asked) <= _MOST_TOPICS
     if may_wait and (topics := led_by_lost(asked)):
-        services.topic_purgatory.try_complete_else_watch(DelayedMetadata(topics, led_by_lost, answer), [ELECTIONS])
+        in_turn = partial(services.metadata_answers.call, partial(answer, created))
+        services.topic_purgatory.try_complete_else_watch(DelayedMetadata(topics, led_by_lost, in_turn), [ELECTIONS])
     else:
-        answer()
+        answer(created)
 
 
-def _answer(services: Services, request: Request, body: MetadataRequest, lost_leaders: Collection[int]) -> None:
-    answer = services.metadata.describe(
+def _described(
+    services: Services, request: Request, body: MetadataRequest, lost_leaders: Collection[int]
+) -> MetadataResponse:
+    return services.metadata.describe(
         body.topics,
         request.listener,
         body.topic_ids,
         with_departed=request.source.dialect.drops_unnamed_brokers,
         lost_leaders=lost_leaders,
     )
-    if body.allow_auto_topic_creation and services.auto_topic_creation.is_enabled:
-        missing = [
-            topic
-            for topic in answer.topics
-            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_change(topic.name, request)
-        ]
-        services.auto_topic_creation.create_soon([topic.name for topic in missing])
-        for topic in missing:
-            topic.error_code = ErrorCode.LEADER_NOT_AVAILABLE
-    request.respond(answer)
+
+
+def _missing(described: MetadataResponse) -> list[MetadataTopic]:
+    return [topic for topic in described.topics if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
 async def handle_api_versions(services: Services, request: Request) -> None:

@@ -31,7 +31,7 @@ async def handle_produce(services: Services, request: Request) -> Rest | None:
     if body.transactional_id is not None:
         raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
     entries = [
-        ToAppend(TopicPartition(topic.name, data.index), topic.topic_id, data.records)
+        ToAppend(TopicPartition(topic.name, data.index), topic.topic_id, data.records, received_s=request.received_at)
         for topic in body.topic_data
         for data in topic.partition_data
     ]
@@ -83,18 +83,19 @@ async def _look_and_append(
             refused[entry.topic_partition] = _refusal(entry, error)
         else:
             taken.append(entry)
-        if not left:  # a topic's `record.format` may have changed meanwhile
-            left = [each for each in taken if _is_to_be_converted(services, each)]
-            taken = [each for each in taken if not _is_to_be_converted(services, each)]
+        if not left:  # a topic's settings, or its leader, may have changed meanwhile
+            left = [each for each in taken if _is_to_be_looked_at(services, each)]
+            taken = [each for each in taken if not _is_to_be_looked_at(services, each)]
     _append(services, request, body, taken, refused)
 
 
-def _is_to_be_converted(services: Services, entry: ToAppend) -> bool:
-    return (
+def _is_to_be_looked_at(services: Services, entry: ToAppend) -> bool:
+    is_to_be_converted = (
         not services.replicas.takes_columns(entry.topic_partition.topic)
         and not entry.came_as_columns
         and _are_columns(entry.records)
     )
+    return is_to_be_converted or (not entry.is_checked and services.replicas.takes_long(entry))
 
 
 def _is_moot(request: Request, body: ProduceRequest) -> bool:

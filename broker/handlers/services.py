@@ -18,6 +18,7 @@ from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.slices import SlicedCalls
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import ZooKeeperSession
@@ -44,6 +45,8 @@ class Services(msgspec.Struct):
     auto_topic_creation: AutoTopicCreation
     transcoder: Transcoder
     topic_purgatory: Purgatory[DelayedOperation]
+    metadata_answers: SlicedCalls
+    """Those that have waited for an election."""
     control_epoch: ControlEpoch
     authorizer: Authorizer
     configs: DynamicConfigManager

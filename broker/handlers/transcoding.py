@@ -28,7 +28,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -54,6 +54,8 @@ from minibroker.protocol.records.transcoding import LARGEST_BODY_BYTES, Records,
 from minibroker.protocol.records.varint import BodyTooLarge
 from minibroker.protocol.world import Executor
 
+T = TypeVar("T")
+
 CACHE_BYTES = 32 << 20
 
 _CODEC_ON_LOOP_BYTES = 32 << 10
@@ -65,6 +67,9 @@ _ON_LOOP_RECORDS = 4_096
 _LENGTH_AND_MAGIC = Struct(">8xi4xb").unpack_from
 """Of a batch (`records.header`)."""
 
+
+_MOST_CONVERSIONS = 4
+"""Batches of producers that are converted at the same time: a small one may be 64 MB when it is decompressed."""
 
 _SEARCH_STEP = 4_096
 """Batches, at 0.15 us each."""
@@ -89,12 +94,30 @@ class TranscodingStats(msgspec.Struct):
     """From the beginning of a batch to its end, waits for a thread included."""
 
 
+class _Turn:
+    """A place among few, taken at most once and kept to the end."""
+
+    def __init__(self, few: asyncio.Semaphore) -> None:
+        self._few = few
+        self._is_taken = False
+
+    async def take(self) -> None:
+        if not self._is_taken:
+            await self._few.acquire()
+            self._is_taken = True
+
+    def end(self) -> None:
+        if self._is_taken:
+            self._few.release()
+
+
 class Transcoder:
     """A LeadershipListener."""
 
     def __init__(self, replicas: ReplicaManager, executor: Executor) -> None:
         self._replicas = replicas
         self._executor = executor
+        self._conversions = asyncio.Semaphore(_MOST_CONVERSIONS)
         self._cache: OrderedDict[_Key, bytearray] = OrderedDict()
         """The least recently used first."""
         self.cached_bytes = 0
@@ -134,14 +157,19 @@ class Transcoder:
 
     async def _appendable(self, batch: Buffer, header: BatchHeader) -> Buffer:
         began_s = asyncio.get_running_loop().time()
+        turn = _Turn(self._conversions)
         try:
-            made = await self._records(batch, header, header.base_offset)
+            made = await self._records(batch, header, header.base_offset, turn)
+            if not made.is_whole:
+                text = (
+                    f"{header.records_count} records take more than {LARGEST_BODY_BYTES} bytes as Kafka's: send fewer"
+                )
+                raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, text)
+            finished = await self._finished(made)
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.INVALID_RECORD, str(error)) from error
-        if not made.is_whole:
-            text = f"{header.records_count} records take more than {LARGEST_BODY_BYTES} bytes as Kafka's: send fewer"
-            raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, text)
-        finished = await self._finished(made)
+        finally:
+            turn.end()
         _count(self.produced, made, finished, began_s)
         return finished
 
@@ -247,21 +275,28 @@ class Transcoder:
             self._keep(key, made)
         return made, records.is_whole
 
-    async def _records(self, batch: Buffer, header: BatchHeader, offset: int) -> Records:
+    async def _records(self, batch: Buffer, header: BatchHeader, offset: int, turn: "_Turn | None" = None) -> Records:
+        """What takes a thread may take much memory, too, so it waits for its turn."""
+
+        async def run(call: Callable[..., T], *args: Any) -> T:
+            if turn is not None:
+                await turn.take()
+            return await self._executor.run(call, *args)
+
         is_compressed = header.compression is not Compression.NONE
         if header.size > (_CODEC_ON_LOOP_BYTES if is_compressed else _ON_LOOP_BYTES):
-            body = await self._executor.run(decompressed, batch, header)
+            body = await run(decompressed, batch, header)
         else:
             try:
                 body = decompressed(batch, header, 4 * _CODEC_ON_LOOP_BYTES if is_compressed else _ON_LOOP_BYTES)
             except DecompressionTooLarge:
-                body = await self._executor.run(decompressed, batch, header)
+                body = await run(decompressed, batch, header)
         if len(body) <= _ON_LOOP_BYTES and header.records_count <= _ON_LOOP_RECORDS:
             try:
                 return as_records(header, body, offset, 2 * _ON_LOOP_BYTES)
             except BodyTooLarge:
                 pass  # what all records have is written out in each
-        return await self._executor.run(as_records, header, body, offset)
+        return await run(as_records, header, body, offset)
 
     async def _finished(self, records: Records) -> bytearray:
         if records.header.compression is Compression.NONE or len(records.batch) <= _CODEC_ON_LOOP_BYTES:

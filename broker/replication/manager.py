@@ -7,8 +7,8 @@ broker leads. What goes on by itself has modules of its own: `IsrWriter`, `Fetch
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -119,6 +119,9 @@ class LeadershipListener(Protocol):
         left."""
 
 
+_MOOT_INTERVAL_S = 1.0
+
+
 class ToAppend(NamedTuple):
     """What a producer sent for one partition."""
 
@@ -130,6 +133,8 @@ class ToAppend(NamedTuple):
     """`ReplicaManager.check` has looked at the records."""
     came_as_columns: bool = False
     """From a producer of ours, for a log that takes none."""
+    received_s: float | None = None
+    """When, on the monotonic clock; None: now."""
 
 
 class _Assigned(NamedTuple):
@@ -316,18 +321,30 @@ class ReplicaManager:
         partition = self._partitions.get(entry.topic_partition)
         if partition is None or not self.takes_long(entry):
             return False
-        async with self._check_turns:
-            if is_moot():
-                raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"{entry.topic_partition}: its producer has gone")
-            now_ms = self._world.clock.wall_ms()
-            config = partition.log.config
-            try:
+        try:
+            async with self._turn_to_check(is_moot):
+                if is_moot():
+                    raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"{entry.topic_partition}: its producer has gone")
+                now_ms = self._world.clock.wall_ms()
+                config = partition.log.config
                 await self._checks.run(validated_headers, entry.records, entry.topic_partition, config, now_ms)
-            except BrokerError as error:
-                now_s = self._world.clock.monotonic()
-                self._refused_batches.note(entry.topic_partition, entry.records, error.code, now_s)
-                raise
-            return config.compact
+                return config.compact
+        except BrokerError as error:
+            # Also what is moot: its producer may have sent more by the same connection, which must not come first.
+            self._refused_batches.note(entry.topic_partition, entry.records, error.code, self._world.clock.monotonic())
+            raise
+
+    @asynccontextmanager
+    async def _turn_to_check(self, is_moot: Callable[[], bool]) -> AsyncIterator[None]:
+        """Entered in turn, or soon after `is_moot`: what nobody waits for need not stay in memory until then."""
+        turn = asyncio.ensure_future(self._check_turns.acquire())
+        try:
+            while not turn.done() and not is_moot():
+                await asyncio.wait([turn], timeout=_MOOT_INTERVAL_S)
+            yield
+        finally:
+            if not turn.cancel():
+                self._check_turns.release()
 
     def takes_columns(self, topic: str) -> bool:
         """Batches of magic 77 are appended as they are (`record.format`)."""
@@ -376,7 +393,7 @@ class ReplicaManager:
 
     def _append_to(self, entry: ToAppend, find: Callable[[], Partition], acks: int, now_ms: int) -> ProduceStatus:
         """`find` raises BrokerError, which becomes the answer."""
-        topic_partition, topic_id, records, is_checked, came_as_columns = entry
+        topic_partition, topic_id, records, is_checked, came_as_columns, received_s = entry
         index = topic_partition.partition
         partition = None
         now_s = self._world.clock.monotonic()
@@ -385,7 +402,9 @@ class ReplicaManager:
             before = partition.high_watermark
             if came_as_columns:
                 partition.log.check_begins(records)
-            self._refused_batches.check(topic_partition, records, partition.log, now_s)
+            self._refused_batches.check(
+                topic_partition, records, partition.log, now_s if received_s is None else received_s
+            )
             info = partition.append(records, required_acks=acks, now_ms=now_ms, is_checked=is_checked)
         except BrokerError as error:
             self._refused_batches.note(topic_partition, records, error.code, now_s)

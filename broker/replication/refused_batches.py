@@ -6,10 +6,10 @@ replicas are in sync) and a moment later the second is not, it would be taken: t
 the first batch, when it comes again, would be out of sequence, which ends librdkafka's producer for good. In Kafka that
 happens.
 
-The choice: what was refused, and will come again, is remembered, for as long as what was under way with it may take to
-be handled: those requests came over the same connection, one after the other. Of an unknown producer nothing else is
-appended meanwhile. The others get OUT_OF_ORDER_SEQUENCE_NUMBER, as if the producer were known, and come again after it.
-Not for ever: the batch may come again to another broker, and its producer to this one when the topic is another.
+The choice: what was refused, and will come again, is remembered. Of an unknown producer nothing else is appended that
+came before that, or soon after: it was under way on the same connection. (Large batches are appended long after that.)
+The others get OUT_OF_ORDER_SEQUENCE_NUMBER, as if the producer were known, and come again after it. Not for ever: the
+batch may come again to another broker, and its producer to this one when the topic is another.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from minibroker.protocol.model import MAX_TOPIC_NAME_LENGTH, TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, BatchHeader, Buffer, CorruptRecord, parse_header
 
 REMEMBERED_S = 10.0
+"""What comes later than this does not wait for what was refused."""
+FORGOTTEN_S = 120.0
+"""What came before that has been handled by then: clients wait for a minute at most."""
 MOST_REMEMBERED = 10_000
 """Beyond that the oldest are forgotten."""
 
@@ -40,8 +43,9 @@ class RefusedBatches:
     def __len__(self) -> int:
         return len(self._refused)
 
-    def check(self, topic_partition: TopicPartition, records: Buffer, log: Log, now_s: float) -> None:
-        """Raises BrokerError OUT_OF_ORDER_SEQUENCE_NUMBER where another batch must come first."""
+    def check(self, topic_partition: TopicPartition, records: Buffer, log: Log, received_s: float) -> None:
+        """Before records are appended that came at `received_s`. Raises BrokerError OUT_OF_ORDER_SEQUENCE_NUMBER where
+        another batch must come first."""
         if not self._refused:
             return
         header = _idempotent(records)
@@ -50,7 +54,7 @@ class RefusedBatches:
         refused = self._refused.get((topic_partition, header.producer_id))
         if refused is None or refused.epoch != header.producer_epoch or refused.sequence == header.base_sequence:
             return
-        if now_s < refused.since_s + REMEMBERED_S and not log.knows_producer(header.producer_id):
+        if received_s < refused.since_s + REMEMBERED_S and not log.knows_producer(header.producer_id):
             raise BrokerError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"producer {header.producer_id} in epoch {header.producer_epoch} sends sequence "
@@ -59,7 +63,7 @@ class RefusedBatches:
 
     def note(self, topic_partition: TopicPartition, records: Buffer, code: ErrorCode, now_s: float) -> None:
         """`code` is the answer to a batch."""
-        while self._refused and next(iter(self._refused.values())).since_s + REMEMBERED_S <= now_s:
+        while self._refused and next(iter(self._refused.values())).since_s + FORGOTTEN_S <= now_s:
             del self._refused[next(iter(self._refused))]  # else every batch would be compared with them for ever
         if not (self._refused or ERRORS[code].retriable) or len(topic_partition.topic) > MAX_TOPIC_NAME_LENGTH:
             return
@@ -70,7 +74,8 @@ class RefusedBatches:
         refused = self._refused.get(key)
         if refused is not None:
             is_other = refused.epoch >= header.producer_epoch and refused.sequence != header.base_sequence
-            if is_other and code is not ErrorCode.NONE:
+            is_old = refused.since_s + REMEMBERED_S <= now_s
+            if is_other and not is_old and code is not ErrorCode.NONE:
                 return  # the first that was refused is the first to be appended
             del self._refused[key]
         if ERRORS[code].retriable:

@@ -602,24 +602,30 @@ def test_a_native_producer_that_is_not_known_begins_with_0_also_where_its_record
     with_cluster(program, configs={"record.format": "kafka"})
 
 
+def of_producer(sequence: int, count: int) -> bytearray:
+    return encode_batch(
+        [b"v"] * count,
+        keys=[b"k"] * count,
+        base_timestamp=1_000,
+        magic=MAGIC_RECORDS,
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=sequence,
+    )
+
+
+async def codes_of(connection: KafkaConnection, answers: int) -> list[int]:
+    """Of requests with one partition each."""
+    told = [(await connection.answer(data.PRODUCE, 9))[1] for _ in range(answers)]
+    return [answer.responses[0].partition_responses[0].error_code for answer in told]
+
+
 @pytest.mark.parametrize("count", [2, 2_000])
 def test_nothing_overtakes_a_batch_that_was_damaged_on_its_way_however_large_it_is(count: int) -> None:
     """Large ones for a compacted topic are looked at elsewhere."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await to_leader(cluster, world)
-
-        def of_producer(sequence: int, count: int) -> bytearray:
-            return encode_batch(
-                [b"v"] * count,
-                keys=[b"k"] * count,
-                base_timestamp=1_000,
-                magic=MAGIC_RECORDS,
-                producer_id=7,
-                producer_epoch=0,
-                base_sequence=sequence,
-            )
-
         first, second = of_producer(5, count), of_producer(5 + count, 1)
         damaged = bytearray(first)
         damaged[-1] ^= 1
@@ -627,9 +633,7 @@ def test_nothing_overtakes_a_batch_that_was_damaged_on_its_way_however_large_it_
         for together in ([damaged, second], [first, second]):
             for records in together:
                 connection.send(data.PRODUCE, 9, produce(memoryview(records)))
-            for _ in together:
-                _, answer = await connection.answer(data.PRODUCE, 9)
-                codes.append(answer.responses[0].partition_responses[0].error_code)
+            codes += await codes_of(connection, len(together))
         assert codes == [
             ErrorCode.CORRUPT_MESSAGE,
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,

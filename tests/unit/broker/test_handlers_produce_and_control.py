@@ -15,6 +15,7 @@ from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.slices import SlicedCalls
 from minibroker.broker.storage import validator
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.protocol import apis, records, znodes
@@ -65,6 +66,7 @@ class Peer:
             auto_topic_creation=None,  # type: ignore[arg-type]
             transcoder=Transcoder(broker.replicas, broker.world.new_executor("transcoding")),
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
+            metadata_answers=SlicedCalls(broker.supervisor.start, "answers to Metadata"),
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(1, secret, broker.world.random, broker.world.clock.monotonic),
             registered_epoch=self._registered_epoch,

@@ -1,0 +1,38 @@
+"""Long work on the event loop, in slices."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from minibroker.broker.slices import SLICE_S, SlicedCalls
+
+
+def test_calls_that_are_due_at_once_are_made_in_their_order_with_the_loop_for_others_between_them() -> None:
+    async def main() -> list[object]:
+        seen: list[object] = []
+
+        def call(number: int) -> None:
+            time.sleep(SLICE_S)
+            seen.append(number)
+
+        async def others() -> None:
+            while 4 not in seen:
+                seen.append("others")
+                await asyncio.sleep(0)
+
+        running: list[asyncio.Task[None]] = []
+        calls = SlicedCalls(lambda coroutine, _: running.append(asyncio.create_task(coroutine)), "calls")
+        for number in range(3):
+            calls.call(partial(call, number))
+        await running[0]
+        for number in (3, 4):
+            calls.call(partial(call, number))
+        await asyncio.gather(running[1], others())
+        assert len(running) == 2
+        return seen
+
+    seen = asyncio.run(main())
+    assert [each for each in seen if each != "others"] == [0, 1, 2, 3, 4]
+    assert "others" in seen[seen.index(3) : seen.index(4)]
