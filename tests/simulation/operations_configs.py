@@ -64,6 +64,8 @@ async def alter_configs(storm: Storm) -> None:
         for name in names
     ]
     storm.count("alter configs", f"{resource}: {', '.join(f'{c.name}={c.value}' for c in changes)}")
+    if any(change.name == MIN_INSYNC_REPLICAS and change.value == "1" for change in changes):
+        storm.content_with_one.add(resource.name)
     world = storm.cluster.client("alterer")
 
     async def alter() -> None:

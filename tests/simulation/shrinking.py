@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
@@ -125,6 +125,11 @@ class Shrinking:
         """It deletes records now and then, up to what is acknowledged. `ends` is read anew each time."""
         self._administrator = world.process
         world.process.start(self._delete_now_and_then(world, ends), "deleter")
+
+    def forgive(self, exposed: Collection[TopicPartition]) -> None:
+        """The ends of these logs may be gone, and other records come below what was deleted."""
+        for identified in [each for each in self.promised if each.topic_partition in exposed]:
+            del self.promised[identified]
 
     def end(self) -> None:
         """Nothing is to be deleted any more."""

@@ -18,8 +18,9 @@ Some storms cut the power of several hosts at once. That may cost the ends of pa
 where no broker is left that had everything: no member of the ISR, and none that is eligible. A topic with
 durability=synced, which half of the storms have, may lose nothing even then, unless a disk has failed, too. All else is
 judged as ever (see `tests.simulation.history`), and so is what is acknowledged from then on. With two replicas acks=all
-means min ISR 1, so there the power of a leader that is alone in sync is such a case, too; and it may be left alone in
-sync when its power is gone already, by a controller that sees the death of the other one first.
+means min ISR 1 (as does the setting, for three), so there the power of a leader that is alone in sync is such a case,
+too; and it may be left alone in sync when its power is gone already, by a controller that sees the end of the others
+first.
 
 Rejected: the same mix for every seed (all seeds are then alike, and the rare combination never comes); faults at the
 random moments of a real run (nothing to replay).
@@ -254,6 +255,8 @@ class Storm:
         """Brokers that a fault of a whole process has in hand: no other may touch them meanwhile."""
         self.damaged: set[int] = set()
         """Brokers that had a power cut and have not caught up with everything since, or have rotten pages."""
+        self.content_with_one: set[str] = set()
+        """Topics with more than two replicas of which acks=all needs, or once needed, only one."""
         self.losses_of_power = 0
         """How often no broker may have kept its power that had everything, of whatever topic: what was stored before
         that may be gone."""
@@ -625,14 +628,19 @@ class Storm:
         self._forgive(exposed)
 
     def _is_left_to_victims(self, partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
-        """Of two replicas, of which acks=all needs one, the controller has put out the one that had kept its power."""
-        if operations_reassign.assignment(self, partition).replication_factor > 2 or partition.topic == SYNCED:
+        """Of those of which acks=all needs one, the controller has put out whoever had kept its power."""
+        if not self._needs_one(partition) or partition.topic == SYNCED:
             return False
         kept, left = (
             [member for member in (*state.in_sync_members, *state.eligible_members) if self._has_kept_its_power(member)]
             for state in (before, after)
         )
         return bool(kept) and not left
+
+    def _needs_one(self, partition: TopicPartition) -> bool:
+        """What is acknowledged with acks=all may be in one replica alone."""
+        factor = operations_reassign.assignment(self, partition).replication_factor
+        return factor <= 2 or partition.topic in self.content_with_one
 
     def _has_kept_its_power(self, member: Member) -> bool:
         is_dead_victim = member.broker_id in self.damaged and self.cluster.living_broker(member.broker_id) is None
@@ -648,6 +656,7 @@ class Storm:
         self.workload.power_lost(exposed)
         self.users.forgive(exposed)
         self.growing.forgive(exposed)
+        self.shrinking.forgive(exposed)
         self.groups.forgive(exposed)
         if not set(exposed).isdisjoint(self.compacting.partitions):
             self.compacting.forgive()
@@ -655,8 +664,7 @@ class Storm:
     def _may_lose(self, partition: TopicPartition, victims: Sequence[int]) -> bool:
         state = self.cluster.state(partition)
         members = [*state.in_sync_members, *state.eligible_members]
-        factor = operations_reassign.assignment(self, partition).replication_factor
-        if len(victims) == 1 and factor > 2:
+        if len(victims) == 1 and not self._needs_one(partition):
             return False
         if partition.topic == SYNCED:
             return not any(self._has_lost_nothing(member, flushed=True) for member in members)

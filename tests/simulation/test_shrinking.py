@@ -1,8 +1,13 @@
 """The judge of deletions lets the legal ones pass, and no other."""
 
+from collections import Counter
+from random import Random
+
 import pytest
 
-from tests.simulation.shrinking import Batch, illegal
+from minibroker.protocol.model import TopicPartition
+from tests.simulation.history import TopicIdPartition
+from tests.simulation.shrinking import Batch, Shrinking, illegal
 
 NOW_MS = 10_000
 BATCHES = [Batch(0, 10, 100, 1_000), Batch(10, 20, 100, 5_000), Batch(20, 30, 100, 2_000), Batch(30, 40, 100, 9_000)]
@@ -25,3 +30,18 @@ def test_a_log_may_begin_where_what_went_is_too_old_or_too_much(
     start: int, retention_ms: int | None, retention_bytes: int | None, is_legal: bool
 ) -> None:
     assert (illegal(BATCHES, start, NOW_MS, retention_ms, retention_bytes) is None) == is_legal
+
+
+def test_where_all_power_was_lost_no_promise_holds_as_other_records_may_come_in_the_place_of_deleted_ones() -> None:
+    shrinking = Shrinking(
+        None,  # type: ignore[arg-type]  # nothing here looks at a cluster
+        Random(1),
+        Counter(),
+        event=lambda _: None,
+        accuse=lambda _: None,
+    )
+    exposed, other = (TopicIdPartition("id", TopicPartition("durable-shrinking", number)) for number in range(2))
+    promises = shrinking.promised
+    promises.update({exposed: 416, other: 5})
+    shrinking.forgive([exposed.topic_partition])
+    assert promises == {other: 5}, "the judge of logs looks at the same promises"
