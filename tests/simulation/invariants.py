@@ -152,6 +152,8 @@ class Invariants:
     def _leader_epoch(
         self, identified: TopicIdPartition, process: str, where: str, leader_epoch: int
     ) -> Iterator[Anomaly]:
+        if leader_epoch < 0:
+            return  # a replica that is made anew, after its deletion, has heard of none for a moment
         key = (identified, process, where)
         before = self._leader_epochs.get(key, leader_epoch)
         if leader_epoch < before:

@@ -61,6 +61,7 @@ from tests.simulation.kafka_clients import VERSIONS
 from tests.simulation.loop import run
 from tests.simulation.operations_configs import settings_not_heard_of
 from tests.simulation.operations_elect import REBALANCE_INTERVALS_S
+from tests.simulation.operations_topics import TOPIC as GROWING
 from tests.simulation.operations_topics import Growing
 from tests.simulation.process import ProcessKilled
 from tests.simulation.rebirth import Rebirth
@@ -106,6 +107,8 @@ _LONG_LINK_S = (60, 150)
 _LONGEST_FAULT_S = 45.0
 _TWO_LOG_DIRS_PROBABILITY = 0.4
 _LOOK_EVERY_S = 0.1
+_GROWING_STATES = f"{znodes.TOPICS}/{GROWING}/partitions/"
+
 _TIMELINE_LENGTH = 400
 
 
@@ -255,6 +258,7 @@ class Storm:
         """Brokers that a fault of a whole process has in hand: no other may touch them meanwhile."""
         self.damaged: set[int] = set()
         """Brokers that had a power cut and have not caught up with everything since, or have rotten pages."""
+        self._growing_states: dict[TopicPartition, LeaderAndIsr] = {}
         self.content_with_one: set[str] = set()
         """Topics with more than two replicas of which acks=all needs, or once needed, only one."""
         self.losses_of_power = 0
@@ -880,10 +884,22 @@ class Storm:
         for operation in operations:
             if isinstance(operation, SetData) and operation.path in self.leadership:
                 self._state_changed(operation.path, operation.data)
+            elif isinstance(operation, SetData) and operation.path.startswith(_GROWING_STATES):
+                self._growing_changed(operation.path, operation.data)
             elif isinstance(operation, SetData) and operation.path.startswith(f"{znodes.TOPICS}/"):
                 for partition, state in self.leadership.values():
                     for anomaly in operations_reassign.members_without_a_replica(self, partition, state):
                         self.accuse(anomaly)
+
+    def _growing_changed(self, path: str, data: bytes) -> None:
+        if not path.endswith("/state"):
+            return
+        partition = TopicPartition(GROWING, int(path.removeprefix(_GROWING_STATES).partition("/")[0]))
+        state = znodes.decode_state(partition, data, 0)
+        before = self._growing_states.get(partition)
+        self._growing_states[partition] = state
+        if before is not None and self._is_left_to_victims(partition, before, state):
+            self._expose([partition])
 
     def _state_changed(self, path: str, data: bytes) -> None:
         partition, before = self.leadership[path]
