@@ -40,6 +40,8 @@ def topic(cluster: LocalCluster, request: pytest.FixtureRequest) -> str:
     """A topic of the test's own, with three partitions."""
     name: str = request.node.name[:100]
     with Admin(cluster.bootstrap()) as admin:
+        # The test before this one may have killed and started brokers.
+        until_true(lambda: len(admin.describe_cluster().brokers) == 3, PATIENCE_S)
         admin.create_topics([NewTopic(name, partitions=3, replication_factor=3)])
     return name
 
