@@ -1,5 +1,8 @@
 """Produce: append as leader, answer when the acks asked for are there. Labels P1..P7: ARCHITECTURE.md."""
 
+from itertools import compress
+from operator import not_
+
 from minibroker.broker.handlers.services import Services, check_named_once
 from minibroker.broker.network.handler_pool import Rest
 from minibroker.broker.network.request_channel import Request
@@ -84,8 +87,9 @@ async def _look_and_append(
         else:
             taken.append(entry)
         if not left:  # a topic's settings, or its leader, may have changed meanwhile
-            left = [each for each in taken if _is_to_be_looked_at(services, each)]
-            taken = [each for each in taken if not _is_to_be_looked_at(services, each)]
+            again = [_is_to_be_looked_at(services, each) for each in taken]
+            left = list(compress(taken, again))
+            taken = list(compress(taken, map(not_, again)))
     _append(services, request, body, taken, refused)
 
 

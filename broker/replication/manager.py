@@ -120,6 +120,7 @@ class LeadershipListener(Protocol):
 
 
 _MOOT_INTERVAL_S = 1.0
+"""So often a batch that waits for its turn is asked whether anybody still waits for it."""
 
 
 class ToAppend(NamedTuple):

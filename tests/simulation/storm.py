@@ -45,7 +45,7 @@ from minibroker.controller import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
-from minibroker.protocol.world import Operation, SetData, World
+from minibroker.protocol.world import Create, Operation, SetData, World
 from tests.simulation import operations_reassign
 from tests.simulation.ambush import Ambushes
 from tests.simulation.cluster import VirtualCluster, host_name
@@ -259,6 +259,7 @@ class Storm:
         self.damaged: set[int] = set()
         """Brokers that had a power cut and have not caught up with everything since, or have rotten pages."""
         self._growing_states: dict[TopicPartition, LeaderAndIsr] = {}
+        """Their partitions come one by one, so that they are in no `leadership`."""
         self.content_with_one: set[str] = set()
         """Topics with more than two replicas of which acks=all needs, or once needed, only one."""
         self.losses_of_power = 0
@@ -884,7 +885,7 @@ class Storm:
         for operation in operations:
             if isinstance(operation, SetData) and operation.path in self.leadership:
                 self._state_changed(operation.path, operation.data)
-            elif isinstance(operation, SetData) and operation.path.startswith(_GROWING_STATES):
+            elif isinstance(operation, Create | SetData) and operation.path.startswith(_GROWING_STATES):
                 self._growing_changed(operation.path, operation.data)
             elif isinstance(operation, SetData) and operation.path.startswith(f"{znodes.TOPICS}/"):
                 for partition, state in self.leadership.values():

@@ -65,9 +65,9 @@ def test_nothing_comes_before_a_batch_that_was_dropped_as_its_producer_had_gone(
             producer = await connect(world.network, host_name(leader), PORT)
             for records in (first, second):
                 producer.send(data.PRODUCE, 9, produce(records))
-            await asyncio.sleep(0.1)
+            await cluster.until(lambda: rests(cluster, leader) == 1)
             producer.close()
-            await asyncio.sleep(0.1)
+            await cluster.until(lambda: rests(cluster, leader) == 0)
         again = await connect(world.network, host_name(leader), PORT)
         for records in (first, second):
             again.send(data.PRODUCE, 9, produce(records))
@@ -188,7 +188,9 @@ def test_metadata_that_waits_does_not_make_a_topic_again_that_is_deleted_meanwhi
             network.reset_at(host_name(asked), host_name(leader))
             await cluster.until(lambda: leader in lost(cluster, asked))
             connection.send(metadata.METADATA, 9, about(ORDERS, "brief", "new", creates=True))
-            await asyncio.sleep(0.01)
+            services = cluster.broker(asked)._services
+            assert services is not None
+            await cluster.until(lambda: services.topic_purgatory.delayed() == 1)
             await admin.delete_topics(["brief"])
             _, answer = await connection.answer(metadata.METADATA, 9)
             codes = {topic.name: topic.error_code for topic in answer.topics}
