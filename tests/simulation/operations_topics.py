@@ -43,6 +43,7 @@ class Growing:
         self._cluster = storm.cluster
         self._dice = dice
         self._is_there = False
+        self._beginning: asyncio.Task[None] | None = None
         self._is_changing = asyncio.Lock()
         self._is_over = False
         self._promised = 0
@@ -58,8 +59,10 @@ class Growing:
 
     async def add_partitions(self) -> None:
         async with self._is_changing:
-            if not self._is_there:
-                await self._begin()
+            if self._beginning is None:
+                self._beginning = asyncio.create_task(self._begin(), name="the growing topic begins")
+            # Healing cancels this fault; what was asked for by then is created all the same, and must be known here.
+            await asyncio.shield(self._beginning)
             if self._asked >= MOST_PARTITIONS:
                 return
             present = len(self._znode().partitions)
@@ -199,8 +202,11 @@ class Growing:
 
     async def finish(self, within_s: float) -> None:
         """After all is healed: everything is there, and was read."""
-        if self._sender is None:
+        if self._beginning is None:
             return
+        async with asyncio.timeout(within_s):
+            await self._beginning
+        assert self._sender is not None
         self._is_over = True
         await asyncio.wait([self._sender], timeout=within_s)
         world = self._cluster.client("growing-reader")

@@ -19,6 +19,8 @@ from tests.simulation.faults_of_worlds import late_bytes
 from tests.simulation.group_storm import GroupStorm
 from tests.simulation.loop import run
 from tests.simulation.network import VirtualTransport
+from tests.simulation.operations_topics import TOPIC as GROWING
+from tests.simulation.operations_topics import add_partitions
 from tests.simulation.process import ProcessKilled
 from tests.simulation.storm import Report, Storm, simulate
 from tests.simulation.users import Users
@@ -125,3 +127,17 @@ def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_called_off
         assert not late()
 
     run(main(), seed=seed)
+
+
+def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_its_fault_is_called_off() -> None:
+    async def main() -> None:
+        storm = Storm(Report(seed=1), Random(1))
+        await storm.cluster.start()
+        fault = asyncio.create_task(add_partitions(storm))
+        await asyncio.sleep(0.001)
+        assert not storm.simulation.zookeeper.has(znodes.topic_path(GROWING))
+        fault.cancel()
+        await asyncio.wait([fault])
+        await storm.cluster.until(lambda: len(storm.growing.partitions()) == 2)
+
+    run(main(), seed=1)
