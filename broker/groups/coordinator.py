@@ -213,8 +213,10 @@ class GroupCoordinator(TermListener):
     def _replace(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
         """A static member has come back, without the id that it had: it goes on under a new one, in its old place. In a
         stable group it is given what it had, without a rebalance, as soon as the log says who it is now: unless it asks
-        for something else now, or its topics have other partitions, which a leader that was away has not seen (in Kafka
-        both go unnoticed until somebody else causes a rebalance). Whoever goes on under the old id is fenced."""
+        for something else now; or its topics have other partitions, which a leader that was away has not seen; or it
+        was to give up partitions and to join once more, so that others get them, and knows nothing of that any more (in
+        Kafka all three go unnoticed until somebody else causes a rebalance). Whoever goes on under the old id is
+        fenced."""
         name, respond = joining.group_instance_id, joining.join_waiter
         assert name is not None
         assert respond is not None
@@ -250,6 +252,8 @@ class GroupCoordinator(TermListener):
                 self._prepare_rebalance(term, group, f"static member {name} comes back with another subscription")
             elif group.leader_id == member.member_id and not group.assigns_all(self._metadata.partition_count):
                 self._prepare_rebalance(term, group, f"its leader {name} comes back, and topics have other partitions")
+            elif group.awaits_what_was_owned(before.protocols):
+                self._prepare_rebalance(term, group, f"static member {name} comes back, and was to give up partitions")
             else:
                 self._store_return(term, group, member, before)
 

@@ -12,6 +12,7 @@ from minibroker.broker.groups.states import GroupState, check_transition
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.group_messages import JoinGroupMember, JoinGroupResponse, SyncGroupResponse
+from minibroker.protocol.model import TopicPartition
 
 Protocols = tuple[tuple[str, bytes], ...]
 """The assignors that a member knows, the one it likes best first, each with its subscription as that one puts it."""
@@ -267,15 +268,30 @@ class Group:
         topics = self.subscribed_topics()
         if topics is None:
             return True
-        assigned: dict[str, set[int]] = {}
         try:
-            for member in self.members.values():
-                for one in decode_assignment(member.assignment).assigned_partitions:
-                    assigned.setdefault(one.topic, set()).add(one.partition)
+            assigned = self._assigned()
         except InvalidMessage:
             return True
-        counts = {topic: partition_count(topic) for topic in topics}
-        return all(assigned.get(topic, set()) == set(range(count)) for topic, count in counts.items() if count)
+        counts = {topic: count for topic in topics if (count := partition_count(topic))}
+        there_are = {TopicPartition(topic, index) for topic, count in counts.items() for index in range(count)}
+        return {partition for partition in assigned if partition.topic in counts} == there_are
+
+    def awaits_what_was_owned(self, protocols: Protocols) -> bool:
+        """Whether the member that joined the generation with `protocols` had partitions then that nobody has in it. It
+        was to give them up and to join once more, upon which others get them (KIP-429): nobody else asks for that."""
+        assert self.protocol_name is not None
+        if self.protocol_type != PROTOCOL_TYPE:
+            return False
+        try:
+            owned = decode_subscription(dict(protocols).get(self.protocol_name, b"")).owned_partitions
+            return not self._assigned().issuperset(owned)
+        except InvalidMessage:
+            return False
+
+    def _assigned(self) -> frozenset[TopicPartition]:
+        """What the members have together, as consumers put it. Raises InvalidMessage."""
+        assignments = [decode_assignment(member.assignment) for member in self.members.values()]
+        return frozenset(partition for one in assignments for partition in one.assigned_partitions)
 
     # -- generations --
 

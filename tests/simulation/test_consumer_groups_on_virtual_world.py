@@ -198,6 +198,32 @@ def test_a_static_member_that_is_restarted_gets_what_it_had_and_nobody_rebalance
     run(scenario())
 
 
+@pytest.mark.parametrize("is_coordinator_killed", [False, True])
+def test_what_a_static_member_was_to_give_up_when_it_was_restarted_goes_to_the_others(
+    is_coordinator_killed: bool,
+) -> None:
+    """The rebalance in which they get it comes when the member has given it up. The one that came back was given the
+    rest, and asked for no rebalance: nobody had the partition from then on."""
+
+    async def scenario() -> None:
+        work = await GroupWork.start(members=1, partitions=4)
+        static = work.add("static", group_instance_id="till-1")
+        await work.until(lambda: static.assignment() and work.is_shared())
+        static.pause_s = 5
+        late = work.add("late")
+        await work.until(lambda: static.consumer.status().member_state == "completing rebalance")
+        await work.until(lambda: late.consumer.status().member_state == "stable")
+        assert not late.assignment(), "it waits for what the static one is to give up"
+        static.world.process.kill()
+        if is_coordinator_killed:
+            work.cluster.kill_broker(work.coordinator())
+        again = work.add("static-again", group_instance_id="till-1")
+        await work.until(lambda: again.assignment() and late.assignment() and work.is_shared())
+        await work.finish()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no_rebalance(seed: int) -> None:
     """Each waited for the other: the commit for the end of the rebalance, and that for the records to be done with."""

@@ -161,6 +161,13 @@ def expired_once_loaded(patches: Patches) -> None:
         ]
 
 
+@mutant("partitions that nobody has", "a static member that comes back is not asked to join for what it was to give up")
+def held_back_for_nobody(patches: Patches) -> None:
+    @patches.instead_of(Group, "awaits_what_was_owned")
+    def awaits_what_was_owned(original: Any, self: Group, *rest: Any) -> bool:
+        return False
+
+
 @mutant("committed for another topic", "what was committed for a topic that was deleted is where its members begin")
 def committed_for_an_earlier_topic(patches: Patches) -> None:
     @patches.instead_of(offsets, "is_of_gone_topic")

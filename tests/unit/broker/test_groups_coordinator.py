@@ -520,6 +520,32 @@ def test_a_static_leader_that_comes_back_assigns_anew_where_its_topics_have_othe
     with_groups(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("kept", "passed_on", "rebalances"), [(True, False, False), (False, True, False), (False, False, True)]
+)
+def test_a_static_member_that_was_to_give_up_what_others_wait_for_rebalances_its_group_when_it_comes_back(
+    tmp_path: Path, kept: bool, passed_on: bool, rebalances: bool
+) -> None:
+    """It was to join once more after that, and knows nothing of it: nobody would ever get the partition."""
+
+    async def scenario(groups: CoordinatedGroups) -> None:
+        first = groups.join(instance="one", protocols=consumer_of("orders"))
+        second = groups.join(instance="two", protocols=consumer_of("orders", owned=(ORDERS,)))
+        leader, other = (await first).member_id, (await second).member_id
+        given = encode_assignment(ConsumerProtocolAssignment([ORDERS]))
+        nothing = encode_assignment(ConsumerProtocolAssignment([]))
+        assignments = {leader: given if passed_on else nothing, other: given if kept else nothing}
+        await asyncio.gather(groups.sync(other, 1), groups.sync(leader, 1, assignments))
+        returning = groups.join(instance="two", protocols=consumer_of("orders"))
+        await until(lambda: returning.done() or groups.group().is_in(GroupState.PREPARING_REBALANCE))
+        assert groups.group().is_in(GroupState.PREPARING_REBALANCE) == rebalances
+        if rebalances:
+            groups.join(leader, instance="one", protocols=consumer_of("orders"))
+        assert (await returning).generation_id == (2 if rebalances else 1)
+
+    with_groups(tmp_path, scenario)
+
+
 def test_a_static_member_whose_return_cannot_be_stored_goes_on_under_its_old_id(tmp_path: Path) -> None:
     async def program(groups: CoordinatedGroups) -> None:
         await groups.lead(isr=(ME, 2, 3))
