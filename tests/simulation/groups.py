@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from minibroker.client.auto_commit import positions
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
 from minibroker.client.group_states import MemberState
@@ -367,8 +368,8 @@ class Groups:
         life.uncommitted = 0
         if life.group.commits == "automatic" or not life.positions:
             return
-        commits = life.history.commit_begins(life.identity, life.positions, life.generation)
         offsets = dict(life.positions) if random.random() < 0.5 else None
+        commits = self._commit_begins(life, offsets)
         if life.group.commits == "not awaited":
             self._answered_later(life, life.consumer.commit_nowait(offsets), commits)
         else:
@@ -377,8 +378,18 @@ class Groups:
     async def commit_last(self, life: _Life) -> None:
         """Before partitions are given back."""
         if life.group.commits != "automatic" and life.positions:
-            commits = life.history.commit_begins(life.identity, life.positions, life.generation)
+            commits = self._commit_begins(life, None)
             await self._answered(life, life.consumer.commit(), commits)
+
+    def _commit_begins(self, life: _Life, offsets: Mapping[TopicPartition, int] | None) -> list[Commit]:
+        """In the moment in which the consumer is to commit these offsets; None: its positions. Of a topic that was
+        created again it may have none, though the member had records of the earlier one: then nothing is sent of that
+        partition, whatever becomes of the others, and no error names it."""
+        done = life.positions
+        if offsets is None:
+            sent, reborn = positions(life.consumer._fetcher), self._storm.rebirth.topics
+            done = {p: offset for p, offset in done.items() if p in sent or p.topic not in reborn}
+        return life.history.commit_begins(life.identity, done, life.generation)
 
     def _answered_later(self, life: _Life, answer: asyncio.Future[None], commits: list[Commit]) -> None:
         def answered(answer: asyncio.Future[None]) -> None:

@@ -13,10 +13,15 @@ from random import Random
 import pytest
 
 from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
+from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.faults_of_worlds import late_bytes
+from tests.simulation.group_history import GroupHistory, check_group
 from tests.simulation.group_storm import GroupStorm
+from tests.simulation.groups import _Group, _Life, _Listener, _Member
 from tests.simulation.loop import run
 from tests.simulation.network import VirtualTransport
 from tests.simulation.operations_topics import TOPIC as GROWING
@@ -24,7 +29,7 @@ from tests.simulation.operations_topics import add_partitions
 from tests.simulation.process import ProcessKilled
 from tests.simulation.storm import Report, Storm, simulate
 from tests.simulation.users import Users
-from tests.simulation.world import Simulation
+from tests.simulation.world import Simulation, VirtualWorld
 
 SHORT_MINUTES = 0.75
 
@@ -139,5 +144,50 @@ def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_its_faul
         fault.cancel()
         await asyncio.wait([fault])
         await storm.cluster.until(lambda: len(storm.growing.partitions()) == 2)
+
+
+def test_a_member_that_is_out_of_its_group_has_not_committed_what_its_consumer_has_no_position_in() -> None:
+    """Its topic was created again, with fewer partitions, so the failed commit does not name all that it had."""
+    topic = "reborn-0"
+    kept, gone = (TopicPartition(topic, number) for number in range(2))
+
+    async def commit_too_late(storm: Storm, world: VirtualWorld) -> None:
+        async with Admin(storm.cluster.bootstrap, world=world) as admin:
+            await admin.create_topic(topic, partitions=2, replication_factor=1)
+            async with Producer(storm.cluster.bootstrap, world=world) as producer:
+                for partition in (kept, gone):
+                    await producer.send(topic, b"x", partition=partition.partition)
+            group = _Group("group", [topic], False, "range", "awaited", 6_000, 2_000, {}, GroupHistory("group"))
+            life = _Life(_Member("member", group, None, "poll", 0.1, 10.0, 1), "member#1")
+            life.consumer = Consumer(
+                storm.cluster.bootstrap,
+                topics=[topic],
+                group=group.name,
+                listener=_Listener(storm.groups, life),
+                max_poll_interval_ms=group.max_poll_interval_ms,
+                metadata_max_age_ms=200,
+                world=world,
+            )
+            async with life.consumer as consumer:
+                while len(life.positions) < 2:
+                    for record in await consumer.poll(timeout_ms=500):
+                        storm.groups._delivered(life, record.topic, record.partition, record.offset, record.value)
+                generation = life.generation
+                await admin.delete_topic(topic)
+                await admin.create_topic(topic, partitions=1, replication_factor=1)
+                states = consumer._fetcher.states
+                await storm.cluster.until(lambda: states[gone].position is None and states[kept].position == 0)
+                await storm.cluster.until(lambda: life.generation == -1)
+                group.history.holds("another", generation + 1, [kept])
+                await storm.groups.commit_last(life)
+                assert not [commit for commit in group.history.commits if commit.is_acknowledged]
+                assert list(check_group(group.history, {})) == []
+
+    async def main() -> None:
+        storm = Storm(Report(seed=1), Random(1))
+        storm.rebirth.topics[:] = [topic]
+        await storm.cluster.start()
+        world = storm.cluster.client("member")
+        await world.process.run(commit_too_late(storm, world))
 
     run(main(), seed=1)
