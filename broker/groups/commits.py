@@ -108,12 +108,10 @@ class OffsetCommits:
         group.offsets.begin(one.topic_partition for one in accepted)
 
         def written(outcome: Outcome) -> None:
+            _end_write(term, group, [(one.topic_partition, one.value) for one in accepted], outcome)
             if outcome.code is _E.NONE:
-                for position, (topic_partition, value, _) in enumerate(accepted):
-                    group.offsets.complete(topic_partition, value, outcome.base_offset + position)
                 self.committed += len(accepted)
             else:
-                group.offsets.fail((one.topic_partition for one in accepted), is_in_doubt=outcome.is_in_doubt)
                 too_large = outcome.code is _E.MESSAGE_TOO_LARGE
                 for one in accepted:
                     one.answer.error_code = _E.INVALID_COMMIT_OFFSET_SIZE if too_large else outcome.code
@@ -243,14 +241,27 @@ def remove_offsets(
     group.offsets.begin(doomed)
 
     def written(outcome: Outcome) -> None:
-        if outcome.code is _E.NONE:
-            for position, topic_partition in enumerate(doomed):
-                group.offsets.complete(topic_partition, None, outcome.base_offset + position)
-        else:
-            group.offsets.fail(doomed)
+        _end_write(term, group, [(topic_partition, None) for topic_partition in doomed], outcome)
         removed(outcome)
 
     terms.write(term, [(_key(group, topic_partition), None) for topic_partition in doomed], written)
+
+
+def _end_write(
+    term: Term, group: Group, written: Sequence[tuple[TopicPartition, OffsetValue | None]], outcome: Outcome
+) -> None:
+    """Of these offsets, or tombstones. What may be replicated later is on its way until then."""
+
+    def complete() -> None:
+        for position, (topic_partition, value) in enumerate(written):
+            group.offsets.complete(topic_partition, value, outcome.base_offset + position)
+
+    if outcome.code is _E.NONE:
+        complete()
+    elif outcome.base_offset >= 0:
+        term.await_replicas(outcome.base_offset + len(written), complete)
+    else:
+        group.offsets.fail((topic_partition for topic_partition, _ in written), is_in_doubt=outcome.is_in_doubt)
 
 
 def _key(group: Group, topic_partition: TopicPartition) -> bytes:

@@ -2,8 +2,9 @@
 
 The problem. A commit is a record of the log, and may fail after it was written there: it may survive, or be gone with
 the next leader. What is shown must be what lasts. So memory follows the log: an offset is known from the moment its
-record is replicated, and not before. Commits may be on their way one behind the other, and end in another order than
-they were written in: the one that was written last counts, as it will to whoever loads the log.
+record is replicated, and not before; also where that is after its commit has failed, and until then it is on its way
+(Kafka forgets it, and the next coordinator finds it). Commits may be on their way one behind the other, and end in
+another order than they were written in: the one that was written last counts, as it will to whoever loads the log.
 """
 
 from collections.abc import Container, Iterable

@@ -9,7 +9,9 @@ The choice. A *term* is one unbroken leadership of a partition by this broker, w
 - It is loaded once: up to the end that the log had when the term began (nothing is appended meanwhile, since requests
   are refused), and it counts as loaded only when the high watermark has come that far: until then another leader could
   take back the last records.
-- What it writes is appended in this very term or not at all, and counts when it is replicated as with acks=all.
+- What it writes is appended in this very term or not at all, and counts when it is replicated as with acks=all: also
+  where that comes so late that whoever waited was told of an error. The next coordinator will read it in the log: if
+  this one went on to tell what was before, a member that begins there would set the offset back later.
 - What it reads for others is confirmed by a write: a record without meaning, appended after the question came and
   replicated before it is answered, proves that at that time no other broker could have committed anything. One such
   record answers all who asked before it was appended.
@@ -24,6 +26,7 @@ knows nothing of its successor when it goes on, and a client that asks just then
 """
 
 import asyncio
+import heapq
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -43,6 +46,7 @@ from minibroker.broker.groups.records import (
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.partition import Partition
 from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
@@ -85,7 +89,8 @@ Written = Callable[["Outcome"], None]
 
 
 class Outcome:
-    """Of a write. Without an error everything is replicated, and `base_offset` is the first record's."""
+    """Of a write. Without an error everything is replicated, and `base_offset` is the first record's. One that is in
+    doubt has it, too, where the records are in this broker's log."""
 
     __slots__ = ("base_offset", "code", "is_in_doubt")
 
@@ -112,6 +117,22 @@ class Term:
         self.is_over = False
         self.is_confirming = False
         self.unconfirmed: list[Callable[[ErrorCode], None]] = []
+        self._in_doubt: list[tuple[int, Callable[[], None]]] = []
+        """Writes that failed and are in the log: where each ends, and what it means. A heap."""
+
+    def await_replicas(self, end_offset: int, replicated: Callable[[], None]) -> None:
+        """A write that ends there is in doubt. `replicated` is called when it no longer is, before anybody is told
+        anything of the groups; never, if another coordinator is to read in the log how it ended."""
+        heapq.heappush(self._in_doubt, (end_offset, replicated))
+
+    def look_at_what_is_in_doubt(self, partition: Partition | None) -> None:
+        while self._in_doubt and partition is not None and partition.is_leader:
+            if partition.leading_since_epoch != self.leading_since_epoch:
+                return
+            if partition.high_watermark < self._in_doubt[0][0]:
+                return
+            _, replicated = heapq.heappop(self._in_doubt)
+            replicated()
 
 
 class TermListener:
@@ -165,7 +186,11 @@ class Terms:
     # -- look-ups --
 
     def loaded(self) -> list[Term]:
-        return [term for term in self._terms.values() if term.is_loaded]
+        return [self._up_to_date(term) for term in self._terms.values() if term.is_loaded]
+
+    def _up_to_date(self, term: Term) -> Term:
+        term.look_at_what_is_in_doubt(self._replicas.partition(term.topic_partition))
+        return term
 
     @property
     def is_loading(self) -> bool:
@@ -179,7 +204,7 @@ class Terms:
         term = self._terms.get(partition_of(group_id, partitions)) if partitions else None
         if term is None:
             return _E.NOT_COORDINATOR
-        return term if term.is_loaded else _E.COORDINATOR_LOAD_IN_PROGRESS
+        return self._up_to_date(term) if term.is_loaded else _E.COORDINATOR_LOAD_IN_PROGRESS
 
     def find(self, group_id: str) -> tuple[Term, Group | None] | ErrorCode:
         """The group with its term; None where there is no such group. COORDINATOR_NOT_AVAILABLE while it is being
@@ -296,7 +321,9 @@ class Terms:
                 written(Outcome(code, status.response.base_offset))
                 return
             logger.warning("%s: %d records could not be written: %s", term.topic_partition, len(records), code.name)
-            written(Outcome(_AS_COORDINATOR.get(code, code), is_in_doubt=code not in _NOT_APPENDED))
+            is_in_log = status.required_offset >= 0
+            base_offset = status.required_offset - len(records) if is_in_log else -1
+            written(Outcome(_AS_COORDINATOR.get(code, code), base_offset, is_in_doubt=code not in _NOT_APPENDED))
 
         self._replicas.write(
             term.topic_partition,

@@ -239,6 +239,28 @@ def test_a_coordinator_that_was_paused_tells_no_offset_of_old_when_it_goes_on() 
     with_topic(program)
 
 
+def test_what_a_coordinator_tells_after_a_commit_failed_is_what_the_next_one_tells() -> None:
+    """The commit failed as the followers did not fetch for a while, and was replicated after that. (The first one told
+    the offset from before; somebody went on there, and committed it after the second one had told the newer.)"""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        client = GroupClient(cluster, world, "billing")
+        assert await client.commit({ORDERS: 1}) == [ErrorCode.NONE]
+        coordinator = await client.find_coordinator()
+        others = [broker_id for broker_id in cluster.broker_ids if broker_id != coordinator]
+        for broker_id in others:
+            cluster.pause_broker(broker_id)
+        assert await client.commit({ORDERS: 2}, broker_id=coordinator) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+        for broker_id in others:
+            cluster.resume_broker(broker_id)
+        assert await client.committed(ORDERS) == 2
+        assert await client.find_coordinator() == coordinator
+        cluster.kill_broker(coordinator)
+        assert await client.committed(ORDERS) == 2
+
+    with_topic(program)
+
+
 async def settled(members: list[GroupMember]) -> None:
     """Every member does what it should, until all are in one generation and nobody is to join it again."""
 

@@ -117,14 +117,62 @@ def test_a_commit_is_answered_and_shown_when_it_is_replicated(tmp_path: Path) ->
     with_groups(tmp_path, program, lead=False)
 
 
-def test_a_commit_that_is_not_replicated_in_time_fails_and_is_not_shown(tmp_path: Path) -> None:
+def test_a_commit_that_is_not_replicated_in_time_fails_and_is_shown_once_it_is_replicated(tmp_path: Path) -> None:
+    """The next coordinator would find it in the log; so whoever goes on from what was before would set it back."""
+
     async def program(groups: CoordinatedGroups) -> None:
         await groups.lead(isr=(ME, 2, 3))
         assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
-        assert groups.groups.terms.loaded()[0].groups == {}
+        assert groups.groups.terms.loaded()[0].groups[GROUP].offsets.items() == []
+        fetching = groups.fetch()
+        groups.replicate(2, 3)
+        assert (await fetching).topics[0].partitions[0].committed_offset == 7
+        await groups.follow(1)
+        await groups.lead(2)
+        assert await groups.committed() == 7
+
+    with_groups(tmp_path, program, lead=False)
+
+
+def test_a_deletion_that_is_not_replicated_in_time_fails_and_counts_once_it_is_replicated(tmp_path: Path) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        committing = groups.commit(7)
+        groups.replicate(2, 3)
+        assert await committing == E.NONE
+        assert await delete_offset(groups) == E.COORDINATOR_NOT_AVAILABLE
+        assert len(groups.group().offsets) == 1
         fetching = groups.fetch()
         groups.replicate(2, 3)
         assert (await fetching).topics[0].partitions[0].committed_offset == -1
+
+    with_groups(tmp_path, program, lead=False)
+
+
+def test_of_a_commit_that_failed_and_the_next_one_the_next_counts(tmp_path: Path) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
+        committing = groups.commit(5)
+        groups.replicate(2, 3)
+        assert await committing == E.NONE
+        fetching = groups.fetch()
+        groups.replicate(2, 3)
+        assert (await fetching).topics[0].partitions[0].committed_offset == 5
+
+    with_groups(tmp_path, program, lead=False)
+
+
+def test_a_commit_that_failed_and_that_the_next_leader_lacks_is_never_shown(tmp_path: Path) -> None:
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
+        (old,) = groups.groups.terms.loaded()
+        await groups.follow(1)
+        groups.broker.partition(OFFSETS).log.truncate_to(0)
+        await groups.lead(2)
+        assert await groups.committed() == -1
+        assert old.groups[GROUP].offsets.items() == []
 
     with_groups(tmp_path, program, lead=False)
 
