@@ -618,6 +618,21 @@ def test_lost_connections_come_back_by_themselves_without_their_watches() -> Non
     _on_seeds(scenario)
 
 
+def test_a_process_that_goes_on_twice_and_hears_of_one_loss_twice_stays_connected() -> None:
+    async def scenario(zookeeper: VirtualZooKeeper) -> None:
+        session, states = await _open_from(zookeeper, "one")
+        session.pause()
+        zookeeper.lose_connections("one")
+        for latency_s in (0.0, 1.0):
+            zookeeper.slow_hosts["one"] = (latency_s, latency_s)
+            session.pause()
+            session.go_on()
+        await asyncio.sleep(2)
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+
+    _on_seeds(scenario)
+
+
 def test_a_session_that_the_server_ends_learns_it_when_it_has_connected_again() -> None:
     async def scenario(zookeeper: VirtualZooKeeper) -> None:
         session, states = await _open_from(zookeeper, "one")

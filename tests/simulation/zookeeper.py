@@ -905,8 +905,8 @@ class VirtualSession:
         self.expire_later()
 
     def _learn_of_loss(self) -> None:
-        """The client's side."""
-        if self._state is not SessionState.CONNECTED:
+        """The client's side. By then it may have connected again: one that went on twice hears of the loss twice."""
+        if self._state is not SessionState.CONNECTED or self._is_connected:
             return
         self._change(SessionState.SUSPENDED)
         self._fail_pending(ConnectionLoss(f"session {self._session_id:#x} lost its connection"))
