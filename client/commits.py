@@ -69,6 +69,9 @@ def check_offsets(
     return checked
 
 
+_NOT_THIS_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID)
+
+
 class _Ticket:
     """A commit, as it was asked for."""
 
@@ -237,14 +240,28 @@ class Commits:
                     continue
                 return errors | dict.fromkeys(pending, self.committer.why_refused(of_member[0]))
             retry = False
+            # Those fail at once: commits that wait behind them may be of the topic that is there now.
+            gone = [
+                p
+                for p, code in codes.items()
+                if code in _NOT_THIS_TOPIC and self._is_older(p.topic, ticket.topic_ids[p])
+            ]
             unknown = {
-                p: ticket.topic_ids[p] for p, code in codes.items() if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                p: ticket.topic_ids[p]
+                for p, code in codes.items()
+                if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and p not in gone
             }
             missing: list[TopicPartition] = []
             if unknown and clock.monotonic() >= began + UNKNOWN_FOR_S:
                 missing = await self._runtime.metadata.missing(unknown)
             for partition, code in codes.items():
                 if code is ErrorCode.NONE:
+                    del pending[partition]
+                elif partition in gone:
+                    why = (
+                        f"committing offset {pending[partition].offset}: the topic was deleted and created again since"
+                    )
+                    errors[partition] = BrokerError(code, why, is_complete=True)
                     del pending[partition]
                 elif ERRORS[code].retriable and partition not in missing and clock.monotonic() < patience_until:
                     retry = True
@@ -326,7 +343,7 @@ class Commits:
             if code is not ErrorCode.NONE:
                 raise BrokerError(code, f"{OFFSET_FETCH.name} of group {self.group}")
             last: BrokerError | None = None
-            newer = [topic.name for topic in group.topics if self._is_newer(topic)]
+            newer = [topic.name for topic in group.topics if self._is_newer(topic.name, topic.topic_id)]
             if newer and clock.monotonic() < deadline:  # metadata is behind, or its broker is cut off
                 await self._runtime.metadata.ask_everyone(newer)
                 await asyncio.sleep(self._runtime.retry_backoff_s)
@@ -344,7 +361,7 @@ class Commits:
                     if answer.committed_offset >= 0:
                         epoch = None if answer.committed_leader_epoch == NO_EPOCH else answer.committed_leader_epoch
                         offset = OffsetAndMetadata(answer.committed_offset, epoch, answer.metadata or "")
-                        found[partition] = Committed(offset, self._is_older(of_topic))
+                        found[partition] = Committed(offset, self._is_older(of_topic.name, of_topic.topic_id))
             if pending:
                 last = last or BrokerError(
                     ErrorCode.UNKNOWN_SERVER_ERROR, f"{OFFSET_FETCH.name} of group {self.group} leaves out partitions"
@@ -354,14 +371,15 @@ class Commits:
                 await asyncio.sleep(self._runtime.retry_backoff_s)
         return found
 
-    def _is_older(self, topic: g.OffsetFetchTopicResponse) -> bool:
-        info = self._runtime.metadata.cluster.topics.get(topic.name)
-        return info is not None and is_older(topic.topic_id, info.topic_id)
+    def _is_older(self, topic: str, topic_id: str) -> bool:
+        """That id is of a topic that was deleted: this client knows a later one of that name."""
+        info = self._runtime.metadata.cluster.topics.get(topic)
+        return info is not None and is_older(topic_id, info.topic_id)
 
-    def _is_newer(self, topic: g.OffsetFetchTopicResponse) -> bool:
-        """What was committed is of a topic that was created after the one that this client knows."""
-        info = self._runtime.metadata.cluster.topics.get(topic.name)
-        return info is not None and is_older(info.topic_id, topic.topic_id)
+    def _is_newer(self, topic: str, topic_id: str) -> bool:
+        """That id is of a topic that was created after the one that this client knows."""
+        info = self._runtime.metadata.cluster.topics.get(topic)
+        return info is not None and is_older(info.topic_id, topic_id)
 
     def _code_of_fetch(self, response: g.OffsetFetchResponse) -> int:
         return next((group.error_code for group in response.groups if group.group_id == self.group), ErrorCode.NONE)

@@ -10,7 +10,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import DeliveryTimedOut
+from minibroker.client.errors import CommitFailed, DeliveryTimedOut
 from minibroker.client.partitioners import crc32
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
@@ -494,3 +494,37 @@ def test_where_topics_cannot_be_deleted_both_ways_are_refused() -> None:
         assert s.topic_id()
 
     run(main(), seed=1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_commits_of_a_deleted_topic_hold_up_none_of_the_one_that_was_created_again(number: int) -> None:
+    """Each was tried for 10 s, one after the other: what was read of the new topic waited for minutes. Partition 1 is
+    not there any more."""
+
+    async def scenario(s: Scenario) -> None:
+        await s.create(partitions=2)
+        world, old = s.cluster.client("consumer"), TopicPartition(TOPIC, number)
+
+        async def consume() -> None:
+            async with (
+                Producer(s.cluster.bootstrap, world=world) as producer,
+                Consumer(
+                    s.cluster.bootstrap, topics=[TOPIC], group="billing", metadata_max_age_ms=200, world=world
+                ) as consumer,
+            ):
+                await producer.send(TOPIC, b"old", partition=number)
+                assert (await anext(consumer)).value == b"old"
+                commits = [consumer.commit_nowait({old: 1})]
+                await s.recreate()
+                commits += [consumer.commit_nowait({old: 1}) for _ in range(20)]
+                await producer.send(TOPIC, b"new", partition=0)
+                assert (await anext(consumer)).value == b"new"
+                began = asyncio.get_running_loop().time()
+                await consumer.commit({PARTITION: 1})
+                assert asyncio.get_running_loop().time() - began < 5
+                ends = await asyncio.gather(*commits, return_exceptions=True)
+                assert all(isinstance(end, CommitFailed) and "created again" in str(end) for end in ends[1:])
+
+        await world.process.run(consume())
+
+    play(scenario)
