@@ -53,10 +53,6 @@ def _one_generation(_: Path) -> None:
     assignors.test_what_two_claim_in_one_generation_goes_to_nobody_until_both_gave_it_back()
 
 
-def _nobody(_: Path) -> None:
-    consumers.test_what_a_static_member_was_to_give_up_when_it_was_restarted_goes_to_the_others(False)
-
-
 FAILS: dict[str, Test] = {
     "commit-waits-for-another-rebalance": _waits,
     "committed-ahead": _ahead,
@@ -68,7 +64,6 @@ FAILS: dict[str, Test] = {
     "loaded-before-it-is-replicated": (
         coordinator.test_while_the_groups_are_loaded_requests_wait_for_it_and_heartbeats_are_well
     ),
-    "held-back-for-nobody": _nobody,
     "lost-partitions-are-kept": _lost,
     "moved-at-once": _one_generation,
     "sessions-end-with-the-coordinator": coordinator.test_a_member_that_is_silent_after_its_group_was_loaded_is_put_out,

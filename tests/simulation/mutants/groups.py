@@ -168,6 +168,20 @@ def held_back_for_nobody(patches: Patches) -> None:
         return False
 
 
+@mutant("failed commits", "a commit that failed, and is replicated after all, is known to the next coordinator alone")
+def failed_commits_are_forgotten(patches: Patches) -> None:
+    @patches.instead_of(Term, "look_at_what_is_in_doubt")
+    def look_at_what_is_in_doubt(original: Any, self: Term, *rest: Any) -> None:
+        pass
+
+
+@mutant("commits of a deleted topic", "they are repeated for a while, and those of the next topic wait behind them")
+def commits_of_a_deleted_topic_wait(patches: Patches) -> None:
+    @patches.instead_of(Commits, "_is_older")
+    def is_older(original: Any, self: Commits, *rest: Any) -> bool:
+        return False
+
+
 @mutant("committed for another topic", "what was committed for a topic that was deleted is where its members begin")
 def committed_for_an_earlier_topic(patches: Patches) -> None:
     @patches.instead_of(offsets, "is_of_gone_topic")
@@ -175,7 +189,7 @@ def committed_for_an_earlier_topic(patches: Patches) -> None:
         return False
 
     @patches.instead_of(Commits, "_is_older")
-    def is_older(original: Any, self: Commits, topic: Any) -> bool:
+    def is_older(original: Any, self: Commits, *rest: Any) -> bool:
         return False
 
 
