@@ -169,6 +169,9 @@ class Commits:
         self._queue: OrderedDict[_Ticket, None] = OrderedDict()
         """The commits that are under way, in the order of the calls."""
         self._drained = Pulse()
+        self._unknown_since: dict[tuple[TopicPartition, str], float] = {}
+        """Partitions, in topics with these ids, that the coordinator does not know, as long as commits wait: they do
+        not each wait for what the one before has waited for."""
 
     # -- writing --
 
@@ -195,6 +198,7 @@ class Commits:
         if self._queue:
             next(iter(self._queue)).is_next.set()
         else:
+            self._unknown_since.clear()
             self._drained.notify()
 
     async def drained(self) -> None:
@@ -251,9 +255,15 @@ class Commits:
                 for p, code in codes.items()
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and p not in gone
             }
-            missing: list[TopicPartition] = []
-            if unknown and clock.monotonic() >= began + UNKNOWN_FOR_S:
-                missing = await self._runtime.metadata.missing(unknown)
+            for partition in codes.keys() - unknown.keys():
+                self._unknown_since.pop((partition, ticket.topic_ids[partition]), None)
+            now = clock.monotonic()
+            for_long = {
+                partition: topic_id
+                for partition, topic_id in unknown.items()
+                if now >= self._unknown_since.setdefault((partition, topic_id), began) + UNKNOWN_FOR_S
+            }
+            missing = await self._runtime.metadata.missing(for_long) if for_long else []
             for partition, code in codes.items():
                 if code is ErrorCode.NONE:
                     del pending[partition]

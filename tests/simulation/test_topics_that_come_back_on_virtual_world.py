@@ -528,3 +528,33 @@ def test_commits_of_a_deleted_topic_hold_up_none_of_the_one_that_was_created_aga
         await world.process.run(consume())
 
     play(scenario)
+
+
+def test_commits_of_a_deleted_topic_hold_up_those_of_others_only_until_it_is_known_to_be_gone() -> None:
+    """Each waited for a second of its own for the topic to turn up."""
+
+    async def scenario(s: Scenario) -> None:
+        other = TopicPartition("other", 0)
+        await s.create()
+        await s.admin(SECOND, lambda a: a.create_topic(other.topic, assignments=[EVERYWHERE]))
+        world = s.cluster.client("consumer")
+
+        async def consume() -> None:
+            async with (
+                Producer(s.cluster.bootstrap, world=world) as producer,
+                Consumer(s.cluster.bootstrap, topics=[TOPIC, other.topic], group="billing", world=world) as consumer,
+            ):
+                for partition in (PARTITION, other):
+                    await producer.send(partition.topic, b"value", partition=0)
+                    assert (await anext(consumer)).value == b"value"
+                await s.delete()
+                commits = [consumer.commit_nowait({PARTITION: 1}) for _ in range(20)]
+                began = asyncio.get_running_loop().time()
+                await consumer.commit({other: 1})
+                assert asyncio.get_running_loop().time() - began < 3
+                ends = await asyncio.gather(*commits, return_exceptions=True)
+                assert all(isinstance(end, CommitFailed) and "UNKNOWN_TOPIC" in str(end) for end in ends)
+
+        await world.process.run(consume())
+
+    play(scenario)
