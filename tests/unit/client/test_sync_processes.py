@@ -28,7 +28,9 @@ def cluster() -> Iterator[ClusterThread]:
 def program(cluster: ClusterThread, text: str, *options: str) -> subprocess.Popen[str]:
     """A script, with `bootstrap` and the usual imports."""
     lines = [
-        "import os, sys, time, threading, multiprocessing",
+        "import os, signal, sys, time, threading, multiprocessing",
+        # A shell that runs the tests in the background has them ignore it, and this would inherit that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)",
         "from minibroker.sync import Admin, Consumer, Producer",
         "from minibroker import Closed, DeliveryFailed, ForkedClient",
         f"bootstrap = {cluster.bootstrap!r}",
