@@ -257,12 +257,7 @@ class Commits:
             }
             for partition in codes.keys() - unknown.keys():
                 self._unknown_since.pop((partition, ticket.topic_ids[partition]), None)
-            now = clock.monotonic()
-            for_long = {
-                partition: topic_id
-                for partition, topic_id in unknown.items()
-                if now >= self._unknown_since.setdefault((partition, topic_id), began) + UNKNOWN_FOR_S
-            }
+            for_long = self._unknown_for_long(unknown, began)
             missing = await self._runtime.metadata.missing(for_long) if for_long else []
             for partition, code in codes.items():
                 if code is ErrorCode.NONE:
@@ -281,6 +276,15 @@ class Commits:
             if retry:
                 self._runtime.metadata.request_refresh()
                 await asyncio.sleep(self._runtime.retry_backoff_s)
+
+    def _unknown_for_long(self, unknown: Mapping[TopicPartition, str], began_s: float) -> dict[TopicPartition, str]:
+        """Those that a commit which began then, or one before it, has waited for in vain, with their topics' ids."""
+        now_s = self._runtime.clock.monotonic()
+        return {
+            partition: topic_id
+            for partition, topic_id in unknown.items()
+            if now_s >= self._unknown_since.setdefault((partition, topic_id), began_s) + UNKNOWN_FOR_S
+        }
 
     async def _can_retry(self, membership: Membership, code: ErrorCode, deadline: float) -> bool:
         self.committer.refused(membership, code)

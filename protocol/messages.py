@@ -169,6 +169,9 @@ class FetchPartitionResponse(Message):
     current_leader_id: Int32 = -1
     current_leader_epoch: Int32 = -1
     records: memoryview = memoryview(b"")
+    producers: memoryview = memoryview(b"")
+    """To a follower, with OFFSET_OUT_OF_RANGE: who had written before `log_start_offset`, as a snapshot of producers
+    has it. Empty: nobody."""
 
 
 class FetchTopicResponse(Message):

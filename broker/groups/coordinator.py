@@ -441,7 +441,7 @@ class GroupCoordinator(TermListener):
         _answer_sync(member, g.SyncGroupResponse(0, _E.REBALANCE_IN_PROGRESS))  # the same request, sent once more
         member.sync_waiter = respond
         self._has_synced(group, member)
-        if group.leader_id != member.member_id:
+        if group.leader_id != member.member_id or not group.takes_assignment():
             return
         given = {one.member_id: bytes(one.assignment) for one in body.assignments}
         assignments = {member_id: given.get(member_id, b"") for member_id in group.members}

@@ -99,6 +99,8 @@ class Group:
         """Ids that were given out to be joined with (KIP-394)."""
         self.pending_sync: dict[str, None] = {}
         """Members of the generation that have not asked for their assignment yet."""
+        self.assigned_in_generation = 0
+        """The last one in which the leader has brought an assignment."""
         self.new_member_added = False
         """Since the initial delay was last looked at."""
         self.is_being_deleted = False
@@ -304,6 +306,14 @@ class Group:
                 return False
             self.leader_id = joined
         return True
+
+    def takes_assignment(self) -> bool:
+        """Once in a generation. What is on its way into the log may be given to members, and the next coordinator gives
+        what came last, so a leader that comes again, as its request broke off, has to wait for what it brought first.
+        (Kafka's takes, and stores, another one.)"""
+        is_first = self.assigned_in_generation != self.generation_id
+        self.assigned_in_generation = self.generation_id
+        return is_first
 
     def begin_generation(self, now_ms: int) -> None:
         """The next generation, of the members that there are."""

@@ -25,7 +25,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, N
 from minibroker.protocol.fetch_schedule import cut, follower_pace, follower_wait_ms, most_in_a_request, schedule
 from minibroker.protocol.fetch_slots import NO_SLOT, FollowerSlots
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
-from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.rpc import Connection
 from minibroker.protocol.world import World
 
@@ -393,8 +393,7 @@ class Fetcher:
                 partition.log.log_start_offset,
                 partition.log.log_end_offset,
             )
-            previous = answer.diverging_epoch
-            partition.restart_at(answer.log_start_offset, NO_EPOCH if previous is None else previous.epoch)
+            partition.restart(answer)
             return True
         logger.debug("%s: broker %d answers %s", partition.topic_partition, self.leader_id, code.name)
         return False

@@ -578,7 +578,14 @@ class ReplicaManager:
         nothing_yet = True
         for admission in admissions:
             if not isinstance(admission, AdmittedFetch):
-                answer.append(admission)
+                topic_partition, refused = admission
+                size = len(refused.producers)
+                if size > left and not nothing_yet:
+                    refused = FetchPartitionResponse(topic_partition.partition, ErrorCode.OFFSET_NOT_AVAILABLE)
+                    size = 0
+                left = max(0, left - size)
+                nothing_yet = nothing_yet and not size
+                answer.append((topic_partition, refused))
                 continue
             topic_partition, fetch, partition, _ = admission
             response = partition.read(fetch, request.replica_id, max_bytes=left, at_least_one=nothing_yet)

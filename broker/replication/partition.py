@@ -19,6 +19,7 @@ from minibroker.broker.replication.isr import Follower
 from minibroker.broker.replication.throttle import ReplicationQuota
 from minibroker.broker.storage import retention
 from minibroker.broker.storage.log import AppendInfo, Log
+from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot, encode_snapshot
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
@@ -456,6 +457,8 @@ class Partition:
             if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and replica_id != CONSUMER:
                 start = self.log.log_start_offset
                 refusal.diverging_epoch = EpochEndOffset(self.log.epoch_at(start - 1), start)
+                if producers := self.log.producers_below(start):
+                    refusal.producers = memoryview(encode_snapshot(producers))
             return refusal
         return None if diverging is None else self._response(b"", diverging)
 
@@ -731,18 +734,24 @@ class Partition:
         if self.log.log_start_offset == end and len(records) >= HEADER_SIZE:
             header = parse_header(records)
             if header.base_offset < end <= header.last_offset:
-                self.log.truncate_fully_and_start_at(header.base_offset)
+                producers = self.log.producers_below(header.base_offset)
+                self.log.truncate_fully_and_start_at(header.base_offset, producers=producers)
 
     def is_to_restart(self, leader_start_offset: int) -> bool:
         """This log was out of the leader's range, and cannot go on with it: the leader's begins after its end, or it
         is empty and does not know what came before it."""
         return leader_start_offset > self.log.log_end_offset or self.log.latest_epoch == NO_EPOCH
 
-    def restart_at(self, offset: int, previous_epoch: int = NO_EPOCH) -> None:
-        """Drop everything and follow from where the leader's log begins (KAFKA-9491). `previous_epoch`: of the record
-        before, where the leader knows it."""
-        self.log.truncate_fully_and_start_at(offset, previous_epoch)
-        self.high_watermark = offset
+    def restart(self, refusal: FetchPartitionResponse) -> None:
+        """Drop everything and follow from where the leader's log begins (KAFKA-9491), knowing what it knows of the
+        producers of what came before. Raises BrokerError CORRUPT_MESSAGE."""
+        try:
+            producers = decode_snapshot(bytes(refusal.producers)) if refusal.producers else []
+        except InvalidSnapshot as error:
+            raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"what the leader knows of producers: {error}") from error
+        start, previous = refusal.log_start_offset, refusal.diverging_epoch
+        self.log.truncate_fully_and_start_at(start, NO_EPOCH if previous is None else previous.epoch, producers)
+        self.high_watermark = start
 
     def _truncate_to_divergence(self, leader: EpochEndOffset) -> int:
         """Cut back to the end of the last epoch that both logs may share. One round is enough where this log has the

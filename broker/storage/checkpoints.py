@@ -229,6 +229,12 @@ class OffsetCheckpoint:
                 self._disk.write_atomically(self.path, encode_offsets(values))
                 self._written, self.stored = number, values
 
+    def write_staged(self) -> None:
+        """The latest picture is on disk on return. Raises OSError."""
+        with self._staging:
+            staged = self._staged, self.values
+        self.write(staged)
+
     def lower(self, partition: TopicPartition, offset: int) -> None:
         """On return the file says no more than `offset`. Costs nothing where it does not say more, unless a picture is
         on its way: the file may still say what the picture does not. Raises OSError."""

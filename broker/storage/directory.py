@@ -234,6 +234,9 @@ class LogDirectory:
         """On return no checkpoint says more than `offset` for the partition: what a log holds from there on, after a
         cut or in a new topic of that name, is neither flushed nor committed nor compacted, whatever was there before.
         Raises OSError."""
+        if not self.recovery_points.is_written:
+            # Those of other logs go with this one, and say that all is there from where the log begins.
+            self.log_start_offsets.write_staged()
         for checkpoint in (
             self.recovery_points,
             self.log_start_offsets,

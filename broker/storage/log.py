@@ -56,7 +56,13 @@ from minibroker.broker.storage.producer_state import Producer, ProducerState
 from minibroker.broker.storage.recovery import Recovered, replay
 from minibroker.broker.storage.retention import Removal, SegmentExtent
 from minibroker.broker.storage.segment import Appended, Segment
-from minibroker.broker.storage.snapshots import drop_snapshots_above, load_producers, sync_snapshot
+from minibroker.broker.storage.snapshots import (
+    drop_snapshots_above,
+    load_producers,
+    remove_told,
+    sync_snapshot,
+    write_told,
+)
 from minibroker.broker.storage.swap import Swap, remove_cleaned
 from minibroker.broker.storage.validator import validated_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -602,6 +608,10 @@ class Log:
         """The idempotent producers that it knows, by their ids."""
         return self._producers.capture()
 
+    def producers_below(self, offset: int) -> list[tuple[int, Producer]]:
+        """As `ProducerState.below`."""
+        return self._producers.below(offset)
+
     # -- truncating --
 
     def truncate_to(self, offset: int) -> None:
@@ -641,17 +651,23 @@ class Log:
             self._closed = True  # cut halfway
             self._report_damage(error)
 
-    def truncate_fully_and_start_at(self, offset: int, previous_epoch: int = NO_EPOCH) -> None:
+    def truncate_fully_and_start_at(
+        self, offset: int, previous_epoch: int = NO_EPOCH, producers: Sequence[tuple[int, Producer]] = ()
+    ) -> None:
         """Drop everything: the log is empty, and its next offset is `offset`. `previous_epoch`: of the record before,
-        where that is known."""
+        where that is known. `producers`: who had written before `offset` (`ProducerState.below`)."""
         self._require_usable()
         has_begun = False
         try:
+            if producers:  # first, since a full disk must not meet a log that is half emptied
+                write_told(self._disk, self.path, offset, producers)
             # Down to 0: of the files that vanish a power cut may keep any, and recovery must look for gaps.
             self._begin_cut(0, keep=False)
             has_begun = True
             if self._removal is not None:
                 self._segments[:0] = self._removal.stop()
+            for told_before in {self._segments[0].base_offset, offset} - ({offset} if producers else set()):
+                remove_told(self._disk, self.path, told_before)
             self._pending_snapshots.clear()
             self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, -1)
             for segment in reversed(self._segments):
@@ -663,7 +679,7 @@ class Log:
             self._epochs.clear()
             if previous_epoch != NO_EPOCH:
                 self._epochs.assign(previous_epoch, offset - 1)
-            self._producers = ProducerState()
+            self._producers = ProducerState.restore(producers)
             # After a power cut no old snapshot may pass for one of this log, nor may it begin later than here.
             if self._has_durable_id or not self.topic_id:
                 self._disk.sync_directory(self.path)
@@ -794,7 +810,8 @@ class Log:
         self._pending_snapshots = [snapshot for snapshot in self._pending_snapshots if snapshot[0] <= offset]
         self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, offset)
         if self._producers.reaches(offset):
-            producers, start = load_producers(self._disk, self.path, self._snapshots)
+            first_offset = self._segments[0].base_offset
+            producers, start = load_producers(self._disk, self.path, self._snapshots, first_offset)
             for taken_at, captured in self._pending_snapshots:
                 producers, start = ProducerState.restore(captured), taken_at
             replay(self._segments, start, offset, producers, start, None, self._clock.wall_ms())

@@ -15,6 +15,11 @@ where the batch is Kafka's: its clients rely on that when their topic is created
 aiokafka's producer would be refused for ever. No record is written twice by that: what the log does not know was never
 in it, or a day ago. (The order of requests that are under way together: `replication/refused_batches.py`.)
 
+For that a replica has to know producers whose batches it never had: its log begins where its leader's does, which may
+be after a batch that is deleted already, and repeated later. So a replica that begins there gets what the leader knows
+from before (`below`), and has it on disk before it copies the first record. Kafka's replicas begin without, and the one
+that leads next takes the batch a second time.
+
 And a snapshot holds all five batches: Kafka writes the last alone, so that after a crash a repetition of an earlier one
 in flight counts as out of order. The format has room: one entry per batch, oldest first; a reader of one per producer
 keeps the newest.
@@ -29,6 +34,7 @@ each start of the broker, and wherever the state is built again. It does no harm
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -43,6 +49,9 @@ RETAINED_BATCHES = 5
 
 LONGEST_STEP_S = 60.0
 """As often as a log is looked after by default. What passes beyond that between two looks does not count."""
+
+MOST_TOLD = 10_000
+"""Producers that another replica is told of: some 2 MB. Each run of a program is one, and counts for a day."""
 
 _SEQUENCES = 1 << 31  # after 2^31 - 1 comes 0
 
@@ -141,6 +150,18 @@ class ProducerState:
         """Whether some of this comes, or may come, from `offset` or later."""
         return any(not p.batches or p.batches[-1].last_offset >= offset for p in self._producers.values())
 
+    def below(self, offset: int) -> list[tuple[int, Producer]]:
+        """What batches before `offset` have left behind: what a replica has to be told whose log begins there. Of more
+        than MOST_TOLD producers those that wrote last."""
+        found = [
+            (producer_id, producer._replace(batches=batches))
+            for producer_id, producer in self._producers.items()
+            if (batches := tuple(b for b in producer.batches if b.last_offset < offset)) or not producer.batches
+        ]
+        if len(found) > MOST_TOLD:
+            found = heapq.nlargest(MOST_TOLD, found, key=_last_offset)
+        return found
+
     def time_passed(self, seconds: float) -> None:
         """Since the last call, or since the log was opened."""
         self._time_s += min(seconds, LONGEST_STEP_S)
@@ -158,6 +179,11 @@ class ProducerState:
         state = cls()
         state._producers.update((i, producer._replace(last_seen_s=0.0)) for i, producer in captured)
         return state
+
+
+def _last_offset(known: tuple[int, Producer]) -> int:
+    batches = known[1].batches
+    return batches[-1].last_offset if batches else -1
 
 
 def encode_snapshot(captured: Iterable[tuple[int, Producer]]) -> bytes:

@@ -43,9 +43,11 @@ from minibroker.broker.storage.recovery_progress import LogProgress
 from minibroker.broker.storage.segment import LOG_SUFFIX, Appended, Segment, file_name, parse_file_name
 from minibroker.broker.storage.snapshots import (
     SNAPSHOT_SUFFIX,
+    TOLD_SUFFIX,
     drop_snapshots_above,
     drop_snapshots_below,
     load_producers,
+    remove_told,
 )
 from minibroker.broker.storage.swap import finish_swap
 from minibroker.protocol.errors import MinibrokerError
@@ -352,7 +354,7 @@ def _recover(
         snapshots = drop_snapshots_above(disk, directory, snapshots, believed)
         # Of another log, or left by a removal of old segments that was interrupted.
         snapshots = drop_snapshots_below(disk, directory, snapshots, segments[0].base_offset)
-        producers, snapshot_offset = load_producers(disk, directory, snapshots)
+        producers, snapshot_offset = load_producers(disk, directory, snapshots, segments[0].base_offset)
         replay(segments, min(snapshot_offset, epochs_end), end_offset, producers, snapshot_offset, epochs, now_ms)
     except BaseException:
         for segment in segments:
@@ -419,6 +421,9 @@ def _tidy(disk: Disk, directory: str) -> tuple[list[int], list[int]]:
         for base in found.get(suffix, []):
             if base not in bases:
                 disk.remove(f"{directory}/{file_name(base, suffix)}")
+    for offset in found.get(TOLD_SUFFIX, []):
+        if offset not in bases[:1]:  # of a start or a removal that was interrupted
+            remove_told(disk, directory, offset)
     return bases, found.get(SNAPSHOT_SUFFIX, [])
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minibroker.broker.storage.segment import Segment
-from minibroker.broker.storage.snapshots import remove_snapshot
+from minibroker.broker.storage.snapshots import remove_snapshot, remove_told
 from minibroker.protocol.world import Disk
 
 
@@ -68,6 +68,7 @@ class Removal:
         self._directory = directory
         self._left = segments
         self._snapshots = snapshots
+        self._first_offset = segments[0].base_offset
         self._step = threading.Lock()
         self._is_stopped = False
 
@@ -86,6 +87,7 @@ class Removal:
     def _remove_snapshots(self) -> None:
         for offset in self._snapshots:
             remove_snapshot(self._disk, self._directory, offset)
+        remove_told(self._disk, self._directory, self._first_offset)
         self._disk.sync_directory(self._directory)
 
     def stop(self) -> list[Segment]:

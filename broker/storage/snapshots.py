@@ -1,5 +1,11 @@
-"""The snapshots of producers' state in a log's directory: files that are named after the offset they stand for."""
+"""The snapshots of producers' state in a log's directory: files that are named after the offset they stand for.
 
+Beside them a log that was told to begin somewhere may have one file, named after its first segment, of who had written
+before. It is in their format, and can be built again from no batch. So it is on disk before that segment is made, and
+stays as long as it: until a snapshot that is on disk as well takes its place.
+"""
+
+from collections.abc import Sequence
 from contextlib import suppress
 
 from minibroker.broker.storage.producer_state import (
@@ -13,10 +19,22 @@ from minibroker.broker.storage.segment import file_name
 from minibroker.protocol.world import Disk
 
 SNAPSHOT_SUFFIX = ".snapshot"
+TOLD_SUFFIX = ".producers"
 
 
-def _path(directory: str, offset: int) -> str:
-    return f"{directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
+def _path(directory: str, offset: int, suffix: str = SNAPSHOT_SUFFIX) -> str:
+    return f"{directory}/{file_name(offset, suffix)}"
+
+
+def write_told(disk: Disk, directory: str, offset: int, producers: Sequence[tuple[int, Producer]]) -> None:
+    """What the log is told of those that had written before `offset`. Durable on return. Raises OSError."""
+    disk.write_atomically(_path(directory, offset, TOLD_SUFFIX), encode_snapshot(producers))
+
+
+def remove_told(disk: Disk, directory: str, offset: int) -> None:
+    """If it is there. Raises OSError."""
+    with suppress(FileNotFoundError):
+        disk.remove(_path(directory, offset, TOLD_SUFFIX))
 
 
 def write_snapshot(disk: Disk, directory: str, offset: int, captured: list[tuple[int, Producer]]) -> None:
@@ -68,11 +86,13 @@ def drop_snapshots_below(disk: Disk, directory: str, snapshots: list[int], offse
     return [snapshot for snapshot in snapshots if snapshot >= offset]
 
 
-def load_producers(disk: Disk, directory: str, snapshots: list[int]) -> tuple[ProducerState, int]:
-    """The state of the newest readable snapshot, and the offset that it stands for; an empty one and 0 if none is."""
-    for offset in reversed(snapshots):
+def load_producers(disk: Disk, directory: str, snapshots: list[int], first_offset: int) -> tuple[ProducerState, int]:
+    """The state of the newest readable snapshot, or what the log was told, and the offset that it stands for; an empty
+    one and 0 if there is nothing. `first_offset`: of the first segment."""
+    files = [(offset, SNAPSHOT_SUFFIX) for offset in reversed(snapshots)]
+    for offset, suffix in (*files, (first_offset, TOLD_SUFFIX)):
         try:
-            data = disk.read_file(_path(directory, offset))
+            data = disk.read_file(_path(directory, offset, suffix))
             return ProducerState.restore(decode_snapshot(data)), offset
         except (FileNotFoundError, InvalidSnapshot):
             continue

@@ -4,7 +4,8 @@
 - Power cut: everything below the recovery point is there, which is what a replica with durability=synced counts for;
   and what comes above is the beginning of what had been written, never a mixture.
 - Leader epochs, producer state and lookups say what the batches say.
-- What was removed as too old stays gone once that is on disk, its producers are remembered, and nothing else goes.
+- What was removed as too old stays gone once that is on disk, its producers are remembered, and nothing else goes. So
+  are those that a log is told of when it is emptied.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
-from minibroker.broker.storage.producer_state import RETAINED_BATCHES
+from minibroker.broker.storage.producer_state import RETAINED_BATCHES, Producer, ProducerBatch
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.records import BatchHeader
 from tests.simulation.mutants import planted
@@ -39,6 +40,12 @@ from tests.storage_support import (
 )
 
 State = tuple[bytes, ...]
+
+TOLD = 9
+"""A producer of which a log is told, and that does not write to it."""
+
+TOLD_REMOVALS = 2
+"""How often that is removed when a log is emptied: where it began, and where it begins."""
 
 
 def split(data: bytes) -> State:
@@ -87,6 +94,8 @@ class Driver:
         self.epoch = 0
         self.topic = 0
         self.log: Log = None  # type: ignore[assignment]  # until `open`
+        self.told: Producer | None = None
+        """What the log was told, when it was emptied, of a producer that writes no more."""
         self.told_start = 0
         """Where the log said that it would begin after a crash, before it was opened again."""
 
@@ -149,7 +158,11 @@ class Driver:
         offset = self.end + self.random.randint(0, 3)
         self.history.add(())
         self.promised, self.durable_start, self.emptied = 0, 0, True
-        self.log.truncate_fully_and_start_at(offset)
+        told = [(TOLD, Producer(0, (ProducerBatch(4, 4, offset - 1, offset - 1),), 0))] if offset else []
+        if self.random.random() < 0.5:
+            told = []
+        self.log.truncate_fully_and_start_at(offset, producers=told)
+        self.told = told[0][1] if told else None
         self.state, self.base, self.start, self.emptied = (), offset, offset, False
         self.knows_what_is_gone = True
         self.history = {()}
@@ -194,6 +207,7 @@ class Driver:
         self.state, self.history, self.promised = (), {()}, 0
         self.base = self.start = self.durable_start = 0
         self.knows_what_is_gone = True
+        self.told = None
         self.log = await self.manager.get_or_create(PARTITION, f"topic-{self.topic}", self.config)
 
     async def stop(self) -> None:
@@ -276,6 +290,8 @@ class Driver:
         self.epoch = max([self.epoch, *(header_of(b).partition_leader_epoch for b in found)])
         # Opening has put on disk what segments there are.
         whole, self.emptied = not self.emptied, False
+        if not whole:
+            self.told = self.log._producers.get(TOLD)
         self.interrupted_truncation = False
         self.check_content(found, producers=whole)
 
@@ -295,6 +311,8 @@ class Driver:
             newest = at_once(log.newest_record(log.log_end_offset))
             assert known[0].base_offset < self.start or (newest is not None and newest[0] == youngest)
         assert at_once(log.offset_for_timestamp(NOW + 10_000, log.log_end_offset)) is None
+        known_of_told = self.log._producers.get(TOLD)
+        assert (known_of_told and known_of_told.batches) == (self.told and self.told.batches)
         if producers:
             self.check_producers(list(map(header_of, state)))
 
@@ -362,7 +380,7 @@ def test_a_segment_whose_removal_a_kill_interrupted_does_not_come_back() -> None
         before = driver.state
         driver.emptied = True
         # All snapshots, and the three files of the last segment.
-        driver.host.medium.faults.fail("remove", errno.EIO, after=len(driver.log._snapshots) + 3)
+        driver.host.medium.faults.fail("remove", errno.EIO, after=len(driver.log._snapshots) + 3 + TOLD_REMOVALS)
         with pytest.raises(BrokerError):
             driver.log.truncate_fully_and_start_at(1_000)
         await driver._end_process()
@@ -390,7 +408,7 @@ def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
             driver.append()
         await driver.checkpoint()
         driver.emptied = True
-        removals = len(driver.log._snapshots) + 3 * len(driver.log._segments)
+        removals = TOLD_REMOVALS + len(driver.log._snapshots) + 3 * len(driver.log._segments)
         driver.host.medium.faults.fail("remove", errno.EIO, after=removals - 1)
         with pytest.raises(BrokerError):
             driver.log.truncate_fully_and_start_at(1_000)

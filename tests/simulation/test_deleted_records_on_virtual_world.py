@@ -16,9 +16,19 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import DELETE_RECORDS
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from minibroker.protocol.kafka.data import PRODUCE
+from minibroker.protocol.messages import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    ProducePartition,
+    ProduceRequest,
+    ProduceTopic,
+)
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.cluster import VirtualCluster, host_name
+from minibroker.protocol.records import MAGIC_RECORDS, encode_batch
+from tests.kafka_connection import connect as connect_kafka
+from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
 from tests.simulation.test_forwarding_on_virtual_world import connect, cut
@@ -398,3 +408,47 @@ def test_a_replica_that_begins_after_its_leader_does_joins_with_all_that_its_lea
         assert await scene.first_offset() == 0
 
     play(program, unclean=True)
+
+
+KAFKAS = encode_batch(
+    [b"once"], base_timestamp=1_000, producer_id=7, producer_epoch=0, base_sequence=3, magic=MAGIC_RECORDS
+)
+"""Of one of Kafka's producers: of an unknown one the log takes any sequence."""
+
+
+async def _offset_of_repetition(scene: Scene) -> int:
+    partition = ProducePartition(0, memoryview(KAFKAS))
+    request = ProduceRequest(None, -1, 5_000, [ProduceTopic("orders", [partition])])
+    while True:
+        connection = await connect_kafka(scene.world.network, host_name(scene.leader), PORT)
+        answer = await connection.request(PRODUCE, 7, request)
+        connection.close()
+        [told] = answer.responses[0].partition_responses
+        if told.error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER:  # it has not been told yet
+            assert told.error_code == ErrorCode.NONE, told
+            return int(told.base_offset)
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_record_that_was_deleted_is_not_written_again_where_a_replica_began_after_it(crashes: bool) -> None:
+    """Its producer has had no answer, and repeats it."""
+
+    async def program(scene: Scene) -> None:
+        away = scene.followers[0]
+        scene.cluster.kill_broker(away)
+        await scene.cluster.until(lambda: away not in scene.cluster.state(P0).isr)
+        assert await _offset_of_repetition(scene) == 40
+        await scene.admin.delete_records({P0: -1})
+        await scene.cluster.start_broker(away)
+        await scene.cluster.until(lambda: away in scene.cluster.state(P0).isr)
+        assert scene.start_of(away) == 41
+        if crashes:
+            scene.cluster.kill_broker(away)
+            await scene.cluster.start_broker(away)
+            await scene.cluster.until(lambda: away in scene.cluster.state(P0).isr)
+        await scene.only_one_left(away)
+        assert await _offset_of_repetition(scene) == 40
+        assert replica_of(scene.cluster, away).log.log_end_offset == 41
+
+    play(program, min_insync_replicas=1)

@@ -182,6 +182,14 @@ def commits_of_a_deleted_topic_wait(patches: Patches) -> None:
         return False
 
 
+@mutant("commits of a deleted topic", "each waits anew for the topic to turn up")
+def commits_of_a_deleted_topic_wait_in_turn(patches: Patches) -> None:
+    @patches.instead_of(Commits, "_unknown_for_long")
+    def unknown_for_long(original: Any, self: Commits, *rest: Any) -> Any:
+        self._unknown_since.clear()
+        return original(self, *rest)
+
+
 @mutant("committed for another topic", "what was committed for a topic that was deleted is where its members begin")
 def committed_for_an_earlier_topic(patches: Patches) -> None:
     @patches.instead_of(offsets, "is_of_gone_topic")
@@ -234,6 +242,13 @@ def heartbeat_of_a_stranger_is_taken(patches: Patches) -> None:
 def sessions_end_with_the_coordinator(patches: Patches) -> None:
     @patches.instead_of(GroupCoordinator, "loaded")
     def loaded(original: Any, self: GroupCoordinator, term: Term) -> None: ...
+
+
+@mutant("two assignments", "a leader that comes again, before its assignment is stored, may bring another one")
+def two_assignments_in_a_generation(patches: Patches) -> None:
+    @patches.instead_of(Group, "takes_assignment")
+    def takes_assignment(original: Any, self: Group) -> bool:
+        return True
 
 
 # --- Who reads what --------------------------------------------------------------------------------------------------

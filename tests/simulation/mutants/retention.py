@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage import retention
+from minibroker.broker.storage import log, retention
 from minibroker.broker.storage.log import Log
+from minibroker.protocol.messages import FetchPartitionResponse
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -60,3 +63,15 @@ def log_start_not_adopted(patches: Patches) -> None:
     def apply_fetched(original: Any, self: Partition, response: Any) -> Any:
         response.log_start_offset = 0
         return original(self, response)
+
+
+@mutant("a batch twice", "a replica that begins where its leader's log does knows no producer of what came before")
+def begins_without_producers(patches: Patches) -> None:
+    @patches.instead_of(Partition, "restart")
+    def restart(original: Any, self: Partition, refusal: FetchPartitionResponse) -> None:
+        original(self, msgspec.structs.replace(refusal, producers=memoryview(b"")))
+
+
+@mutant("a batch twice", "what such a replica was told of producers is not written down")
+def told_producers_are_not_written(patches: Patches) -> None:
+    patches.set(log, "write_told", lambda *_: None)

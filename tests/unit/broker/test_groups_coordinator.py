@@ -246,6 +246,28 @@ def test_an_assignment_that_is_stored_when_the_next_generation_has_begun_is_nobo
     with_groups(tmp_path, program, lead=False)
 
 
+def test_a_leader_that_comes_again_gets_and_gives_what_it_brought_first(tmp_path: Path) -> None:
+    """Both may be in the log by then, and the next coordinator would give another one than this."""
+
+    async def program(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        leader, joining = groups.join_new()
+        await joining
+        broken_off = groups.sync(leader, 1, {leader: b"first"})
+        assert (await groups.join(leader)).generation_id == 1
+        syncing = groups.sync(leader, 1, {leader: b"second"})
+        assert code(await broken_off) is E.REBALANCE_IN_PROGRESS
+        groups.replicate(2, 3)
+        assert bytes((await syncing).assignment) == b"first"
+        await groups.follow(1)
+        await groups.lead(2, (ME, 2, 3), wait=False)
+        groups.replicate(2, 3)
+        await until(groups.groups.terms.loaded)
+        assert bytes((await groups.sync(leader, 1)).assignment) == b"first"
+
+    with_groups(tmp_path, program, lead=False)
+
+
 def test_the_others_wait_for_the_leader_and_who_it_left_out_has_nothing(tmp_path: Path) -> None:
     async def scenario(groups: CoordinatedGroups) -> None:
         (leader, first), (other, second) = groups.join_new(), groups.join_new()

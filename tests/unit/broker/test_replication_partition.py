@@ -50,6 +50,20 @@ def answered(
     )
 
 
+def out_of_range(
+    start: int, previous_epoch: int | None = None, producers: bytes | memoryview = b""
+) -> FetchPartitionResponse:
+    """To a follower whose log ends before its leader's begins."""
+    previous = None if previous_epoch is None else EpochEndOffset(previous_epoch, start)
+    return FetchPartitionResponse(
+        0,
+        ErrorCode.OFFSET_OUT_OF_RANGE,
+        log_start_offset=start,
+        diverging_epoch=previous,
+        producers=memoryview(producers),
+    )
+
+
 # -- who leads --
 
 
@@ -593,7 +607,7 @@ def test_a_follower_that_does_not_know_what_came_before_its_empty_log_begins_whe
 def test_an_empty_log_goes_on_only_with_the_history_that_it_was_emptied_in(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=5))
-    partition.restart_at(4, previous_epoch=4)
+    partition.restart(out_of_range(4, previous_epoch=4))
     partition.become_leader(state(epoch=6))
     assert partition.check_fetch(fetch_of(4, epoch=6, last_epoch=4), 2) is None
     assert partition.check_fetch(fetch_of(4, epoch=6, last_epoch=5), 2) == EpochEndOffset(4, 4)
@@ -682,13 +696,41 @@ def test_a_follower_starts_afresh_where_the_leaders_log_begins_later(tmp_path: P
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=1))
     partition.apply_fetched(answered(stamped(batch(3), 0, 1), high_watermark=3))
-    partition.restart_at(50)
+    partition.restart(out_of_range(50))
     assert (partition.log.log_start_offset, partition.log.log_end_offset, partition.high_watermark) == (50, 50, 50)
     assert partition.next_fetch(100).last_fetched_epoch == -1
-    partition.restart_at(50, previous_epoch=1)
+    partition.restart(out_of_range(50, previous_epoch=1))
     assert partition.next_fetch(100).last_fetched_epoch == 1
-    partition.restart_at(0)
+    partition.restart(out_of_range(0))
     assert partition.next_fetch(100).last_fetched_epoch == -1
+
+
+def test_a_follower_that_starts_afresh_knows_who_wrote_what_it_does_not_get(tmp_path: Path) -> None:
+    leader, (partition, _) = open_partition(tmp_path / "leader")[0], open_partition(tmp_path / "follower")[0:2]
+    leader.become_leader(state(epoch=3))
+    for sequence in range(3):
+        leader.append(batch(2, producer_id=7, sequence=2 * sequence), required_acks=1, now_ms=NOW)
+    leader.append(batch(2, producer_id=8), required_acks=1, now_ms=NOW)
+    leader.log.move_log_start_offset(5)  # within a batch
+    answer = leader.admit(fetch_of(0, epoch=3, last_epoch=-1), 2)
+    assert answer is not None
+    partition.become_follower(state(leader=2, epoch=3))
+    partition.restart(answer)
+    assert [(i, [b.first_offset for b in p.batches]) for i, p in partition.log.producers()] == [(7, [0, 2])]
+    asked = fetch_of(5, epoch=3, last_epoch=3)
+    partition.apply_fetched(leader.read(asked, 2, max_bytes=10_000, at_least_one=True))
+    assert dict(partition.log.producers()).keys() == {7, 8}
+    for (_, here), (_, there) in zip(partition.log.producers(), leader.log.producers(), strict=True):
+        assert here.batches == there.batches
+
+
+def test_a_follower_does_not_start_afresh_on_what_was_damaged_on_its_way(tmp_path: Path) -> None:
+    partition, _ = open_partition(tmp_path)
+    partition.become_follower(state(leader=2, epoch=1))
+    partition.apply_fetched(answered(stamped(batch(3), 0, 1), high_watermark=3))
+    damaged = out_of_range(50, producers=b"no snapshot")
+    assert refusal(lambda: partition.restart(damaged)) is ErrorCode.CORRUPT_MESSAGE
+    assert partition.log.log_end_offset == 3
 
 
 def test_a_partition_without_a_leader_follows_nobody(tmp_path: Path) -> None:
@@ -774,7 +816,7 @@ def test_a_follower_tells_where_its_log_would_begin_after_a_crash(tmp_path: Path
     assert asked == [partition.topic_partition]
     store_start(partition)
     assert partition.next_fetch(1_000).log_start_offset == 3
-    partition.restart_at(7)
+    partition.restart(out_of_range(7))
     assert partition.next_fetch(1_000).log_start_offset == 7  # a log that is empty has no earlier file
     assert len(asked) == 1
 

@@ -562,6 +562,48 @@ def test_an_emptied_log_begins_where_it_is_told_and_remembers_nothing(path: str)
     assert (reopened.log_start_offset, reopened.log_end_offset) == (100, 102)
 
 
+def test_an_emptied_log_knows_the_producers_that_it_is_told_of_after_a_crash_too(path: str) -> None:
+    other = open_log(f"{path}-of-another").log
+    other.append_as_leader(batch(5, producer_id=1), 3, NOW)
+    log = open_log(path).log
+    log.append_as_leader(batch(5, producer_id=2), 3, NOW)
+    log.truncate_fully_and_start_at(100, 3, other.producers())
+    again = batch(5, producer_id=1)
+    assert log.append_as_leader(again, 4, NOW) == AppendInfo(0, 4, NOW + 4, duplicate=True)
+    assert log.append_as_leader(batch(producer_id=1, sequence=5), 4, NOW).first_offset == 100
+    reopened = open_log(path).log
+    assert reopened.append_as_leader(again, 4, NOW).duplicate
+    assert reopened.append_as_leader(batch(producer_id=1, sequence=6), 4, NOW).first_offset == 101
+    reopened.truncate_to(100)
+    assert reopened.append_as_leader(again, 4, NOW).duplicate
+    assert refusal(lambda: reopened.append_as_leader(batch(producer_id=2, sequence=5), 4, NOW)) is (
+        ErrorCode.UNKNOWN_PRODUCER_ID
+    )
+
+
+def test_what_an_emptied_log_was_told_goes_with_its_first_segment(path: str) -> None:
+    async def run() -> None:
+        other = open_log(f"{path}-of-another").log
+        other.append_as_leader(batch(5, producer_id=1), 3, NOW)
+        log = open_log(path).log
+        log.truncate_fully_and_start_at(100, 3, other.producers())
+        assert files(path, ".producers") == [100]
+        log.truncate_fully_and_start_at(200, 3, other.producers())
+        assert files(path, ".producers") == [200]
+        log.append_as_leader(batch(), 3, NOW)
+        log.roll()
+        await log.flush()
+        log.move_log_start_offset(201)
+        await log.remove_old_segments(201)
+        assert (files(path, ".producers"), files(path, ".snapshot")) == ([], [201])
+        assert open_log(path, recovery_point=201, log_start_offset=201).log.append_as_leader(batch(5, producer_id=1), 4, NOW).duplicate
+        log.truncate_fully_and_start_at(300, 3, other.producers())
+        log.truncate_fully_and_start_at(300, 3)
+        assert (files(path, ".producers"), log.producers()) == ([], [])
+
+    asyncio.run(run())
+
+
 def test_truncating_below_the_start_empties_the_log(path: str) -> None:
     log = open_log(path, log_start_offset=50).log
     log.append_as_leader(batch(5), 0, NOW)

@@ -5,6 +5,7 @@ import struct
 import pytest
 from crc32c import crc32c
 
+from minibroker.broker.storage import producer_state
 from minibroker.broker.storage.producer_state import (
     InvalidSnapshot,
     Producer,
@@ -205,3 +206,14 @@ def test_a_damaged_snapshot_is_noticed_whichever_byte_it_is() -> None:
             decode_snapshot(data[:position])
         with pytest.raises(InvalidSnapshot):
             decode_snapshot(data[:position] + bytes((data[position] ^ 1,)) + data[position + 1 :])
+
+
+def test_of_very_many_producers_a_replica_is_told_of_those_that_wrote_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "MOST_TOLD", 2)
+    known = ProducerState()
+    for offset, producer_id in enumerate((5, 6, 7, 8, 5)):
+        known.update(header(offset, producer_id=producer_id), offset, NOW)
+    assert sorted(i for i, _ in known.below(4)) == [7, 8]
+    assert sorted(i for i, _ in known.below(5)) == [5, 8]
+    assert sorted(i for i, _ in known.below(2)) == [5, 6]
+    assert known.below(0) == []
