@@ -596,7 +596,11 @@ def test_what_an_emptied_log_was_told_goes_with_its_first_segment(path: str) -> 
         log.move_log_start_offset(201)
         await log.remove_old_segments(201)
         assert (files(path, ".producers"), files(path, ".snapshot")) == ([], [201])
-        assert open_log(path, recovery_point=201, log_start_offset=201).log.append_as_leader(batch(5, producer_id=1), 4, NOW).duplicate
+        assert (
+            open_log(path, recovery_point=201, log_start_offset=201)
+            .log.append_as_leader(batch(5, producer_id=1), 4, NOW)
+            .duplicate
+        )
         log.truncate_fully_and_start_at(300, 3, other.producers())
         log.truncate_fully_and_start_at(300, 3)
         assert (files(path, ".producers"), log.producers()) == ([], [])
