@@ -90,6 +90,9 @@ LAST_EPOCH = 2**31 - 1
 SessionSource = Callable[[], Awaitable[ZooKeeperSession]]
 """Waits until there is a session, and returns it."""
 
+_MOST_TOLD_BYTES = 256 * 1024
+"""After so much, no more partitions of an answer are told of producers: some 15 ms for the last one, at most."""
+
 RefusedFetch = tuple[TopicPartition, FetchPartitionResponse]
 """One partition of a fetch that cannot be served, and its answer."""
 FetchAnswer = list[tuple[TopicPartition, FetchPartitionResponse]]
@@ -576,15 +579,13 @@ class ReplicaManager:
         left = min(request.max_bytes, self._config.fetch_max_bytes)
         answer: FetchAnswer = []
         nothing_yet = True
+        told = 0
         for admission in admissions:
             if not isinstance(admission, AdmittedFetch):
                 topic_partition, refused = admission
-                size = len(refused.producers)
-                if size > left and not nothing_yet:
-                    refused = FetchPartitionResponse(topic_partition.partition, ErrorCode.OFFSET_NOT_AVAILABLE)
-                    size = 0
-                left = max(0, left - size)
-                nothing_yet = nothing_yet and not size
+                if request.replica_id != CONSUMER and refused.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                    refused = self._with_producers(topic_partition, refused, told)
+                    told += len(refused.producers)
                 answer.append((topic_partition, refused))
                 continue
             topic_partition, fetch, partition, _ = admission
@@ -594,6 +595,16 @@ class ReplicaManager:
             nothing_yet = nothing_yet and not size
             answer.append((topic_partition, response))
         return answer
+
+    def _with_producers(
+        self, topic_partition: TopicPartition, refused: FetchPartitionResponse, told: int
+    ) -> FetchPartitionResponse:
+        """`told`: bytes in the same answer. What goes beyond is asked for again: to gather it takes the loop's time."""
+        partition = self._partitions.get(topic_partition)
+        if partition is None or told > _MOST_TOLD_BYTES:
+            return FetchPartitionResponse(topic_partition.partition, ErrorCode.OFFSET_NOT_AVAILABLE)
+        partition.tell_producers(refused)
+        return refused
 
     def _deliver(self, answer: FetchAnswer, request: FetchRequest, respond: Callable[[FetchAnswer], None]) -> None:
         for topic_partition, response in answer:

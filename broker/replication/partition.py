@@ -457,10 +457,13 @@ class Partition:
             if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and replica_id != CONSUMER:
                 start = self.log.log_start_offset
                 refusal.diverging_epoch = EpochEndOffset(self.log.epoch_at(start - 1), start)
-                if producers := self.log.producers_below(start):
-                    refusal.producers = memoryview(encode_snapshot(producers))
             return refusal
         return None if diverging is None else self._response(b"", diverging)
+
+    def tell_producers(self, refusal: FetchPartitionResponse) -> None:
+        """To a follower that `admit` has refused as out of range: see `FetchPartitionResponse.producers`."""
+        if producers := self.log.producers_below(refusal.log_start_offset):
+            refusal.producers = memoryview(encode_snapshot(producers))
 
     def check_fetch(self, fetch: FetchPartition, replica_id: int) -> EpochEndOffset | None:
         """Raises BrokerError (not leader, another epoch, out of range, no replica of this partition). The diverging

@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, Layout, SparseIndex
 from minibroker.broker.storage.recovery import LARGEST_BATCH_BYTES, PAGE_BYTES
 from minibroker.broker.storage.segment import LOG_SUFFIX, parse_file_name
-from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX
+from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, TOLD_SUFFIX
 from minibroker.protocol.records import (
     HEADER_SIZE,
     MAGIC_COLUMNS,
@@ -31,7 +31,7 @@ from minibroker.protocol.records import (
     validate_batch,
 )
 
-SUFFIXES = (LOG_SUFFIX, OFFSET_INDEX.suffix, TIME_INDEX.suffix, SNAPSHOT_SUFFIX)
+SUFFIXES = (LOG_SUFFIX, OFFSET_INDEX.suffix, TIME_INDEX.suffix, SNAPSHOT_SUFFIX, TOLD_SUFFIX)
 
 _MAGIC_POSITION = 16
 _MAGICS = re.compile(b"[%c%c]" % (MAGIC_RECORDS, MAGIC_COLUMNS))

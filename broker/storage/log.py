@@ -58,9 +58,9 @@ from minibroker.broker.storage.retention import Removal, SegmentExtent
 from minibroker.broker.storage.segment import Appended, Segment
 from minibroker.broker.storage.snapshots import (
     drop_snapshots_above,
+    keep_snapshot,
     load_producers,
     remove_told,
-    sync_snapshot,
     write_told,
 )
 from minibroker.broker.storage.swap import Swap, remove_cleaned
@@ -623,7 +623,7 @@ class Log:
             self._epochs.truncate_from_end(self._log_end_offset)
             return
         if offset < self._log_start_offset:
-            self.truncate_fully_and_start_at(offset)
+            self.truncate_fully_and_start_at(offset, producers=self._producers.below(offset))
             return
         index = self._segment_index(offset)
         segment = self._segments[index]
@@ -666,8 +666,9 @@ class Log:
             has_begun = True
             if self._removal is not None:
                 self._segments[:0] = self._removal.stop()
-            for told_before in {self._segments[0].base_offset, offset} - ({offset} if producers else set()):
-                remove_told(self._disk, self.path, told_before)
+            began_at = self._segments[0].base_offset
+            if not producers:
+                remove_told(self._disk, self.path, offset)
             self._pending_snapshots.clear()
             self._snapshots = drop_snapshots_above(self._disk, self.path, self._snapshots, -1)
             for segment in reversed(self._segments):
@@ -687,6 +688,8 @@ class Log:
                 write_topic_id(self._disk, self.path, self.topic_id)
                 self._has_durable_id = True
             self._synced_changes = self._changes
+            if began_at != offset:  # last: until now the old segments may come back
+                remove_told(self._disk, self.path, began_at)
         except OSError as error:
             self._cut_failed(error, f"emptying {self.path}", has_begun=has_begun)
         self._make_safe()
@@ -744,10 +747,10 @@ class Log:
             return
         kept = self._segments[count].base_offset
         try:
-            reading = self._directory.run(sync_snapshot, self._disk, self.path, kept)
+            reading = self._directory.run(keep_snapshot, self._disk, self.path, kept)
             is_whole = await self._directory.unless_hung(reading)
         except OSError as error:
-            self._directory.refuse(error, f"reading snapshots of {self.path}")
+            self._directory.refuse(error, f"keeping a snapshot of {self.path}")
         if not is_whole:
             self._snapshots = [offset for offset in self._snapshots if offset != kept]
         is_same = count == self._count_old(start) and kept == self._segments[count].base_offset

@@ -50,8 +50,9 @@ RETAINED_BATCHES = 5
 LONGEST_STEP_S = 60.0
 """As often as a log is looked after by default. What passes beyond that between two looks does not count."""
 
-MOST_TOLD = 10_000
-"""Producers that another replica is told of: some 2 MB. Each run of a program is one, and counts for a day."""
+MOST_TOLD = 2_000
+"""Producers that another replica is told of: half a megabyte, 15 ms. Each run of a program is one, and counts for a
+day."""
 
 _SEQUENCES = 1 << 31  # after 2^31 - 1 comes 0
 

@@ -1,10 +1,11 @@
 """The snapshots of producers' state in a log's directory: files that are named after the offset they stand for.
 
-Beside them a log that was told to begin somewhere may have one file, named after its first segment, of who had written
-before. It is in their format, and can be built again from no batch. So it is on disk before that segment is made, and
-stays as long as it: until a snapshot that is on disk as well takes its place.
+Beside them a log that does not begin at 0 may have one file, named after its first segment, of who had written before:
+as a leader told it, or a snapshot said when older segments were removed. It is in their format, and can be built again
+from no batch. So it is on disk before that segment is made or comes first, and stays as long as it.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -17,6 +18,8 @@ from minibroker.broker.storage.producer_state import (
 )
 from minibroker.broker.storage.segment import file_name
 from minibroker.protocol.world import Disk
+
+logger = logging.getLogger("minibroker.storage")
 
 SNAPSHOT_SUFFIX = ".snapshot"
 TOLD_SUFFIX = ".producers"
@@ -48,11 +51,13 @@ def write_snapshot(disk: Disk, directory: str, offset: int, captured: list[tuple
         snapshot.close()
 
 
-def sync_snapshot(disk: Disk, directory: str, offset: int) -> bool:
-    """Make it durable. False: it is not there, or not whole. Raises OSError."""
+def keep_snapshot(disk: Disk, directory: str, offset: int) -> bool:
+    """Make it durable, and what it says, too, as what a log that begins there was told: the one is read while segments
+    before it are being removed, the other where the recovery point was lowered since. False: it is not there, or not
+    whole. Raises OSError."""
     path = _path(directory, offset)
     try:
-        decode_snapshot(disk.read_file(path))
+        known = decode_snapshot(disk.read_file(path))
         snapshot = disk.open(path)
     except (FileNotFoundError, InvalidSnapshot):
         return False
@@ -60,7 +65,7 @@ def sync_snapshot(disk: Disk, directory: str, offset: int) -> bool:
         snapshot.fdatasync()
     finally:
         snapshot.close()
-    disk.sync_directory(directory)
+    write_told(disk, directory, offset, known)  # syncs the directory
     return True
 
 
@@ -91,9 +96,12 @@ def load_producers(disk: Disk, directory: str, snapshots: list[int], first_offse
     one and 0 if there is nothing. `first_offset`: of the first segment."""
     files = [(offset, SNAPSHOT_SUFFIX) for offset in reversed(snapshots)]
     for offset, suffix in (*files, (first_offset, TOLD_SUFFIX)):
+        path = _path(directory, offset, suffix)
         try:
-            data = disk.read_file(_path(directory, offset, suffix))
-            return ProducerState.restore(decode_snapshot(data)), offset
-        except (FileNotFoundError, InvalidSnapshot):
+            return ProducerState.restore(decode_snapshot(disk.read_file(path))), offset
+        except FileNotFoundError:
             continue
+        except InvalidSnapshot as error:
+            if suffix == TOLD_SUFFIX:
+                logger.error("%s is damaged (%s): a batch that a producer repeats may be written twice", path, error)
     return ProducerState(), 0

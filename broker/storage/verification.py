@@ -40,7 +40,7 @@ from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidInd
 from minibroker.broker.storage.inspection import BadBytes, Batch, base_offset_of, read_index, scan
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
 from minibroker.broker.storage.segment import LOG_SUFFIX, file_name
-from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX
+from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, TOLD_SUFFIX
 from minibroker.broker.storage.swap import SWAP_SUFFIX
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
@@ -48,6 +48,9 @@ from minibroker.protocol.records import CorruptRecord, decode_batch, decode_cont
 _EVERY = 1 << 62
 
 BUILT_AGAIN = "stop the broker and remove the file: it is built again from the batches"
+_NOT_BUILT_AGAIN = (
+    "no batch has it: what a producer that had written before the log begins repeats may be written twice"
+)
 """What helps where nothing but a file that is derived from the batches is wrong."""
 
 
@@ -223,6 +226,8 @@ def verify_partition(directory: Path, known: Checkpointed) -> PartitionReport:
         walk.compare_epochs()
     for offset in names.get(SNAPSHOT_SUFFIX, []):
         walk.snapshot(offset)
+    if bases and bases[0] in names.get(TOLD_SUFFIX, []):
+        walk.snapshot(bases[0], TOLD_SUFFIX)
     walk.topic_id()
     return walk.report(directory, len(bases), bases[0] if bases else 0)
 
@@ -424,19 +429,20 @@ class _Walk:
                 )
                 self.findings.append(Finding(file=str(path), problem=problem))
 
-    def snapshot(self, offset: int) -> None:
-        path = self.directory / file_name(offset, SNAPSHOT_SUFFIX)
-        if offset > self.relied_upon:
+    def snapshot(self, offset: int, suffix: str = SNAPSHOT_SUFFIX) -> None:
+        path = self.directory / file_name(offset, suffix)
+        remedy = BUILT_AGAIN if suffix == SNAPSHOT_SUFFIX else _NOT_BUILT_AGAIN
+        if offset > self.relied_upon and suffix == SNAPSHOT_SUFFIX:
             return
         try:
             producers = decode_snapshot(path.read_bytes())
         except InvalidSnapshot as error:
-            self.findings.append(Finding(file=str(path), problem=f"not a snapshot: {error}; {BUILT_AGAIN}"))
+            self.findings.append(Finding(file=str(path), problem=f"not a snapshot: {error}; {remedy}"))
             return
         for producer_id, producer in producers:
             if producer.batches and producer.batches[-1].last_offset >= offset:
                 problem = f"producer {producer_id} wrote offset {producer.batches[-1].last_offset}, past the snapshot's"
-                self.findings.append(Finding(file=str(path), problem=f"{problem}; {BUILT_AGAIN}"))
+                self.findings.append(Finding(file=str(path), problem=f"{problem}; {remedy}"))
 
     def topic_id(self) -> None:
         path = self.directory / PARTITION_METADATA_FILE

@@ -393,8 +393,8 @@ def recovery_points_not_written(patches: Patches) -> None:
 
 
 def snapshot_not_synced(patches: Patches) -> None:
-    @patches.instead_of(log_module, "sync_snapshot")
-    def sync_snapshot(original: Any, *where: Any) -> bool:
+    @patches.instead_of(log_module, "keep_snapshot")
+    def keep_snapshot(original: Any, *where: Any) -> bool:
         return True
 
 

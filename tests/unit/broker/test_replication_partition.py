@@ -714,6 +714,7 @@ def test_a_follower_that_starts_afresh_knows_who_wrote_what_it_does_not_get(tmp_
     leader.log.move_log_start_offset(5)  # within a batch
     answer = leader.admit(fetch_of(0, epoch=3, last_epoch=-1), 2)
     assert answer is not None
+    leader.tell_producers(answer)
     partition.become_follower(state(leader=2, epoch=3))
     partition.restart(answer)
     assert [(i, [b.first_offset for b in p.batches]) for i, p in partition.log.producers()] == [(7, [0, 2])]

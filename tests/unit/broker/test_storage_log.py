@@ -14,6 +14,7 @@ from crc32c import crc32c
 from minibroker.broker.storage.directory import FLUSHES_AT_ONCE
 from minibroker.broker.storage.log import AppendInfo, Log, LogInvariantViolated, Search
 from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.verification import Checkpointed, verify_partition
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch, parse_header
@@ -595,7 +596,7 @@ def test_what_an_emptied_log_was_told_goes_with_its_first_segment(path: str) -> 
         await log.flush()
         log.move_log_start_offset(201)
         await log.remove_old_segments(201)
-        assert (files(path, ".producers"), files(path, ".snapshot")) == ([], [201])
+        assert (files(path, ".producers"), files(path, ".snapshot")) == ([201], [201])
         assert (
             open_log(path, recovery_point=201, log_start_offset=201)
             .log.append_as_leader(batch(5, producer_id=1), 4, NOW)
@@ -606,6 +607,49 @@ def test_what_an_emptied_log_was_told_goes_with_its_first_segment(path: str) -> 
         assert (files(path, ".producers"), log.producers()) == ([], [])
 
     asyncio.run(run())
+
+
+def test_a_log_that_is_cut_below_its_start_knows_who_had_written_before_that(path: str) -> None:
+    other = open_log(f"{path}-of-another").log
+    other.append_as_leader(batch(5, producer_id=1), 3, NOW)
+    log = open_log(path).log
+    log.truncate_fully_and_start_at(100, 3, other.producers())
+    log.append_as_leader(batch(producer_id=2), 3, NOW)
+    log.truncate_to(90)
+    assert [producer_id for producer_id, _ in log.producers()] == [1]
+    assert [producer_id for producer_id, _ in open_log(path).log.producers()] == [1]
+
+
+def test_a_log_whose_recovery_point_was_lowered_for_nothing_knows_who_had_written_before_it(path: str) -> None:
+    """A cut that failed at once leaves no more than that, and no snapshot above the recovery point is believed."""
+
+    async def run() -> None:
+        log = open_log(path).log
+        log.append_as_leader(batch(5, producer_id=1), 3, NOW)
+        log.roll()
+        log.append_as_leader(batch(producer_id=2), 3, NOW)
+        await log.flush()
+        log.move_log_start_offset(5)
+        await log.remove_old_segments(5)
+
+    asyncio.run(run())
+    reopened = open_log(path, recovery_point=0, log_start_offset=0).log
+    assert (reopened.log_start_offset, [i for i, _ in reopened.producers()]) == (5, [1, 2])
+
+
+def test_what_a_log_was_told_is_looked_at_and_its_damage_is_said(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    other = open_log(f"{path}-of-another").log
+    other.append_as_leader(batch(5, producer_id=1), 3, NOW)
+    log = open_log(path).log
+    log.truncate_fully_and_start_at(100, 3, other.producers())
+    told = Path(path) / f"{100:020}.producers"
+    known = Checkpointed(recovery_point=100, log_start_offset=100)
+    assert str(told) not in [finding.file for finding in verify_partition(Path(path), known).findings]
+    told.write_bytes(told.read_bytes()[:-1])
+    [problem] = [each.problem for each in verify_partition(Path(path), known).findings if each.file == str(told)]
+    assert "may be written twice" in problem
+    assert open_log(path).log.producers() == []
+    assert f"{told} is damaged" in caplog.text
 
 
 def test_truncating_below_the_start_empties_the_log(path: str) -> None:
