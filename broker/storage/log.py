@@ -932,7 +932,7 @@ class Log:
                 if self._directory.failure is None:
                     await run(remove_cleaned, self._disk, self.path, base)
         if not is_wanted:
-            return whole
+            return not work.stopped.is_set()  # while what was written was removed, too
         # From here to the swap's first step nothing may come between.
         old = [source.segment for source in group]
         first = self._segments.index(old[0])
