@@ -41,6 +41,7 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, empty_log, recover, to_be_read
 from minibroker.broker.storage.recovery_progress import DirectoryProgress, LogProgress
+from minibroker.broker.storage.segment import LOG_SUFFIX
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 from minibroker.protocol.records import CorruptRecord
@@ -265,7 +266,7 @@ class LogManager:
     ) -> _Opened:
         """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
         directory = self._path(str(partition))
-        topic_id = self._topic_id_or_reset(directory, recovery_point)
+        topic_id = self._topic_id_or_reset(directory, recovery_point, clean)
         recovered = recover(
             self._disk,
             directory,
@@ -280,11 +281,12 @@ class LogManager:
         # The first flush may not have come to its end.
         return _Opened(topic_id, recovered, has_durable_id=recovery_point > 0 or not topic_id)
 
-    def _topic_id_or_reset(self, directory: str, recovery_point: int) -> str:
+    def _topic_id_or_reset(self, directory: str, recovery_point: int, clean: bool) -> str:
         """The topic's id is written when a log is made, and reaches the disk with its first flush. A power cut before
         that may leave any part of the file, and any of the records: of which topic they are, nobody knows, so they go,
-        as records that were not flushed may. Raises MalformedFile, OSError."""
-        if recovery_point or not self._continuity.has_lost_memory:
+        as records that were not flushed may. One that never had a record is not flushed by a clean stop either. Raises
+        MalformedFile, OSError."""
+        if recovery_point or not (self._continuity.has_lost_memory or (clean and self._is_empty(directory))):
             return self._read_topic_id(directory)
         try:
             topic_id = self._read_topic_id(directory)
@@ -298,6 +300,10 @@ class LogManager:
                 self._disk.remove(f"{directory}/{name}")
             self._disk.sync_directory(directory)
         return topic_id
+
+    def _is_empty(self, directory: str) -> bool:
+        segments = [name for name in self._disk.list(directory) if name.endswith(LOG_SUFFIX)]
+        return not any(self._disk.read_file(f"{directory}/{name}") for name in segments)
 
     def _adopt(self, partition: TopicPartition, opened: _Opened, config: LogConfig) -> Log:
         report = opened.recovered.report

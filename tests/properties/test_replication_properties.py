@@ -12,6 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -400,6 +401,16 @@ class Replication(RuleBasedStateMachine):
                 held.update(zip(decoded.offsets, decoded.values, strict=True))
                 position = batch.header.next_offset
         return held
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_replica_that_was_stopped_before_it_had_a_record_opens_after_a_power_cut(seed: int) -> None:
+    replication = Replication()
+    replication.open()
+    replication.stop(broker_id=1, clean=True)
+    replication.cut_the_power(broker_id=1, seed=seed)
+    replication.heal()
+    replication.teardown()
 
 
 TestReplication = Replication.TestCase

@@ -41,7 +41,7 @@ def topic_id_not_flushed(patches: Patches) -> None:
 @mutant("a new log", "after a power cut, a log that was never flushed is taken for the topic's whose id is found there")
 def unflushed_topic_id_believed(patches: Patches) -> None:
     @patches.instead_of(LogManager, "_topic_id_or_reset")
-    def topic_id_or_reset(original: Any, self: LogManager, directory: str, recovery_point: int) -> str:
+    def topic_id_or_reset(original: Any, self: LogManager, directory: str, *rest: Any) -> str:
         return self._read_topic_id(directory)
 
 
