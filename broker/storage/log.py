@@ -397,6 +397,10 @@ class Log:
         if not self._active.size:
             return
         try:
+            if len(self._segments) == 1 and not self._has_durable_id:
+                # Of two names that are not on disk a power cut may keep the second one alone, and the log would pass
+                # for one that begins there. Once for a log, where its first segment is full before its first flush.
+                self._disk.sync_directory(self.path)
             segment = self._create_segment(self._log_end_offset)
         except OSError as error:
             self._directory.refuse(error, f"rolling {self.path}")

@@ -420,6 +420,25 @@ def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
         asyncio.run(run(seed))
 
 
+def test_a_log_that_was_rolled_before_its_first_flush_begins_where_it_began() -> None:
+    """It would be empty and end where its second segment begins: behind all that others have, though it has nothing."""
+
+    async def run(seed: int) -> None:
+        driver = Driver(Random(seed))
+        driver.config = LogConfig(segment_bytes=1_000)
+        await driver.open()
+        driver.append()
+        driver.roll()
+        if seed % 2:
+            driver.append()
+        await driver._end_process()
+        await driver.cut_the_power()
+        assert driver.log.log_start_offset == 0
+
+    for seed in range(100):
+        asyncio.run(run(seed))
+
+
 @pytest.mark.parametrize("by", ["recovery", "a truncation"])
 @pytest.mark.slow
 def test_what_was_cut_does_not_come_back_behind_a_segment_that_was_rolled_at_once(by: str) -> None:

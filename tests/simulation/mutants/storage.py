@@ -45,6 +45,19 @@ def unflushed_topic_id_believed(patches: Patches) -> None:
         return self._read_topic_id(directory)
 
 
+@mutant(
+    "a new log", "a log that is rolled before its first flush leaves it to chance which of its names reach the disk"
+)
+def first_name_not_synced(patches: Patches) -> None:
+    @patches.instead_of(Log, "roll")
+    def roll(original: Any, self: Log) -> None:
+        known, self._has_durable_id = self._has_durable_id, True
+        try:
+            original(self)
+        finally:
+            self._has_durable_id = known
+
+
 @mutant("no CRC check", "recovery believes every batch whose header makes sense")
 def recovery_without_crc(patches: Patches) -> None:
     def believe(*_: Any) -> None:
