@@ -257,7 +257,10 @@ class Storm:
         self.busy: set[int] = set()
         """Brokers that a fault of a whole process has in hand: no other may touch them meanwhile."""
         self.damaged: set[int] = set()
-        """Brokers that had a power cut and have not caught up with everything since, or have rotten pages."""
+        """Brokers that had a power cut and have not caught up with everything since, or may have to cut what another's
+        has taken, or have rotten pages."""
+        self.powerless: set[int] = set()
+        """Those of them that had it themselves."""
         self._growing_states: dict[TopicPartition, LeaderAndIsr] = {}
         """Their partitions come one by one, so that they are in no `leadership`."""
         self.content_with_one: set[str] = set()
@@ -615,6 +618,7 @@ class Storm:
         there = [*self._all_partitions, *self.growing.partitions()]
         exposed = [partition for partition in there if self._may_lose(partition, broker_ids)]
         self.damaged.update(broker_ids)
+        self.powerless.update(broker_ids)
         for broker_id in broker_ids:
             self.take_down(broker_id, self.cluster.power_cut, restart_after_s=restart_after_s)
         if len(broker_ids) > 1 or len(self.cluster.broker_ids) == 2:
@@ -648,7 +652,7 @@ class Storm:
         return factor <= 2 or partition.topic in self.content_with_one
 
     def _has_kept_its_power(self, member: Member) -> bool:
-        is_dead_victim = member.broker_id in self.damaged and self.cluster.living_broker(member.broker_id) is None
+        is_dead_victim = member.broker_id in self.powerless and self.cluster.living_broker(member.broker_id) is None
         return not is_dead_victim and self._has_lost_nothing(member)
 
     def _forgive(self, exposed: Collection[TopicPartition]) -> None:
@@ -815,6 +819,7 @@ class Storm:
         for broker_id in sorted(self.damaged - self.rotten):
             if self._has_caught_up(broker_id):
                 self.damaged.discard(broker_id)
+                self.powerless.discard(broker_id)
                 self.note(f"broker {broker_id} has caught up after its power cut")
         if self.workload.exposed and not self.damaged:
             self._forgive(sorted(self.workload.exposed))

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from random import Random
 
+import msgspec
 import pytest
 
 from minibroker.client.admin import Admin
@@ -144,6 +145,29 @@ def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_its_faul
         fault.cancel()
         await asyncio.wait([fault])
         await storm.cluster.until(lambda: len(storm.growing.partitions()) == 2)
+
+    run(main(), seed=1)
+
+
+def test_a_broker_that_was_killed_has_kept_its_power_though_others_may_have_lost_records_with_theirs() -> None:
+    """Where several partitions are left to one victim, the loss of the first is not that of all brokers' power."""
+
+    async def main() -> None:
+        storm = Storm(Report(seed=1), Random(1))
+        await storm.cluster.start()
+        await storm._create_topics()
+        partition = TopicPartition("fast", 0)
+        storm.content_with_one.add(partition.topic)
+        state = storm.cluster.state(partition)
+        victim, *killed = state.isr
+        storm.cut_power([victim])
+        for broker_id in killed:
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+        storm.damaged.update(storm.cluster.broker_ids)  # as another partition's loss does
+        left = msgspec.structs.replace(state, leader=victim, isr=(victim,), isr_epochs=state.isr_epochs[:1])
+        assert storm._is_left_to_victims(partition, state, left)
+
+    run(main(), seed=1)
 
 
 def test_a_member_that_is_out_of_its_group_has_not_committed_what_its_consumer_has_no_position_in() -> None:
