@@ -69,30 +69,33 @@ class GroupRemoval(TermListener):
             return _E.GROUP_ID_NOT_FOUND
         if not group.is_in(_S.EMPTY):
             return _E.NON_EMPTY_GROUP
-        group.is_being_deleted = True
+        was_in_doubt, group.is_being_deleted = group.is_being_deleted, True
         outcome = await self._delete(term, group)
-        if outcome.is_in_doubt and not term.is_over:
-            self._start_task(self._delete_for_certain(term, group), f"deletion of group {group_id!r}")
+        if outcome.code is not _E.NONE and not was_in_doubt:
+            if not outcome.is_in_doubt:
+                group.is_being_deleted = False
+            elif not term.is_over:
+                self._start_task(self._delete_for_certain(term, group), f"deletion of group {group_id!r}")
         return outcome.code
 
     async def _delete(self, term: Term, group: Group) -> Outcome:
-        """Its offsets and itself."""
+        """Its offsets and itself. In doubt, too, where only the offsets are gone."""
         offsets = group.offsets.to_delete()
         if offsets:
             outcome = await self._remove(term, group, offsets)
             if outcome.code is not _E.NONE:
-                group.is_being_deleted = outcome.is_in_doubt
                 return outcome
         key = encode_group_key(group.group_id)
         outcome = await _outcome(lambda done: self._terms.write(term, [(key, None)], done))
-        group.is_being_deleted = outcome.is_in_doubt
         if outcome.code is _E.NONE and not term.is_over:
             self._forget(term, group)
             logger.info("group %r is deleted", group.group_id)
+        outcome.is_in_doubt |= bool(offsets)
         return outcome
 
     async def _delete_for_certain(self, term: Term, group: Group) -> None:
-        while not term.is_over and group.is_being_deleted:
+        """Whatever becomes of an attempt: what one before it has written may be in the log."""
+        while not term.is_over and not group.is_in(_S.DEAD):
             await asyncio.sleep(RETRY_S)
             await self._delete(term, group)
 

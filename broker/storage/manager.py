@@ -437,6 +437,8 @@ class LogManager:
             with suppress(BrokerError):  # the directory is offline, and everybody has been told
                 await log.checkpoint()  # a clean stop vouches for this log, too
             if partition in self.damaged:
+                # Both: a recovery point says that all is there from where the log begins.
+                self._log_start_offsets.stage({**self._log_start_offsets.values, partition: log.log_start_offset})
                 self._recovery_points.stage({**self._recovery_points.values, partition: log.recovery_point})
             with suppress(BrokerError):
                 await log.close()

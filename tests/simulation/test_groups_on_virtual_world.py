@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.groups.terms import OFFSETS_TOPIC
+from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
 from minibroker.client.admin import Admin
 from minibroker.client.configs import ConfigResource
 from minibroker.client.producer import Producer
@@ -382,6 +382,34 @@ def test_groups_are_listed_described_and_deleted() -> None:
         assert await simple.committed(ORDERS) == -1
 
     with_topic(program)
+
+
+def test_a_group_whose_deletion_is_in_doubt_is_neither_shown_nor_left_half_deleted() -> None:
+    """Later attempts are refused without a trace, as too few replicas are in sync: the first one is in the log."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        client = GroupClient(cluster, world, "billing")
+        assert await client.commit({ORDERS: 7}) == [ErrorCode.NONE]
+        coordinator = await client.find_coordinator()
+        offsets = TopicPartition(OFFSETS_TOPIC, partition_of("billing", 4))
+        others = [broker_id for broker_id in cluster.broker_ids if broker_id != coordinator]
+        for broker_id in others:
+            cluster.pause_broker(broker_id)
+        deleted = await client.ask(coordinator, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
+        assert deleted.results[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await cluster.until(lambda: cluster.state(offsets).isr == (coordinator,))
+        await asyncio.sleep(10)
+        listed = await client.ask(coordinator, apis.LIST_GROUPS, g.ListGroupsRequest())
+        described = await client.ask(coordinator, apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
+        assert (listed.groups, described.groups[0].error_code) == ([], ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        for broker_id in others:
+            cluster.resume_broker(broker_id)
+        await cluster.until(lambda: len(cluster.state(offsets).isr) == 3)
+        await asyncio.sleep(2)
+        described = await client.ask(coordinator, apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
+        assert (described.groups[0].error_code, described.groups[0].group_state) == (ErrorCode.NONE, "Dead")
+
+    with_topic(program, {"min.insync.replicas": "2", "replica.lag.time.max.ms": "2000"})
 
 
 def test_a_static_member_whose_name_is_no_name_is_refused_with_the_rule() -> None:

@@ -175,6 +175,15 @@ def failed_commits_are_forgotten(patches: Patches) -> None:
         pass
 
 
+@mutant("half a deletion", "an attempt to delete a group that is refused is the end of one that is in the log")
+def deletions_in_doubt_are_forgotten(patches: Patches) -> None:
+    @patches.instead_of(GroupRemoval, "_delete")
+    async def delete(original: Any, self: GroupRemoval, term: Term, group: Group) -> Outcome:
+        outcome: Outcome = await original(self, term, group)
+        group.is_being_deleted = outcome.is_in_doubt
+        return outcome
+
+
 @mutant("commits of a deleted topic", "they are repeated for a while, and those of the next topic wait behind them")
 def commits_of_a_deleted_topic_wait(patches: Patches) -> None:
     @patches.instead_of(Commits, "_is_older")

@@ -464,6 +464,28 @@ def test_what_was_set_aside_is_not_cut_where_it_had_been_safe(data: Path) -> Non
     assert records_of(data) == damaged
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_began_anew_and_was_set_aside_at_once_is_opened_by_the_next_start(data: Path, clean: bool) -> None:
+    """When it was emptied the file began to say that it begins at 0; nothing of it is missing."""
+
+    async def begin_anew(broker: Broker) -> None:
+        log = await broker.log(records=3)
+        await broker.logs.checkpoint_recovery_points()
+        log.truncate_fully_and_start_at(100, 0)
+        log.append_as_follower(stamped(batch(), 100, 0))
+        await log.flush()
+        await broker.logs.set_aside(PARTITION, "its leader does not fit")
+        await broker.logs.checkpoint_recovery_points()
+
+    async def look(broker: Broker) -> None:
+        assert broker.logs.damaged == {}
+        log = await broker.log()
+        assert (log.log_start_offset, log.log_end_offset) == (100, 101)
+
+    live(data, begin_anew, clean=clean)
+    live(data, look)
+
+
 def test_damaged_checkpoints_are_done_without(data: Path) -> None:
     live(data, lambda broker: broker.log(records=3))  # type: ignore[arg-type,return-value]
     for name in ("recovery-point-offset-checkpoint", "log-start-offset-checkpoint", "replication-offset-checkpoint"):
