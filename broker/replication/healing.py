@@ -1,4 +1,6 @@
-"""Damaged replicas: their files are deleted, and they are copied from their leaders again.
+"""Damaged replicas: their files are deleted, and they are copied from their leaders again. And replicas that could not
+be made, as there were too few file descriptors: the controller, which is told that of no replica twice, is asked to
+order them again.
 
 How damage is found, and when a leader gives up its leadership over it: see "A damaged replica" in ARCHITECTURE.md.
 
@@ -32,6 +34,8 @@ from minibroker.protocol.znodes import MalformedZnode
 logger = logging.getLogger("minibroker.replication")
 
 CHECK_S = 1.0
+LONGEST_PAUSE_S = 64.0
+"""Between two times that replicas are asked for that cannot be made."""
 ZOOKEEPER_RETRY_S = 0.1
 
 
@@ -61,12 +65,23 @@ class Healer:
         """Of replicas that were found to be damaged while they took part."""
         self._begun_in: dict[TopicPartition, tuple[str, int]] = {}
         """Of replicas that were deleted here to be made anew: the id of their topic, and the leader epoch."""
+        self._short: set[TopicPartition] = set()
+        """Replicas that could not be made since the controller was asked for such last."""
+        self._asked_s = -LONGEST_PAUSE_S
+        self._pause_s = CHECK_S
         self.healed = 0
         """How many replicas were deleted to be copied again."""
 
     def replica_lost(self, topic_partition: TopicPartition, leader_epoch: int) -> None:
         """It is damaged, and took part until `leader_epoch`. It must not fetch in a later one."""
         self._last_epochs[topic_partition] = leader_epoch
+
+    def replica_refused(self, topic_partition: TopicPartition) -> None:
+        """It could not be made for a Shortage. The longer that lasts, the longer are the pauses between attempts."""
+        if not self._short:
+            is_first = asyncio.get_running_loop().time() - self._asked_s > LONGEST_PAUSE_S
+            self._pause_s = CHECK_S if is_first else min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._short.add(topic_partition)
 
     def check(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
         """An order in this epoch may be obeyed. Raises BrokerError STALE_CONTROLLER_EPOCH where it is from before the
@@ -83,9 +98,18 @@ class Healer:
         while True:
             await asyncio.sleep(CHECK_S)
             healed = [partition for partition in sorted(self._logs.healable) if await self._heal(partition)]
-            if healed:
+            if healed or self._asks_again():
                 # As if a directory had failed: it asks what became of the replicas here, and they are made anew.
                 await tell_of_lost_replicas(self._sessions, self._broker_id)
+
+    def _asks_again(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        if not self._short or now_s - self._asked_s < self._pause_s:
+            return False
+        logger.info("%d replicas could not be made here: the controller is asked for them again", len(self._short))
+        self._asked_s = now_s
+        self._short.clear()  # those that still cannot be made will be refused again
+        return True
 
     async def _heal(self, topic_partition: TopicPartition) -> bool:
         path = znodes.state_path(topic_partition)

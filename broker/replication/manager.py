@@ -35,6 +35,7 @@ from minibroker.broker.replication.partition import CONSUMER, Partition, Setting
 from minibroker.broker.replication.refused_batches import RefusedBatches
 from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
 from minibroker.broker.replication.topic_configs import TopicConfigs
+from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
@@ -782,6 +783,8 @@ class ReplicaManager:
                 )
         except BrokerError as error:
             logger.warning("LeaderAndIsr for %s refused: %s", topic_partition, error)
+            if isinstance(error, Shortage):
+                self.healer.replica_refused(topic_partition)
             return PartitionError(topic.topic_name, state.partition_index, error.code)
         return _Assigned(topic_partition, state, partition)
 

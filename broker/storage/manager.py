@@ -37,7 +37,7 @@ from minibroker.broker.storage.directory import (
 )
 from minibroker.broker.storage.flush import write_topic_id
 from minibroker.broker.storage.io_errors import DISK_ERRORS, Shortage, Trouble, shortage, trouble_of
-from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log import SHORTAGE_PAUSE_S, Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, empty_log, recover, to_be_read
 from minibroker.broker.storage.recovery_progress import DirectoryProgress, LogProgress
@@ -53,6 +53,9 @@ logger = logging.getLogger("minibroker.storage")
 MOST_FOR_FILES = 1 / 2
 MOST_IN_ALL = 15 / 16
 """Of the descriptors that the process may have, so many at most are taken when a log is created."""
+
+SHORTAGE_PATIENCE_S = 5.0
+"""How long a change that cannot be left undone waits for descriptors that others have. Orders wait behind some."""
 
 NEWS_INTERVAL_S = 5.0
 """How often a recovery that takes long says how far it is."""
@@ -360,10 +363,25 @@ class LogManager:
 
     async def _note(self, write: Callable[[Any], None], what: object) -> None:
         self._directory.check()
+        doing = f"writing {self._path(CONTINUITY_FILE)}"
         try:
-            await self._run(write, what)
+            await self._patiently(doing, lambda: self._run(write, what))
         except OSError as error:
-            self._directory.fail_and_raise(error, f"writing {self._path(CONTINUITY_FILE)}")
+            self._directory.fail_and_raise(error, doing)
+
+    async def _patiently(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What `attempt` returns, which may be repeated from its beginning: as it is for SHORTAGE_PATIENCE_S where it
+        meets a shortage. Raises OSError, and BrokerError where the directory fails meanwhile."""
+        until_s = self._world.clock.monotonic() + SHORTAGE_PATIENCE_S
+        while True:
+            try:
+                return await attempt()
+            except OSError as error:
+                if trouble_of(error) is not Trouble.SHORTAGE or self._world.clock.monotonic() >= until_s:
+                    raise
+                self._directory.tell_of_shortage(error, doing)
+            await asyncio.sleep(SHORTAGE_PAUSE_S)
+            self._directory.check()
 
     def registered(self, broker_epoch: int) -> None:
         """The broker has this epoch now. Durable on return, where it is the epoch since which nothing was lost; blocks
@@ -587,21 +605,27 @@ class LogManager:
                     await log.close()
                 self._forget_damage(partition)
                 self.reports.pop(partition, None)
+                path = self._path(str(partition))
                 moved = self._path(moved_name(partition, f"{self._world.random.getrandbits(128):032x}", suffix))
-                try:
+
+                async def move() -> bool:
                     names = await self._run(self._disk.list, self.log_dir) if log is None else None
-                    if names is not None and str(partition) not in names:
+                    if names is not None and not {str(partition), moved.rpartition("/")[2]} & set(names):
                         await self._run(self._disk.sync_directory, self.log_dir)
-                        return ""  # it was damaged, and somebody has moved it away; or an earlier attempt has
+                        return False  # it was damaged, and somebody has moved it away; or an earlier attempt has
                     # A recovery point whose log is gone would be taken for a loss by the next start.
                     await self._run(self._directory.lower_offsets, partition, 0)
-                    await self._run(self._rename_away, self._path(str(partition)), moved)
+                    await self._run(self._rename_away, path, moved)
+                    return True
+
+                try:
+                    was_there = await self._patiently(f"renaming {path}", move)
                 except OSError as error:
-                    path = self._path(str(partition))
                     if trouble_of(error) is Trouble.SHORTAGE:
                         self.damaged[partition] = f"the replica in {path} could not be moved away: {error}"
+                        self.healable.add(partition)  # it is tried again where nobody counts on it any more
                     self._directory.refuse(error, f"renaming {path}")
-        return moved
+        return moved if was_there else ""
 
     def _forget_damage(self, partition: TopicPartition) -> None:
         self.damaged.pop(partition, None)
@@ -618,7 +642,8 @@ class LogManager:
                 self._unsettled.discard(partition)
 
     def _rename_away(self, path: str, moved: str) -> None:
-        self._disk.rename(path, moved)
+        if not self._disk.exists(moved):  # as it does where the last attempt came so far
+            self._disk.rename(path, moved)
         self._disk.sync_directory(self.log_dir)
 
     def _remove_in_background(self, path: str) -> None:

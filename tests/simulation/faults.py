@@ -361,6 +361,19 @@ async def _slow_disk(storm: Storm) -> None:
         await asyncio.sleep(_span_s(storm))
 
 
+async def _out_of_descriptors(storm: Storm) -> None:
+    """A broker can open little more, or nothing. Most of what needs that waits; a change that is halfway costs the log
+    directory."""
+    broker_id = storm.some_broker()
+    if broker_id is None:
+        return
+    spare = storm.dice.choice([0, 0, 1, 2, 4])
+    storm.count("out of descriptors", f"broker {broker_id}, but for {spare}")
+    with storm.bad_disk(broker_id) as faults:
+        faults.descriptor_limit = storm.cluster.broker(broker_id)._world.disk.descriptors().files + spare
+        await asyncio.sleep(_span_s(storm))
+
+
 async def _clock_jump(storm: Storm) -> None:
     """The wall clock of a broker or client is wrong from now on."""
     name = storm.dice.choice([*map(host_name, storm.cluster.broker_ids), *storm.workload.names])
@@ -678,6 +691,7 @@ FAULTS: dict[str, Fault] = {
     "full disk": _full_disk,
     "broken log directory": _broken_log_dir,
     "slow disk": _slow_disk,
+    "out of descriptors": _out_of_descriptors,
     "clock jump": _clock_jump,
     "ZooKeeper down": _zookeeper_down,
     "ZooKeeper cut": _zookeeper_cut,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -10,10 +11,13 @@ from functools import partial
 
 import pytest
 
+from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import DataDirectoryUnusable
+from minibroker.broker.storage.manager import LogManager
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.rpc import open_connection
@@ -99,6 +103,92 @@ def test_a_topic_that_does_not_fit_is_made_as_far_as_it_does_and_all_brokers_ser
         assert NO_LEADER not in leaders_of_large(cluster)[: PARTITIONS // 2]
 
     with_cluster(program)
+
+
+def test_replicas_that_did_not_fit_are_made_once_there_is_room() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        limit_files(cluster, 0, 2 * PARTITIONS + 20)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("large", assignments=[[0]] * 3 * PARTITIONS)
+            await cluster.until(lambda: leaders_of_large(cluster).count(0) < PARTITIONS)
+            await asyncio.sleep(10)
+            limit_files(cluster, 0, 1_000)
+            await cluster.until(lambda: set(leaders_of_large(cluster)) == {0}, within_s=70)
+
+    with_cluster(program)
+
+
+class Shortages:
+    """In the place of a blocking method that changes something: it meets a shortage, when it has done so already or
+    before, until `ends_s`, but at least once."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str, *, is_done: bool = False) -> None:
+        self.met = 0
+        self.ends_s = 0.0
+        original = getattr(owner, name)
+
+        def instead(changed: object, *arguments: object) -> object:
+            is_short = not self.met or asyncio.get_event_loop().time() < self.ends_s
+            if is_done or not is_short:
+                original(changed, *arguments)
+            if is_short:
+                self.met += 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return None
+
+        patch.setattr(owner, name, instead)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_then(
+    monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        shortages = Shortages(monkeypatch, LogManager, "_rename_away", is_done=is_done)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.delete_topic(TOPIC)
+        await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS))
+        assert shortages.met
+        for broker_id in cluster.broker_ids:
+            logs = cluster.broker(broker_id)._logs
+            assert (logs.damaged, list(logs.logs())) == ({}, [])
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize("lasts_s", [0, 30])
+def test_a_partition_comes_back_to_a_broker_that_was_too_short_of_descriptors_to_delete_it(
+    monkeypatch: pytest.MonkeyPatch, lasts_s: float
+) -> None:
+    moved = TopicPartition("moved", 0)
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic(moved.topic, assignments=[[0]])
+            shortages = Shortages(monkeypatch, LogManager, "_rename_away")
+            shortages.ends_s = asyncio.get_running_loop().time() + lasts_s
+            for target in (1, 0):
+                await admin.alter_partition_reassignments({moved: [target]})
+                await cluster.until(partial(lambda wanted: cluster.state(moved).isr == wanted, (target,)), within_s=60)
+            assert shortages.met
+
+    with_cluster(program)
+
+
+def test_a_directory_outlives_that_the_failure_of_another_is_noted_in_a_shortage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), log_dirs=2)
+        await cluster.start()
+        shortages = Shortages(monkeypatch, DataContinuity, "note_failed")
+        cluster.break_log_dir(0, 0)
+        await cluster.until(lambda: shortages.met > 0)
+        await asyncio.sleep(10)
+        assert len(cluster.broker(0)._logs.offline) == 1
+        assert cluster.living() == [0, 1, 2]
+
+    run(scenario())
 
 
 def test_a_broker_that_cannot_open_all_its_logs_does_not_start_and_loses_nothing(

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from minibroker.broker.replication import healing
+from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage import continuity, recovery, swap
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
@@ -260,3 +261,10 @@ def remade_while_in_the_isr(patches: Patches) -> None:
     @patches.instead_of(healing, "may_be_deleted")
     def may_be_deleted(original: Any, *rest: Any) -> bool:
         return True
+
+
+@mutant("(shortages)", "a replica that could not be made, as descriptors were short, is made after the next restart")
+def refused_replicas_are_forgotten(patches: Patches) -> None:
+    @patches.instead_of(Healer, "replica_refused")
+    def replica_refused(original: Any, self: Healer, *rest: Any) -> None:
+        pass
