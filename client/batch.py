@@ -321,6 +321,15 @@ class Batch:
         elif not self.is_wholly_awaited:
             self.awaited = (self.awaited or set()).union(range(first, first + count))
 
+    def wait_given_up(self, first: int, count: int = 1) -> None:
+        """Somebody waits no more for `count` records from `first` on, before their end. Who still does marks them again
+        when it comes."""
+        if self.is_wholly_awaited:
+            self.is_wholly_awaited = False
+            self.awaited = set(range(self.count))
+        if self.awaited is not None:
+            self.awaited.difference_update(range(first, first + count))
+
     @property
     def unreported(self) -> int:
         """How many records are not awaited."""

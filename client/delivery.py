@@ -5,6 +5,7 @@ one for thousands.
 """
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import msgspec
 
 from minibroker.client.accumulator import Part
 from minibroker.client.batch import Batch
-from minibroker.client.errors import BatchDeliveryFailed, FailedRecord
+from minibroker.client.errors import BatchDeliveryFailed, FailedRecord, InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
 
 logger = logging.getLogger("minibroker.client")
@@ -91,8 +92,8 @@ class Delivery(_Coroutine, gc=False, eq=False):
 
     `await` returns RecordMetadata, or raises BrokerError, DeliveryTimedOut or Closed; and WrongEventLoop, before the
     end, if the producer was started in another event loop. It may be awaited any number of times, by several tasks,
-    before and after the end; cancelling one of them does not affect the others. A record that fails while nobody has
-    awaited its Delivery is reported by `flush`, `drain` or `close`.
+    before and after the end; cancelling one of them does not affect the others. A record that fails while nobody awaits
+    its Delivery, as after a wait that was cancelled or timed out, is reported by `flush`, `drain` or `close`.
 
     `asyncio.create_task`, `TaskGroup.create_task`, `gather`, `wait_for` and `shield` take it as they take a coroutine.
     Not awaiting it is no error.
@@ -120,10 +121,20 @@ class Delivery(_Coroutine, gc=False, eq=False):
             batch.mark_awaited(index)
             if batch.is_done:
                 break
-            yield from _ending(batch).__await__()
+            try:
+                yield from _ending(batch).__await__()
+            except (Exception, asyncio.CancelledError):
+                self._wait_given_up()
+                raise
         if batch.error is not None:
             raise batch.error.with_traceback(None)
         return _metadata(batch, index)
+
+    def _wait_given_up(self) -> None:
+        """As by a time limit: nobody has been told what becomes of the record."""
+        batch, index = self._place()
+        if not batch.is_done:
+            batch.wait_given_up(index)
 
     def send(self, value: None) -> asyncio.Future[None]:
         """For tasks: a step. It returns a future to wait for, or raises StopIteration with the result, or an error."""
@@ -137,6 +148,7 @@ class Delivery(_Coroutine, gc=False, eq=False):
         traceback: TracebackType | None = None,
     ) -> Any:
         """For tasks: how they are cancelled."""
+        self._wait_given_up()
         _throw(kind, value)
 
     def close(self) -> None:
@@ -165,7 +177,7 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
 
     `await` returns BatchMetadata, or raises BatchDeliveryFailed if any of them failed, which says which ones, and where
     the others are; and WrongEventLoop as a Delivery. It may be awaited, again and by several tasks, as a Delivery. What
-    fails while nobody has awaited it is reported by `flush`, `drain` or `close`.
+    fails while nobody awaits it is reported by `flush`, `drain` or `close`.
     """
 
     __slots__ = ("_parts", "_topic")
@@ -199,9 +211,19 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
                     batch.mark_run_awaited(first, len(indexes))
             if waiting is None:
                 break
-            while not waiting.is_done and waiting.forwarded is None:
-                yield from _ending(waiting).__await__()
+            try:
+                while not waiting.is_done and waiting.forwarded is None:
+                    yield from _ending(waiting).__await__()
+            except (Exception, asyncio.CancelledError):
+                self._wait_given_up()
+                raise
         return self._result()
+
+    def _wait_given_up(self) -> None:
+        self._follow()
+        for batch, first, indexes in self._parts:
+            if not batch.is_done:
+                batch.wait_given_up(first, len(indexes))
 
     def send(self, value: None) -> asyncio.Future[None]:
         """For tasks: a step, as of a Delivery."""
@@ -215,6 +237,7 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
         traceback: TracebackType | None = None,
     ) -> Any:
         """For tasks: how they are cancelled."""
+        self._wait_given_up()
         _throw(kind, value)
 
     def close(self) -> None:
@@ -305,6 +328,15 @@ def _throw(kind: type[BaseException] | BaseException, value: BaseException | obj
     if isinstance(kind, BaseException):
         raise kind
     raise value if isinstance(value, BaseException) else kind()
+
+
+def check_on_delivery(on_delivery: object) -> None:
+    """Raises InvalidSetting."""
+    if not callable(on_delivery):
+        raise InvalidSetting("on_delivery", on_delivery, "give a function of metadata and error")
+    if inspect.iscoroutinefunction(on_delivery) or inspect.iscoroutinefunction(type(on_delivery).__call__):
+        rule = "it is called, not awaited: define it by `def`, or await what `send` returns"
+        raise InvalidSetting("on_delivery", on_delivery, rule)
 
 
 def tell_on_delivery(

@@ -31,7 +31,7 @@ from minibroker.client.columns import (
     from_arrow,
     is_arrow,
 )
-from minibroker.client.delivery import BatchDelivery, Delivery, OnDelivery, tell_on_delivery
+from minibroker.client.delivery import BatchDelivery, Delivery, OnDelivery, check_on_delivery, tell_on_delivery
 from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting
 from minibroker.client.lifecycle import Client
 from minibroker.client.partitioners import Partitioner, RecordPartitioner, WithoutKey, crc32, murmur2
@@ -299,6 +299,8 @@ class Producer(Client):
             check_partition(partition)
         if headers is not None:
             headers = checked_headers(headers)
+        if on_delivery is not None:
+            check_on_delivery(on_delivery)
         now_ms = self._wall_ms()
         self._tick(now_ms)
         if timestamp_ms is None:
@@ -542,7 +544,10 @@ def column_of(name: str, what: str, topic: str, data: Any, serializer: Serialize
 
 
 def check_timestamp_ms(timestamp_ms: object) -> None:
-    if type(timestamp_ms) is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
+    if type(timestamp_ms) is not int:
+        rule = "give whole milliseconds since 1970, as int(time.time() * 1000), or None for now"
+        raise InvalidSetting("timestamp_ms", timestamp_ms, rule)
+    if not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
         raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import re
 import sys
 import threading
@@ -265,6 +266,10 @@ class Consumer(Facade[AsyncConsumer]):
             return None
         if not isinstance(listener, RebalanceListener):
             raise InvalidSetting("listener", listener, "derive it from minibroker.sync.RebalanceListener")
+        for name in ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost"):
+            if inspect.iscoroutinefunction(getattr(listener, name)):
+                rule = f"{name} is called, not awaited: define it by `def`, or use minibroker.Consumer"
+                raise InvalidSetting("listener", listener, rule)
         return _Listener(listener, self._errands)
 
     def _serve(self) -> None:

@@ -35,7 +35,7 @@ import msgspec
 
 from minibroker.client import delivery as asynchronous
 from minibroker.client.columns import ArrowArray, Column, as_bytes, checked_timestamps
-from minibroker.client.delivery import BatchMetadata, OnDelivery, RecordMetadata
+from minibroker.client.delivery import BatchMetadata, OnDelivery, RecordMetadata, check_on_delivery
 from minibroker.client.errors import ApiTimedOut, BufferFull, ClientCrashed, Closed, DeliveryFailed, FailedRecord
 from minibroker.client.partitioners import Partitioner, RecordPartitioner
 from minibroker.client.producer import (
@@ -761,4 +761,6 @@ def _checked(
         check_partition(partition)
     if timestamp_ms is not None:
         check_timestamp_ms(timestamp_ms)
+    if on_delivery is not None:
+        check_on_delivery(on_delivery)
     return _Unusual(partition, timestamp_ms, None if headers is None else checked_headers(headers), on_delivery)

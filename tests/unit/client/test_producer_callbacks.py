@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from minibroker.client.delivery import RecordMetadata
-from minibroker.client.errors import Closed, DeliveryFailed
+from minibroker.client.errors import Closed, DeliveryFailed, InvalidSetting
 from minibroker.client.producer import Producer
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -89,6 +89,59 @@ def test_what_a_callback_raises_is_logged_and_the_failure_that_it_was_told_is_st
         assert "broken" in record.getMessage()
         assert record.exc_info is not None
         assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+class _Asynchronous:
+    async def __call__(self, metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+        """Nobody would await it."""
+
+
+async def _asynchronous(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
+    """Nor this."""
+
+
+@pytest.mark.parametrize("on_delivery", [_asynchronous, _Asynchronous(), "a name"])
+def test_what_cannot_be_called_back_is_refused_and_nothing_is_sent(on_delivery: Any) -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        async with Producer(cluster.bootstrap) as producer:
+            with pytest.raises(InvalidSetting, match="on_delivery="):
+                producer.send("orders", b"v", on_delivery=on_delivery)
+        assert cluster.log("orders").values() == []
+
+    run(scenario)
+
+
+async def _wait_for(awaitable: Awaitable[object]) -> None:
+    await asyncio.wait_for(awaitable, 0.05)
+
+
+async def _within_a_timeout(awaitable: Awaitable[object]) -> None:
+    async with asyncio.timeout(0.05):
+        await awaitable
+
+
+@pytest.mark.parametrize("wait", [_wait_for, _within_a_timeout])
+@pytest.mark.parametrize("by", ["send", "send_batch"])
+def test_what_fails_after_somebody_gave_up_waiting_for_it_is_raised_by_flush(
+    wait: Callable[[Awaitable[object]], Awaitable[None]], by: str
+) -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        async with Producer(cluster.bootstrap, delivery_timeout_ms=500) as producer:
+            sent = producer.send("nowhere", b"v") if by == "send" else producer.send_batch("nowhere", [b"v", b"w"])
+            patient = asyncio.create_task(sent)
+            with pytest.raises(TimeoutError):
+                await wait(sent)
+            with pytest.raises(MinibrokerError):
+                await patient
+            await producer.flush()  # somebody was told
+            sent = producer.send("nowhere", b"v") if by == "send" else producer.send_batch("nowhere", [b"v", b"w"])
+            with pytest.raises(TimeoutError):
+                await wait(sent)
+            with pytest.raises(DeliveryFailed) as failed:
+                await producer.flush()
+            assert [failure.value for failure in failed.value.failures] == [b"v", b"w"][: 1 if by == "send" else 2]
+
+    run(scenario)
 
 
 def test_a_callback_may_send() -> None:

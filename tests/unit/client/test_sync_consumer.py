@@ -136,10 +136,17 @@ def test_closing_ends_an_iteration_in_another_thread(cluster: ClusterThread) -> 
         next(consumer)
 
 
+class _Asynchronous(RebalanceListener):
+    async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:  # type: ignore[override]
+        """Nobody would await it."""
+
+
 def test_errors_are_raised_to_the_caller_and_iterating_anew_tries_again(cluster: ClusterThread) -> None:
     fill(cluster, [b"0"])
     with pytest.raises(InvalidSetting, match=r"derive it from minibroker.sync.RebalanceListener"):
         Consumer(cluster.bootstrap, topics=["orders"], group="g", listener=minibroker.RebalanceListener())  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match="on_partitions_assigned is called, not awaited"):
+        Consumer(cluster.bootstrap, topics=["orders"], group="g", listener=_Asynchronous())
     with Consumer(cluster.bootstrap, partitions=[P0], auto_offset_reset="none") as consumer:
         for _ in range(2):
             with pytest.raises(BrokerError) as caught:

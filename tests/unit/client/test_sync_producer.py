@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import pickle
@@ -182,6 +183,12 @@ def test_what_a_caller_does_wrong_is_raised_by_send(cluster: ClusterThread) -> N
             producer.send("orders", "text")
         with pytest.raises(TypeError, match="headers must be a list"):
             producer.send("orders", b"v", headers={"a": b"b"})  # type: ignore[arg-type]
+        for name, value, rule in (
+            ("timestamp_ms", 1_795_623_764_124.5, "whole milliseconds"),
+            ("on_delivery", asyncio.sleep, "called, not awaited"),
+        ):
+            with pytest.raises(InvalidSetting, match=rule):
+                producer.send("orders", b"v", **{name: value})  # type: ignore[arg-type]
         for arguments, code in (
             ({"partition": -1}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             ({"timestamp_ms": -1}, ErrorCode.INVALID_TIMESTAMP),
@@ -209,6 +216,14 @@ def test_what_the_cluster_has_against_a_record_is_raised_by_its_delivery_or_by_f
         (failure,) = failed.value.failures
         assert failure[:4] == ("orders", 8, b"k", b"w")
         producer.flush()
+
+
+def test_what_fails_after_a_result_was_not_waited_for_to_the_end_is_raised_by_flush(cluster: ClusterThread) -> None:
+    with Producer(cluster.bootstrap, delivery_timeout_ms=500) as producer:
+        with pytest.raises(ApiTimedOut, match="still being sent"):
+            producer.send("nowhere", b"v").result(timeout_ms=50)
+        with pytest.raises(DeliveryFailed):
+            producer.flush()
 
 
 def test_a_record_that_a_broker_refuses_is_raised_by_whoever_asks_first(cluster: ClusterThread) -> None:
