@@ -124,7 +124,7 @@ class Fetcher:
         """Topics that the user has named, whether or not something of them is fetched."""
         self.errors: list[BaseException] = []
         """To be raised to the user, one at a time, whatever else there is to take."""
-        self._stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
+        self._stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id, is_regular=True)
         self._next_look = 0.0
         self.states: dict[TopicPartition, PartitionState] = {}
         self.pulse = Pulse()

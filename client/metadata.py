@@ -467,6 +467,7 @@ class Metadata:
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
         stalls: Stalls[str] = Stalls(self._connections.client_id)
         failures: dict[Address, Exception] = {}
+        are_reached = False
         while True:
             candidates = self._candidates()
             timeout_of_one_s = min(
@@ -480,6 +481,7 @@ class Metadata:
                 try:
                     async with asyncio.timeout(patience_s):
                         connection = await self._connections.open(address, Purpose.REQUESTS)
+                        are_reached = True
                         response = await connection.request(api, body, timeout_s=timeout_of_one_s)
                 except TimeoutError:
                     if patience_s == timeout_of_one_s or address not in failures:  # an earlier reason says more
@@ -497,10 +499,10 @@ class Metadata:
             reasons = "; ".join(str(error) for error in failures.values())
             remaining_s = 0.0 if deadline is None else deadline - self._clock.monotonic()
             if remaining_s < MIN_REFRESH_PAUSE_S:
-                raise NetworkError(
-                    f"no broker answered {api.name}: {reasons}. "
-                    "Start the cluster (`minibroker up`), or give the address of a running broker as bootstrap"
-                )
+                remedy = "Start the cluster (`minibroker up`), or give the address of a running broker as bootstrap"
+                if are_reached:
+                    remedy = "Brokers were reached, so they may wait for ZooKeeper: see `minibroker status`"
+                raise NetworkError(f"no broker answered {api.name}: {reasons}. {remedy}")
             waiting = {api.name: f"no broker answers: {reasons}"}
             stalls.look(self._clock.monotonic(), waiting, waiting.__getitem__)
             pause_s = exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random)

@@ -87,7 +87,7 @@ class Sender:
         """When to look again for what may be sent, if nothing happens before."""
         self._last_errors: dict[tuple[str, int], MinibrokerError] = {}
         """Why the last attempt for a partition failed: the cause of a DeliveryTimedOut."""
-        self._stalls: Stalls[tuple[str, int]] = Stalls(runtime.connections.client_id, _name)
+        self._stalls: Stalls[tuple[str, int]] = Stalls(runtime.connections.client_id, _name, is_regular=True)
         self._oldest: dict[tuple[str, int], Batch] = {}
         """The first batches that had not ended when stalls were last looked for: the same now where nothing moves."""
         self._next_look = 0.0
@@ -188,6 +188,8 @@ class Sender:
             return cause, f"the last attempt failed: {cause}"
         if topic in self._accumulator.changing_topics():
             return None, "the topic was created again, and what was sent to the old one has had no answer yet"
+        if self._identity_task is not None and not self._identity_task.done():
+            return None, "no broker has given a producer id yet, for which it needs ZooKeeper: see `minibroker status`"
         leader = self._metadata.cluster.leader(topic, partition)
         if leader is None:
             return None, "it has no leader that can be reached: see `minibroker status`"

@@ -18,6 +18,7 @@ STALL_S = 5.0
 """After so long, waiting is a stall: a failover, and a metadata refresh or two, take less."""
 
 LOOK_EVERY_S = 1.0
+LATE_LOOK_S = 2 * LOOK_EVERY_S
 _NAMES_SHOWN = 5
 
 
@@ -25,18 +26,31 @@ class Stalls(Generic[K]):
     """The stalls of one client, `who`. `name` turns what waits, for instance a partition, into text; `remedy` ends what
     is said where the reason names no command."""
 
-    def __init__(self, who: str, name: Callable[[K], str] = str, remedy: str = ". See `minibroker status`") -> None:
+    def __init__(
+        self,
+        who: str,
+        name: Callable[[K], str] = str,
+        remedy: str = ". See `minibroker status`",
+        *,
+        is_regular: bool = False,
+    ) -> None:
+        """`is_regular`: `look` comes every LOOK_EVERY_S as long as anything waits, so one that comes late says that the
+        event loop stood still, and nothing of who is waited for."""
         self._who = who
         self._name = name
         self._remedy = remedy
         self._since: dict[K, float] = {}
         self._told: dict[K, float] = {}
         """Since when those have waited for which there was a warning."""
+        self._is_regular = is_regular
+        self._looked_s = 0.0
 
     def look(self, now: float, waiting: Collection[K], reason: Callable[[K], str]) -> None:
         """`waiting` is all that makes no progress. Logs a WARNING with a reason and a remedy for what has been in it
         for STALL_S, and an INFO for what was reported and is no longer in it: one line each, however many there are."""
-        self._since = {key: self._since.get(key, now) for key in waiting}
+        stood_still_s = max(0.0, now - self._looked_s - LATE_LOOK_S) if self._is_regular and self._since else 0.0
+        self._looked_s = now
+        self._since = {key: self._since.get(key, now - stood_still_s) + stood_still_s for key in waiting}
         over = {key: since for key, since in self._told.items() if key not in self._since}
         for key in over:
             del self._told[key]

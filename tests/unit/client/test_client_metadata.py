@@ -242,6 +242,18 @@ def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: p
     run(scenario)
 
 
+def test_brokers_that_were_reached_and_do_not_answer_are_not_said_to_be_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minibroker.client.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
+
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        await runtime.start()
+        scripted.rules.append(lambda received: HANG)
+        with pytest.raises(NetworkError, match="they may wait for ZooKeeper"):
+            await runtime.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=0.5)
+
+    run(scenario)
+
+
 def test_a_broker_that_did_not_answer_once_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minibroker.client.metadata.FORGIVEN_S", 0.0)
 

@@ -629,6 +629,16 @@ def test_a_producer_id_is_asked_for_until_one_is_granted() -> None:
     run(scenario)
 
 
+def test_what_has_waited_for_a_producer_id_says_so() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.script(INIT_PRODUCER_ID, *[HANG] * 100)
+        async with Producer(cluster.bootstrap, delivery_timeout_ms=500) as producer:
+            with pytest.raises(DeliveryTimedOut, match="a producer id yet, for which it needs ZooKeeper"):
+                await producer.send("orders", b"v")
+
+    run(scenario)
+
+
 def test_a_batch_that_is_too_large_for_the_topic_is_split_until_it_fits() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         cluster.log("orders").max_batch_bytes = 3_000

@@ -80,3 +80,13 @@ def test_a_reason_is_asked_for_only_where_it_is_told() -> None:
     for second in range(30):
         stalls.look(float(second), ["a-0", "b-0"], reason)
     assert asked == ["a-0"]
+
+
+def test_a_time_in_which_the_event_loop_stood_still_is_nobodys_stall(taken: Taken) -> None:
+    stalls: Stalls[str] = Stalls("mine", is_regular=True)
+    for second in (0, 1, 12, 13):
+        stalls.look(100.0 + second, ["a-0"], because)
+    assert not taken()
+    for second in (14, 15):
+        stalls.look(100.0 + second, ["a-0"], because)
+    assert taken() == ["WARNING mine: no progress for 5.0 s of a-0: a-0 has no leader. See `minibroker status`"]
