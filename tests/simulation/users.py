@@ -84,6 +84,8 @@ WITHIN_S = 60.0
 """So long after healing metadata must be true: the storms' own bound."""
 _RETRY_S = 0.5
 _REST_S = 1.5
+_LONGEST_REST_S = 100.0
+"""A storm waits for its users to end for little longer."""
 
 T = TypeVar("T")
 
@@ -253,7 +255,7 @@ class Users:
             who = self._identity(name, attempt)
             with self._whatever_happens(who):
                 await self._produce_for_a_life(who, world, habits)
-            await asyncio.sleep(world.random.expovariate(1 / (habits.pause_s if habits.records == 1 else _REST_S)))
+            await _rest(world.random, habits.pause_s if habits.records == 1 else _REST_S)
 
     async def _produce_for_a_life(self, who: str, world: VirtualWorld, habits: Habits) -> None:
         random = world.random
@@ -282,7 +284,7 @@ class Users:
                         await self._call(life, "flush", producer.flush(), habits.limit_s)
                         await self._all_have_ended(life, "flush")
                     if number + 1 < habits.records:
-                        await asyncio.sleep(random.expovariate(1 / habits.pause_s))
+                        await _rest(random, habits.pause_s)
         finally:
             await self._call(life, "close", producer.close(), habits.limit_s)
             await self._all_have_ended(life, "close")
@@ -667,6 +669,10 @@ class Users:
             for anomaly in check_topic(topic, operations, self._seen(topic))
         ]
         return [*topics, *check_users(self._history, self._answers)]
+
+
+async def _rest(random: Random, mean_s: float) -> None:
+    await asyncio.sleep(min(random.expovariate(1 / mean_s), _LONGEST_REST_S))
 
 
 def _begun(call: Awaitable[T]) -> asyncio.Task[T]:
