@@ -183,7 +183,8 @@ class LocalCluster:
         that was started is stopped again, and the next `up` goes by what was there before.
         """
         with self._owned() as before:
-            cluster = _planned(before, brokers, base_port, zookeeper_connect, settings, log_dirs)
+            count = self._count_of(before, brokers)
+            cluster = _planned(before, count, base_port, zookeeper_connect, settings, log_dirs)
             return self._launch(cluster, before)
 
     def launch(self, planned: ClusterFile) -> ClusterFile:
@@ -356,6 +357,25 @@ class LocalCluster:
                 "or use another --data"
             )
 
+    def _count_of(self, before: ClusterFile | None, asked: int | None) -> int:
+        """How many brokers are to run: none that has replicas is left out, not even one of an earlier, larger cluster
+        that the cluster file knows no more. Raises LaunchError."""
+        with_replicas = [
+            broker_id
+            for broker_id in range(1, MAX_BROKERS + 1)
+            if any(_has_replicas(log_dir) for log_dir in self._log_dirs_of(broker_id, MAX_LOG_DIRS))
+        ]
+        if asked is None:
+            return max(DEFAULT_BROKERS if before is None else len(before.brokers), *with_replicas, 1)
+        left_out = [broker_id for broker_id in with_replicas if broker_id > asked]
+        if left_out:
+            raise LaunchError(
+                f"--brokers {asked} would leave out {', '.join(map(name_of, left_out))}, with replicas in "
+                f"{self.directory}: leave out --brokers, give {left_out[-1]} or more, or use another --data; to have "
+                "fewer, first move the replicas to other brokers: `minibroker reassign generate`"
+            )
+        return asked
+
     def _signal(self, who: Who, number: signal.Signals, from_states: tuple[ProcessState, ...]) -> list[Member]:
         """Signal the members that are in one of the states; one named alone that is not is an error."""
         members = self.resolve(who)
@@ -505,7 +525,7 @@ class LocalCluster:
 
 def _planned(
     before: ClusterFile | None,
-    brokers: int | None,
+    count: int,
     base_port: int | None,
     zookeeper_connect: str | None,
     settings: Mapping[str, str] | None,
@@ -513,7 +533,6 @@ def _planned(
 ) -> ClusterFile:
     """What is to run: as given, else as before, else the default. No processes yet."""
     if before is not None:
-        brokers = len(before.brokers) if brokers is None else brokers
         base_port = before.brokers[0].port if base_port is None else base_port
         settings = before.settings if settings is None else settings
         log_dirs = before.log_dirs if log_dirs is None else log_dirs
@@ -522,7 +541,6 @@ def _planned(
                 f"--log-dirs {log_dirs}: each broker has replicas in {before.log_dirs} log directories, and would miss "
                 f"them: give {before.log_dirs} or more, or use another --data"
             )
-    count = DEFAULT_BROKERS if brokers is None else brokers
     first_port = DEFAULT_BASE_PORT if base_port is None else base_port
     if first_port + count > 65_536:
         raise LaunchError(f"{count} brokers from port {first_port} on go past port 65535: use a lower --base-port")
@@ -568,6 +586,16 @@ def _summary(cluster: ClusterFile) -> str:
         f"brokers: {len(cluster.brokers)}, base port {cluster.brokers[0].port}, ZooKeeper {cluster.zookeeper.connect}"
         f"{log_dirs}{settings}"
     )
+
+
+def _has_replicas(log_dir: Path) -> bool:
+    """Directories of replicas that have gone, which stay for a while, do not end in a partition's number."""
+    try:
+        return any(entry.is_dir() and entry.name.rpartition("-")[2].isdecimal() for entry in log_dir.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # of a disk that fails: it must not pass for empty
+        return True
 
 
 def _is_full(directory: Path) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.deploy import cluster_file
+from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports, is_free
@@ -29,6 +31,44 @@ def test_a_zookeeper_that_does_not_answer_is_told_before_anything_is_started(tmp
     with pytest.raises(LaunchError, match=f"no ZooKeeper answers at 127.0.0.1:{port}"):
         cluster.up(1, free_ports(1)[0], f"127.0.0.1:{port}")
     assert cluster.file_or_none() is None
+
+
+def test_a_broker_that_has_replicas_is_not_left_out_of_an_up(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    (tmp_path / "broker-2" / "orders-0").mkdir(parents=True)
+    (tmp_path / "broker-4-disk-2" / "orders-1").mkdir(parents=True)
+    refused = (
+        f"--brokers 1 would leave out broker 2, broker 4, with replicas in {tmp_path}: "
+        "leave out --brokers, give 4 or more, or use another --data"
+    )
+    with pytest.raises(LaunchError, match=refused):
+        cluster.up(1, free_ports(1)[0])
+    assert cluster.file_or_none() is None
+
+
+def test_a_broker_whose_replicas_have_gone_may_be_left_out_of_an_up(tmp_path: Path) -> None:
+    (tmp_path / "broker-2" / f"orders-0.{'0' * 32}-delete").mkdir(parents=True)
+    (tmp_path / "broker-2" / "meta.properties").touch()
+    port = free_ports(1)[0]
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(LaunchError, match=rf"port {port} \(broker 1\) is in use"),
+    ):
+        LocalCluster(tmp_path).up(1, port)
+
+
+def test_an_up_without_a_number_takes_in_every_broker_that_has_replicas(tmp_path: Path) -> None:
+    (tmp_path / "broker-4" / "orders-0").mkdir(parents=True)
+    before = ClusterFile(ZooKeeperEntry("127.0.0.1:1", 1), (BrokerEntry(1, 1), BrokerEntry(2, 2)))
+    port = free_ports(4)[0]
+    for known in (None, before):  # a cluster file that was lost, and one of which a broker had been left out
+        if known is not None:
+            cluster_file.save(tmp_path, known)
+        with (
+            socket.create_server(("127.0.0.1", port + 3)),
+            pytest.raises(LaunchError, match=rf"port {port + 3} \(broker 4\) is in use"),
+        ):
+            LocalCluster(tmp_path).up(base_port=port)
 
 
 def test_a_data_directory_that_is_a_file_is_told_in_a_sentence(tmp_path: Path) -> None:
