@@ -39,10 +39,12 @@ FileArgument = Annotated[
 ]
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, omit_defaults=True):
     topic: str
     partition: int
     replicas: list[int]
+    log_dirs: list[str] | None = None
+    """As Kafka's tool writes it: "any" for each of the replicas. Which directory of a broker has one, it decides."""
 
 
 class _File(msgspec.Struct):
@@ -277,6 +279,17 @@ def _read(file: Path) -> dict[TopicPartition, tuple[int, ...]]:
         if not 0 <= entry.partition < 2**31 or not all(-(2**31) <= b < 2**31 for b in entry.replicas):
             raise UsageError(
                 f"{file}: {partition} with replicas {entry.replicas}: numbers below 2147483648 are expected"
+            )
+        for log_dir in entry.log_dirs or ():
+            if log_dir != "any":
+                raise UsageError(
+                    f"{file}: {partition} with log_dirs {log_dir!r}: brokers choose the directory themselves: write "
+                    '"any", or leave log_dirs out'
+                )
+        if entry.log_dirs is not None and len(entry.log_dirs) != len(entry.replicas):
+            raise UsageError(
+                f"{file}: {partition} with {len(entry.log_dirs)} log_dirs for {len(entry.replicas)} replicas: write "
+                '"any" for each of the replicas, or leave log_dirs out'
             )
         wanted[partition] = tuple(entry.replicas)
     if not wanted:

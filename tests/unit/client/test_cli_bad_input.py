@@ -112,6 +112,35 @@ def test_without_a_cluster_every_command_says_how_to_get_one(
         assert "minibroker up" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("log_dirs", "said"),
+    [
+        (
+            '["any", "/x"]',
+            "orders-0 with log_dirs '/x': brokers choose the directory themselves: write \"any\", or leave",
+        ),
+        ('["any"]', 'orders-0 with 1 log_dirs for 2 replicas: write "any" for each of the replicas, or leave'),
+        ("[]", "orders-0 with 0 log_dirs for 2 replicas"),
+        ('"any"', "is not a list of reassignments"),
+        ('["any", "any"]', "Connection refused"),
+        ("null", "Connection refused"),
+    ],
+)
+@pytest.mark.parametrize("command", ["execute", "verify", "cancel"])
+def test_a_log_dir_in_a_reassignment_can_only_be_any(
+    command: str, log_dirs: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(
+        f'{{"partitions": [{{"topic": "orders", "partition": 0, "replicas": [1, 2], "log_dirs": {log_dirs}}}]}}'
+    )
+    code = run_app(application(), ["reassign", command, str(file), *NOBODY])
+    assert code == (1 if said == "Connection refused" else 2)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert said in printed.err
+
+
 def test_a_damaged_cluster_file_is_told_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cluster.json").write_text("{")
     for command in (["status"], ["topics", "list"]):
