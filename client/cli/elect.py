@@ -78,8 +78,7 @@ def elect(
         names = ("topic", "partition", "result", "error")
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     elif rows:
-        width = 3 if failed is None else 4
-        print_table(("topic", "partition", "result", "error")[:width], [row[:width] for row in rows])
+        print_table(("topic", "partition", "result"), [row[:3] for row in rows])  # why one failed is said below
     else:
         sys.stdout.write("no partition needs an election\n")
     if failed is not None:
