@@ -1022,6 +1022,8 @@ async def _single(name: str, change: Coroutine[object, object, None]) -> None:
 def _creatable(topic: NewTopic) -> m.CreatableTopic:
     if not isinstance(topic, NewTopic):
         raise InvalidSetting("topics", topic, "give a list of NewTopic, or call create_topic")
+    if not isinstance(topic.name, str):
+        raise InvalidSetting("name", topic.name, "a name is a str")
     problem = topic_name_problem(topic.name)
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)

@@ -71,8 +71,8 @@ class SyncLocalCluster:
         broker_settings: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         """Raises LaunchError for a number, a setting or a topic's name that no cluster here can have."""
-        if not 1 <= brokers <= MAX_BROKERS:
-            raise LaunchError(f"brokers={brokers}: give 1 to {MAX_BROKERS}")
+        if type(brokers) is not int or not 1 <= brokers <= MAX_BROKERS:
+            raise LaunchError(f"brokers={brokers!r}: give a whole number from 1 to {MAX_BROKERS}")
         self._brokers = brokers
         self._topics = _new_topics(topics)
         self._settings = _checked(settings or {})

@@ -123,8 +123,9 @@ def test_a_setting_that_a_broker_refuses_is_told_in_its_own_words_and_nothing_is
 
 
 def test_arguments_that_make_no_sense_are_refused_before_anything_starts() -> None:
-    with pytest.raises(LaunchError, match="brokers=0: give 1 to 100"):
-        LocalCluster(0)
+    for number in (0, "3", 2.0, True):
+        with pytest.raises(LaunchError, match=f"brokers={number!r}: give a whole number from 1 to 100"):
+            LocalCluster(number)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=r"there is no broker 4: their ids are 1 to 3"):
         LocalCluster(broker_settings={4: {}})
     with pytest.raises(LaunchError, match=r"broker\.id=1: LocalCluster sets it itself"):

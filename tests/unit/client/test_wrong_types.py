@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minibroker.client.admin import Admin
+from minibroker.client.admin import Admin, NewTopic
 from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
@@ -150,6 +150,8 @@ def test_arguments_of_an_admin() -> None:
         (lambda a: a.alter_group_offsets("billing", {P0: OffsetAndMetadata(5, metadata=b"x")}), "metadata=b'x'"),  # type: ignore[arg-type]
         (lambda a: a.list_offsets([P0]), A_DICT),
         (lambda a: a.delete_records(P0), A_DICT),
+        (lambda a: a.create_topic(5), "name=5: a name is a str"),
+        (lambda a: a.create_topics([NewTopic(b"orders")]), "name=b'orders': a name is a str"),  # type: ignore[arg-type]
     ]
 
     async def main() -> None:
