@@ -157,7 +157,6 @@ __all__ = [
     "WithoutKey",
     "WrongEventLoop",
     "crc32",
-    "main",
     "murmur2",
 ]
 
@@ -175,7 +174,9 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    # Not what this module itself imports and is started by, for which no user looks; but the parts that are imported.
+    found = {name for name in globals() if name.startswith("__") or f"{__name__}.{name}" in sys.modules}
+    return sorted({*found, *__all__, "__version__"})
 
 
 def application() -> typer.Typer:

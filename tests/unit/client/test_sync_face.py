@@ -111,3 +111,15 @@ def test_the_users_file_uses_every_public_name() -> None:
     attributes = {node.attr for node in ast.walk(USER) if isinstance(node, ast.Attribute)}
     assert set(minibroker.__all__) - used == set()
     assert set(minibroker.sync.__all__) - attributes == set()
+
+
+def test_the_package_offers_its_users_no_names_that_are_not_for_them() -> None:
+    shown = {name for name in dir(minibroker) if not name.startswith("__")}
+    assert shown >= {"Producer", "sync"}
+    modules = {name for name in shown if inspect.ismodule(getattr(minibroker, name))}
+    assert shown - modules == set(minibroker.__all__)
+    assert all(getattr(minibroker, name).__name__ == f"minibroker.{name}" for name in modules)
+    starred: dict[str, object] = {}
+    exec("from minibroker import *", starred)  # a script's own `main` stays
+    assert starred.keys() - {"__builtins__"} == set(minibroker.__all__)
+    assert "main" not in starred
