@@ -53,4 +53,5 @@ def programs_of(page: Path) -> list[Program]:
 
 
 def all_programs() -> list[Program]:
-    return [program for page in sorted((ROOT / "docs").glob("*.md")) for program in programs_of(page)]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [program for page in pages for program in programs_of(page)]
