@@ -179,8 +179,9 @@ class LocalCluster:
     ) -> ClusterFile:
         """Start everything and return once every broker serves.
 
-        What is not given is as it was the last time in this directory, or the default. Where any of it fails, all
-        that was started is stopped again, and the next `up` goes by what was there before.
+        What is not given is as it was the last time in this directory, or the default; a broker that has replicas
+        there is never left out. Where any of it fails, all that was started is stopped again, and the next `up` goes by
+        what was there before.
         """
         with self._owned() as before:
             count = self._count_of(before, brokers)
