@@ -699,7 +699,8 @@ class Log:
         self._make_safe()
 
     def move_log_start_offset(self, offset: int) -> None:
-        """Records below `offset` are gone for readers; never moves back. Raises BrokerError OFFSET_OUT_OF_RANGE.
+        """Records below `offset` are gone for readers; never moves back. Raises BrokerError: OFFSET_OUT_OF_RANGE;
+        KAFKA_STORAGE_ERROR, and then the log begins where it did.
 
         What they take on disk goes with `remove_old_segments`, a segment at a time; where no record is left, the active
         segment is sealed for that."""
@@ -707,9 +708,9 @@ class Log:
         if offset > self._log_end_offset:
             raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{self.partition} ends at {self._log_end_offset}")
         if offset > self._log_start_offset:
-            self._log_start_offset = offset  # the epochs' file must not be ahead of the one that has this
             if offset == self._log_end_offset:
-                self.roll()
+                self.roll()  # first: where it cannot, nothing has changed
+            self._log_start_offset = offset  # the epochs' file must not be ahead of the one that has this
 
     def extents(self) -> list[SegmentExtent]:
         """Of all segments, the oldest first."""

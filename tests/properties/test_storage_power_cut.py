@@ -439,6 +439,23 @@ def test_a_log_that_was_rolled_before_its_first_flush_begins_where_it_began() ->
         asyncio.run(run(seed))
 
 
+def test_a_log_that_cannot_begin_another_segment_for_want_of_descriptors_begins_where_it_did() -> None:
+    async def run() -> None:
+        driver = Driver(Random(0))
+        await driver.open()
+        for _ in range(3):
+            driver.append()
+        driver.host.medium.faults.fail("open", errno.EMFILE)
+        with pytest.raises(BrokerError):
+            driver.log.move_log_start_offset(driver.end)
+        assert driver.log.log_start_offset == 0
+        driver.log.move_log_start_offset(driver.end)
+        assert driver.log.log_start_offset == driver.end
+        await driver.manager.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("by", ["recovery", "a truncation"])
 @pytest.mark.slow
 def test_what_was_cut_does_not_come_back_behind_a_segment_that_was_rolled_at_once(by: str) -> None:
