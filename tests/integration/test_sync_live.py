@@ -438,4 +438,4 @@ def test_the_examples_of_the_page_run_without_a_warning(cluster: LocalCluster, t
         told.append(ran.stdout)
     assert told[0].strip().isdigit()
     assert "of" in told[2]
-    assert told[3].startswith("assigned: payments-0 payments-1 payments-2\n")
+    assert told[3].startswith("assigned: invoices-0 invoices-1 invoices-2\n")

@@ -351,6 +351,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # From here on `finally` blocks run: of processes whose World is severed, on a loop that takes no callbacks.
         # Whatever they raise on that account means nothing.
         report, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        asyncio.set_event_loop(self)  # `gather` makes one where there is none, which would stay, with what waits in it
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
@@ -362,6 +363,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._timers.clear()
                 gc.collect()
         finally:
+            asyncio.set_event_loop(None)
             sys.unraisablehook = report
 
 

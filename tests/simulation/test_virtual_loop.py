@@ -264,6 +264,29 @@ def test_what_a_killed_process_has_suspended_stays_so_until_the_run_is_over() ->
     assert ended == ["wait"]
 
 
+def test_what_is_buried_makes_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be collected in the middle of some later test, with the coroutines that wait in it."""
+    made: list[object] = []
+    monkeypatch.setattr(asyncio.DefaultEventLoopPolicy, "new_event_loop", lambda policy: made.append(policy))
+    asyncio.set_event_loop(None)
+
+    async def stop() -> None:
+        try:
+            await asyncio.sleep(1_000)
+        finally:
+            await asyncio.gather(asyncio.sleep(1), asyncio.sleep(2))
+
+    async def main() -> None:
+        process = Process(_loop(), "victim", "10.0.0.1")
+        process.start(stop())
+        await asyncio.sleep(1)
+        process.kill()
+
+    run(main())
+    gc.collect()
+    assert not made
+
+
 def test_time_does_not_stop_at_the_timers_of_killed_processes() -> None:
     async def main() -> None:
         process = Process(_loop(), "victim", "10.0.0.1")
