@@ -268,7 +268,7 @@ def test_what_is_buried_makes_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> 
     """It would be collected in the middle of some later test, with the coroutines that wait in it."""
     made: list[object] = []
     monkeypatch.setattr(asyncio.DefaultEventLoopPolicy, "new_event_loop", lambda policy: made.append(policy))
-    asyncio.set_event_loop(None)
+    asyncio.set_event_loop_policy(None)  # a fresh one, which makes a loop when it is first asked
 
     async def stop() -> None:
         try:
