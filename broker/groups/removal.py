@@ -69,9 +69,9 @@ class GroupRemoval(TermListener):
             return _E.GROUP_ID_NOT_FOUND
         if not group.is_in(_S.EMPTY):
             return _E.NON_EMPTY_GROUP
-        was_in_doubt, group.is_being_deleted = group.is_being_deleted, True
+        group.is_being_deleted = True  # so `find` does not return it to another attempt
         outcome = await self._delete(term, group)
-        if outcome.code is not _E.NONE and not was_in_doubt:
+        if outcome.code is not _E.NONE:
             if not outcome.is_in_doubt:
                 group.is_being_deleted = False
             elif not term.is_over:
