@@ -34,6 +34,10 @@ settings.load_profile("any machine")
 for _name in ("MINIBROKER_BOOTSTRAP", "MINIBROKER_DATA"):
     os.environ.pop(_name, None)
 
+# Nor must a shell that runs the tests in the background, whose jobs ignore Ctrl-C, and the children of its jobs too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _chroot_numbers = itertools.count(1)
 
 

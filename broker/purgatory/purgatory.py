@@ -50,7 +50,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from minibroker.broker.purgatory.timing_wheel import TimerEntry, TimingWheel
@@ -187,6 +187,11 @@ class DelayedOperation(ABC):
         """Look whether what this waits for has happened: if so, return `self.force_complete()`, else
         False. Called whenever one of its keys is checked, never once it is completed."""
 
+    def try_complete_after(self, checked: Collection[Hashable]) -> bool:
+        """`try_complete`, where these keys are all that may have changed since it returned False. For an operation
+        that waits for so many that to look at each of them is dear."""
+        return self.try_complete()
+
     @abstractmethod
     def on_complete(self) -> None:
         """Do what was delayed. Called exactly once, by `force_complete`: the only way out to the client."""
@@ -260,6 +265,20 @@ class Purgatory(Generic[Operation]):
         Raises what its `try_complete` raises, and then it is not watched; ValueError without any key or
         for an operation that is being watched; RuntimeError if the purgatory is closed.
         """
+        unique_keys = self._unique(operation, keys)
+        if not operation.is_completed:
+            operation.try_complete()
+        if operation.is_completed:
+            return True
+        self._watch(operation, unique_keys)
+        return False
+
+    def watch(self, operation: Operation, keys: Iterable[Hashable]) -> None:
+        """`try_complete_else_watch` for an operation whose owner has just seen that it cannot complete yet. Raises as
+        that does."""
+        self._watch(operation, self._unique(operation, keys))
+
+    def _unique(self, operation: Operation, keys: Iterable[Hashable]) -> dict[Hashable, None]:
         if self._closed:
             raise RuntimeError(f"purgatory {self.name} is closed: nothing would complete {operation!r}")
         if operation._completed_hook is not None:
@@ -267,18 +286,15 @@ class Purgatory(Generic[Operation]):
         unique_keys = dict.fromkeys(keys)
         if not unique_keys:
             raise ValueError(f"{operation!r} waits for no key: only its timeout would complete it")
-        if not operation.is_completed:
-            operation.try_complete()
-        if operation.is_completed:
-            return True
+        return unique_keys
 
-        watch = _Watch(operation, unique_keys, self._timer.add(operation.timeout_ms, operation.expire))
+    def _watch(self, operation: Operation, keys: dict[Hashable, None]) -> None:
+        watch = _Watch(operation, keys, self._timer.add(operation.timeout_ms, operation.expire))
         operation._completed_hook = lambda: self._on_completed(watch)
-        for key in unique_keys:
+        for key in keys:
             self._watches_by_key.setdefault(key, {})[watch] = None
-        self._watched += len(unique_keys)
+        self._watched += len(keys)
         self._delayed += 1
-        return False
 
     def check_and_complete(self, key: Hashable) -> int:
         """Try every operation watched under the key; return how many this completed.
@@ -286,10 +302,10 @@ class Purgatory(Generic[Operation]):
         Never raises what an operation raises: that goes to the loop's exception handler. From inside a
         check of the same key it returns 0, and the key is checked again on the loop's next turn.
         """
-        return self._check(key, set())
+        return self._check(key, {watch: [key] for watch in self._watches_by_key.get(key, ())})
 
-    def _check(self, key: Hashable, tried: set[_Watch[Operation]]) -> int:
-        """`check_and_complete`, leaving out those `tried` before, and adding to them."""
+    def _check(self, key: Hashable, to_try: dict[_Watch[Operation], list[Hashable]]) -> int:
+        """`check_and_complete` for those that are still to be tried, each once and after all of its keys."""
         watches = self._watches_by_key.get(key)
         if watches is None:
             return 0
@@ -303,9 +319,9 @@ class Purgatory(Generic[Operation]):
                 if watch not in watches:
                     continue  # one before it has purged it, or closed the purgatory
                 operation = watch.operation
-                if not operation.is_completed and watch not in tried:
-                    tried.add(watch)
-                    self._try_complete(operation)
+                checked = to_try.pop(watch, None)
+                if not operation.is_completed and checked is not None:
+                    self._try_complete(operation, checked)
                     completed += operation.is_completed
                 if operation.is_completed and watch in watches:
                     self._unwatch(watch, key)
@@ -366,18 +382,21 @@ class Purgatory(Generic[Operation]):
                 handle.cancel()
         self._check_handle = self._reaper_handle = None
 
-    def _try_complete(self, operation: Operation) -> None:
+    def _try_complete(self, operation: Operation, checked: Collection[Hashable]) -> None:
         try:
-            operation.try_complete()
+            operation.try_complete_after(checked)
         # A CancelledError cannot mean us, as nothing here awaits: it is the result of some other task.
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported, see the essay
             _report(self._loop, f"{operation!r} in purgatory {self.name} failed when checked", error)
 
     def _check_keys(self) -> None:
         keys, self._keys_to_check, self._check_handle = self._keys_to_check, {}, None
-        tried: set[_Watch[Operation]] = set()
+        to_try: dict[_Watch[Operation], list[Hashable]] = {}
         for key in keys:
-            self._check(key, tried)
+            for watch in self._watches_by_key.get(key, ()):
+                to_try.setdefault(watch, []).append(key)
+        for key in keys:
+            self._check(key, to_try)
 
     def _on_completed(self, watch: _Watch[Operation]) -> None:
         watch.operation._completed_hook = None  # which refers back to the operation: no cycle stays behind

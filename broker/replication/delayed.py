@@ -1,7 +1,7 @@
 """The waits of the data path: a produce with acks=all and a deletion for replicas, a fetch for something to read."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -154,6 +154,9 @@ class DelayedFetch(DelayedOperation):
     without waiting for this answer. When a broker dies nearly every partition changes its leader epoch, a hundred with
     each order; if each of these orders ended all requests that name one of them, most of the failover's time would go
     into asking again for those that have not changed yet.
+
+    A follower of thousands of partitions waits for hundreds with each request, and most checks are of a few of them:
+    only those are looked at. Where `min_bytes` is more than 1 all count together, so all are looked at.
     """
 
     def __init__(
@@ -171,9 +174,40 @@ class DelayedFetch(DelayedOperation):
         self._min_bytes = min_bytes
         self._replica_id = replica_id
         self._admitted = admitted
+        self._of_partition: dict[Hashable, list[AdmittedFetch]] = {}
+        """A request may name a partition twice. Made when it is needed: most requests are answered before that."""
+        self._last_held: AdmittedFetch | None = None
         self._find = find
         self._answer = answer
         self._on_expired = on_expired
+
+    def try_complete_after(self, checked: Collection[Hashable]) -> bool:
+        if self._min_bytes > 1:
+            return self.try_complete()
+        if not self._of_partition:
+            for admitted in self._admitted:
+                self._of_partition.setdefault(admitted.topic_partition, []).append(admitted)
+        is_any_lost = False
+        for key in checked:
+            for admitted in self._of_partition[key]:
+                if not admitted.holds(self._find):
+                    is_any_lost = True
+                elif self._is_readable(admitted):
+                    return self.force_complete()
+        if is_any_lost and (self._replica_id == CONSUMER or not self._is_any_held()):
+            return self.force_complete()
+        return False
+
+    def _is_readable(self, admitted: AdmittedFetch) -> bool:
+        partition = admitted.partition
+        end = partition.readable_end(self._replica_id)
+        return admitted.fetch.fetch_offset < end and not partition.withholds_from(self._replica_id)
+
+    def _is_any_held(self) -> bool:
+        """The controller's orders come in the partitions' order: the last one is held for longest."""
+        if self._last_held is None or not self._last_held.holds(self._find):
+            self._last_held = next((a for a in reversed(self._admitted) if a.holds(self._find)), None)
+        return self._last_held is not None
 
     def try_complete(self) -> bool:
         available = 0
@@ -184,11 +218,11 @@ class DelayedFetch(DelayedOperation):
                     return self.force_complete()
                 continue
             is_any_held = True
-            partition, fetch = admitted.partition, admitted.fetch
-            end = partition.readable_end(self._replica_id)
-            if fetch.fetch_offset < end and not partition.withholds_from(self._replica_id):
+            if self._is_readable(admitted):
                 if self._min_bytes <= 1:
                     return self.force_complete()
+                partition, fetch = admitted.partition, admitted.fetch
+                end = partition.readable_end(self._replica_id)
                 try:
                     readable = partition.log.bytes_between(fetch.fetch_offset, end)
                 except BrokerError:

@@ -520,7 +520,11 @@ class ReplicaManager:
             read_and_deliver,
             self._fetch_expired,
         )
-        self._fetches.try_complete_else_watch(operation, [part.topic_partition for part in admitted])
+        keys = [part.topic_partition for part in admitted]
+        if request.min_bytes <= 1:
+            self._fetches.watch(operation, keys)  # they have just been read, and there was nothing
+        else:
+            self._fetches.try_complete_else_watch(operation, keys)
 
     def _fetch_expired(self) -> None:
         self.expired_fetches += 1

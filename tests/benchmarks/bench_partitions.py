@@ -10,6 +10,9 @@ wall clock and of the processor (of each process, by /proc):
 - broker failure: the same for a broker that is not the controller, once the killed one is back in every ISR.
 
 Beside it the longest time that a broker took to answer ApiVersions, asked all the while: what clients notice.
+
+On ext4 without a journal, as small virtual machines have it, a file is created the slower the more were deleted in the
+minutes before: there, name a TMPDIR in memory (/dev/shm) to compare one round's creation with the next one's.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import msgspec
 
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication import isr_writer
+from minibroker.broker.replication.delayed import DelayedFetch
 from minibroker.broker.replication.fetcher import Fetcher
 from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.manager import ReplicaManager
@@ -338,3 +340,10 @@ def news_without_records_untold(patches: Patches) -> None:
     @patches.instead_of(LeaderSlots, "_news")
     def news(original: Any, self: LeaderSlots, answer: Answer) -> Answer:
         return [part for part in original(self, answer) if len(part[1].records) or part[1].error_code]
+
+
+@mutant("KAFKA-6653", "a waiting fetch of several partitions looks at one of those that were checked")
+def other_partitions_of_a_fetch_forgotten(patches: Patches) -> None:
+    @patches.instead_of(DelayedFetch, "try_complete_after")
+    def try_complete_after(original: Any, self: DelayedFetch, checked: Sequence[Hashable]) -> bool:
+        return bool(original(self, checked[:1]))

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import selectors
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Hashable
 from itertools import pairwise
 from typing import Any
 
@@ -706,6 +706,50 @@ def test_an_operation_is_tried_once_in_a_turn_however_many_of_its_keys_are_check
         assert (both.tries, second.tries) == (3, 3)
         assert journal == ["both completed", "second completed"]
         assert purgatory.watched() == 0
+
+    run(main)
+
+
+def test_an_operation_hears_of_those_of_its_keys_that_were_checked_in_the_turn() -> None:
+    class Selective(Waiter):
+        heard: list[list[Hashable]]
+
+        def try_complete_after(self, checked: Collection[Hashable]) -> bool:
+            self.heard.append(list(checked))
+            return self.try_complete()
+
+    async def main(loop: VirtualLoop) -> None:
+        timer = Timer()
+        purgatory: Purgatory[Selective] = Purgatory("test", timer)
+        operation, other = Selective([], "a"), Selective([], "b")
+        operation.heard, other.heard = [], []
+        purgatory.try_complete_else_watch(operation, ["x", "y", "z"])
+        purgatory.try_complete_else_watch(other, ["y"])
+        for key in ("z", "w", "x"):
+            purgatory.check_soon(key)
+        await next_turn()
+        purgatory.check_soon("y")
+        await next_turn()
+        purgatory.check_and_complete("x")
+        assert operation.heard == [["z", "x"], ["y"], ["x"]]
+        assert other.heard == [["y"]]
+        timer.close()
+
+    run(main)
+
+
+def test_an_operation_of_which_its_owner_knows_that_it_must_wait_is_watched_without_a_try() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        timer, journal = Timer(), list[str]()
+        purgatory: Purgatory[Waiter] = Purgatory("test", timer)
+        operation = Waiter(journal, "a")
+        purgatory.watch(operation, ["key"])
+        assert operation.tries == 0
+        with pytest.raises(ValueError):
+            purgatory.watch(operation, ["key"])
+        operation.may_complete = True
+        purgatory.check_and_complete("key")
+        assert journal == ["a completed"]
 
     run(main)
 

@@ -1,0 +1,76 @@
+"""A fetch that waits looks only at partitions that were checked, and is answered when a look at all would do it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minibroker.protocol.model import TopicPartition
+from tests.replication_support import TOPIC, OneBroker, fetch_of, state, with_one_broker
+from tests.storage_support import batch
+
+PARTITIONS = 3
+RECORDS = batch(1)
+FOLLOWER, CONSUMER = 2, -1
+
+
+class Event(NamedTuple):
+    """To a partition: an append, a new epoch of the same leader, another leader."""
+
+    what: str
+    number: int
+
+
+events = st.builds(
+    Event, st.sampled_from(["append", "append", "epoch", "move"]), st.integers(min_value=0, max_value=PARTITIONS - 1)
+)
+
+
+@given(
+    asked=st.lists(st.integers(min_value=0, max_value=PARTITIONS - 1), min_size=1, max_size=PARTITIONS + 1),
+    reader=st.sampled_from([FOLLOWER, CONSUMER]),
+    turns=st.lists(st.lists(events, max_size=3), max_size=6),
+)
+def test_a_waiting_fetch_is_answered_as_soon_as_a_look_at_all_of_it_would_do(
+    asked: list[int], reader: int, turns: list[list[Event]]
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        epochs, led, held = [0] * PARTITIONS, [True] * PARTITIONS, [True] * PARTITIONS
+        readable = [False] * PARTITIONS
+
+        async def told(index: int) -> None:
+            leader = 1 if led[index] else 2
+            await broker.told(state(leader, epochs[index], (1,), index=index, replicas=(1, 2)))
+
+        for index in range(PARTITIONS):
+            await told(index)
+        reading = broker.fetch(
+            *(fetch_of(0, epoch=0, index=index) for index in asked), replica=reader, max_wait_ms=1_000_000
+        )
+        for turn in turns:
+            for what, index in turn:
+                if what == "append" and led[index]:
+                    broker.produce(RECORDS, acks=1, partition=TopicPartition(TOPIC, index))
+                    readable[index] = True
+                elif what != "append":
+                    epochs[index] += 1
+                    led[index] = what == "epoch"
+                    held[index] = False
+                    await told(index)
+            await asyncio.sleep(0.01)
+            is_due = any(held[index] and readable[index] for index in asked)
+            if reader == CONSUMER:
+                is_due = is_due or not all(held[index] for index in asked)
+            else:
+                is_due = is_due or not any(held[index] for index in asked)
+            assert reading.done() == is_due
+            if is_due:
+                return
+
+    with TemporaryDirectory() as directory:
+        with_one_broker(Path(directory), scenario)
