@@ -643,8 +643,11 @@ class Consumer(Client):
         if paused or self._stalls.is_any:
             now = self._runtime.clock.monotonic()
             self._stalls.look(now, paused, lambda _: f"all {len(states)} partitions are paused: call resume()")
+        if not paused:
+            await self._fetcher.pulse.wait()
+            return
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_EVERY_S if paused else None):
+            async with asyncio.timeout(LOOK_EVERY_S):
                 await self._fetcher.pulse.wait()
 
     def _take_batch(self) -> tuple[PartitionState, ConsumerBatch] | None:
