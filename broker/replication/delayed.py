@@ -178,7 +178,7 @@ class DelayedFetch(DelayedOperation):
         """A request may name a partition twice. Made when it is needed: most requests are answered before that."""
         self._last_held: AdmittedFetch | None = None
         self._find = find
-        self._answer = answer
+        self._answer: Callable[[], None] | None = answer
         self._on_expired = on_expired
 
     def try_complete_after(self, checked: Collection[Hashable]) -> bool:
@@ -231,7 +231,11 @@ class DelayedFetch(DelayedOperation):
         return self.force_complete() if available >= self._min_bytes or not is_any_held else False
 
     def on_complete(self) -> None:
-        self._answer()
+        # This stays watched for a while, a thousand of its kind do, and each may hold hundreds of partitions.
+        answer, self._answer = self._answer, None
+        self._admitted, self._of_partition, self._last_held = [], {}, None
+        assert answer is not None
+        answer()
 
     def on_expiration(self) -> None:
         self._on_expired()

@@ -18,6 +18,8 @@ from minibroker.protocol import topic_ids, znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     DeleteRecordsPartitionResult,
+    FetchRequest,
+    FetchTopic,
     LeaderAndIsrRequest,
     LeaderAndIsrTopic,
     PartitionError,
@@ -420,6 +422,26 @@ def test_a_fetch_that_waited_in_vain_is_answered_with_what_there_is(tmp_path: Pa
         await asyncio.sleep(0.01)
         assert len(reading.result()[0].records) == len(RECORDS)
         assert broker.replicas.expired_fetches == 1
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_finished_fetch_does_not_keep_its_request_in_memory(tmp_path: Path) -> None:
+    class Frame:
+        """What the answer's callback holds on to."""
+
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(), state(index=1))
+        frame = Frame()
+        gone = weakref.ref(frame)
+        topics = [FetchTopic(TOPIC, "", [fetch_of(0), fetch_of(0, index=1)])]
+        request = FetchRequest(-1, 10, 1, 1 << 20, 0, topics)
+        broker.replicas.fetch(request, lambda _, held=frame: None)  # type: ignore[misc]
+        del frame, request
+        await asyncio.sleep(0.1)
+        gc.collect()
+        assert broker.replicas.expired_fetches == 1
+        assert gone() is None
 
     with_one_broker(tmp_path, scenario)
 
