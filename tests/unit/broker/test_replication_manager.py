@@ -562,6 +562,18 @@ def test_a_followers_fetch_waits_on_for_the_partitions_that_keep_their_leader_ep
     with_one_broker(tmp_path, scenario)
 
 
+def test_a_waiting_fetch_looks_at_all_of_its_partitions_that_were_checked_in_one_turn(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state(), state(index=1))
+        reading = broker.fetch(fetch_of(0), fetch_of(0, index=1), replica=2, max_wait_ms=10_000)
+        broker.replicas._fetches.check_soon(ORDERS)
+        broker.produce(RECORDS, acks=1, partition=TopicPartition(TOPIC, 1))
+        await asyncio.sleep(0.01)
+        assert [len(found.records) for found in reading.result()] == [0, len(RECORDS)]
+
+    with_one_broker(tmp_path, scenario)
+
+
 def test_a_waiting_fetch_is_admitted_anew_in_another_epoch_of_the_same_leader(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state())
