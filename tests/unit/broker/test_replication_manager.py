@@ -569,6 +569,7 @@ def test_a_waiting_fetch_looks_at_all_of_its_partitions_that_were_checked_in_one
         broker.replicas._fetches.check_soon(ORDERS)
         broker.produce(RECORDS, acks=1, partition=TopicPartition(TOPIC, 1))
         await asyncio.sleep(0.01)
+        assert reading.done()
         assert [len(found.records) for found in reading.result()] == [0, len(RECORDS)]
 
     with_one_broker(tmp_path, scenario)
