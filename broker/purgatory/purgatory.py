@@ -302,15 +302,15 @@ class Purgatory(Generic[Operation]):
         Never raises what an operation raises: that goes to the loop's exception handler. From inside a
         check of the same key it returns 0, and the key is checked again on the loop's next turn.
         """
+        if key in self._keys_being_checked:
+            self.check_soon(key)
+            return 0
         return self._check(key, {watch: [key] for watch in self._watches_by_key.get(key, ())})
 
     def _check(self, key: Hashable, to_try: dict[_Watch[Operation], list[Hashable]]) -> int:
         """`check_and_complete` for those that are still to be tried, each once and after all of its keys."""
         watches = self._watches_by_key.get(key)
         if watches is None:
-            return 0
-        if key in self._keys_being_checked:
-            self.check_soon(key)
             return 0
         completed = 0
         self._keys_being_checked.add(key)

@@ -156,7 +156,8 @@ class DelayedFetch(DelayedOperation):
     into asking again for those that have not changed yet.
 
     A follower of thousands of partitions waits for hundreds with each request, and most checks are of a few of them:
-    only those are looked at. Where `min_bytes` is more than 1 all count together, so all are looked at.
+    only those are looked at. Where `min_bytes` is more than 1 all count together, and a rate that is used up becomes
+    free without a check: then all are looked at.
     """
 
     def __init__(
@@ -177,12 +178,13 @@ class DelayedFetch(DelayedOperation):
         self._of_partition: dict[Hashable, list[AdmittedFetch]] = {}
         """A request may name a partition twice. Made when it is needed: most requests are answered before that."""
         self._last_held: AdmittedFetch | None = None
+        self._is_any_withheld = False
         self._find = find
         self._answer: Callable[[], None] | None = answer
         self._on_expired = on_expired
 
     def try_complete_after(self, checked: Collection[Hashable]) -> bool:
-        if self._min_bytes > 1:
+        if self._min_bytes > 1 or self._is_any_withheld:
             return self.try_complete()
         if not self._of_partition:
             for admitted in self._admitted:
@@ -200,8 +202,12 @@ class DelayedFetch(DelayedOperation):
 
     def _is_readable(self, admitted: AdmittedFetch) -> bool:
         partition = admitted.partition
-        end = partition.readable_end(self._replica_id)
-        return admitted.fetch.fetch_offset < end and not partition.withholds_from(self._replica_id)
+        if admitted.fetch.fetch_offset >= partition.readable_end(self._replica_id):
+            return False
+        if partition.withholds_from(self._replica_id):
+            self._is_any_withheld = True
+            return False
+        return True
 
     def _is_any_held(self) -> bool:
         """The controller's orders come in the partitions' order: the last one is held for longest."""

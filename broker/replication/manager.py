@@ -521,7 +521,7 @@ class ReplicaManager:
             self._fetch_expired,
         )
         keys = [part.topic_partition for part in admitted]
-        if request.min_bytes <= 1:
+        if request.min_bytes <= 1 and not any(part.partition.leader_quota for part in admitted):
             self._fetches.watch(operation, keys)  # they have just been read, and there was nothing
         else:
             self._fetches.try_complete_else_watch(operation, keys)
@@ -984,7 +984,8 @@ class ReplicaManager:
                         await self._delete(topic_partition, topic.topic_id, state.leader_epoch)
                     except BrokerError as error:
                         errors.append(PartitionError(topic.topic_name, state.partition_index, error.code))
-                self._check_waits(topic_partition)
+                else:
+                    self._check_waits(topic_partition)
             if any(state.delete_partition for state in topic.partition_states):
                 self._forget_topic_without_partitions(topic.topic_name)
         self._fetchers.close_idle()
@@ -997,6 +998,7 @@ class ReplicaManager:
         if partition is not None and partition.is_leader:
             for listener in self._listeners:
                 listener.on_follower(topic_partition, partition.leader_epoch)
+        self._check_waits(topic_partition)  # before the disk, which may take long
         try:
             await self._logs.delete(topic_partition)
             logger.info("%s: deleted", topic_partition)
@@ -1057,7 +1059,6 @@ class ReplicaManager:
         self._fetchers.stop_following(log.partition)
         with suppress(BrokerError):  # its directory has failed; logged
             await self._delete(log.partition, log.topic_id, leader_epoch)
-        self._check_waits(log.partition)
         self._forget_topic_without_partitions(log.partition.topic)
 
     def reconsider_isrs(self) -> None:

@@ -575,6 +575,52 @@ def test_a_waiting_fetch_looks_at_all_of_its_partitions_that_were_checked_in_one
     with_one_broker(tmp_path, scenario)
 
 
+def test_a_waiting_fetch_does_not_wait_for_the_disk_on_which_its_replica_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        await broker.told(state())
+        reading = broker.fetch(fetch_of(0), max_wait_ms=10_000)
+        delete, may_go_on = broker.logs.delete, asyncio.Event()
+
+        async def when_it_may(topic_partition: TopicPartition) -> None:
+            await may_go_on.wait()
+            await delete(topic_partition)
+
+        monkeypatch.setattr(broker.logs, "delete", when_it_may)
+        deletion = asyncio.ensure_future(broker.stop_replica(epoch=0, delete=True))
+        await asyncio.sleep(0.01)
+        assert reading.done()
+        assert reading.result()[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        may_go_on.set()
+        assert await deletion == []
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_what_was_withheld_from_a_waiting_follower_is_seen_once_anything_else_is_checked(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        throttled = {"leader.replication.throttled.replicas": "0:1"}
+        broker.zookeeper.make(znodes.topic_config_path(TOPIC), znodes.encode_config(throttled))
+        await broker.told(state(isr=(1, 2)), state(isr=(1, 2), index=1))
+        for _ in range(5):
+            broker.produce(batch(1, size=900), acks=1)
+        broker.fetch(fetch_of(0, epoch=0, max_bytes=3_000), replica=3)
+        fetches = fetch_of(1, epoch=0, last_epoch=0), fetch_of(0, epoch=0, index=1)
+        reading = broker.fetch(*fetches, replica=3, max_wait_ms=60_000)
+        quota = broker.partition().leader_quota
+        assert quota is not None
+        assert quota.is_exceeded
+        while quota.is_exceeded:
+            await asyncio.sleep(1)
+        broker.replicas._fetches.check_soon(TopicPartition(TOPIC, 1))
+        await asyncio.sleep(0.01)
+        assert reading.done()
+        assert reading.result()[0].records
+
+    with_one_broker(tmp_path, scenario, {"leader.replication.throttled.rate": "1000"})
+
+
 def test_a_waiting_fetch_is_admitted_anew_in_another_epoch_of_the_same_leader(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
         await broker.told(state())
