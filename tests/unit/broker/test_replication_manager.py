@@ -610,7 +610,8 @@ def test_what_was_withheld_from_a_waiting_follower_is_seen_once_anything_else_is
         reading = broker.fetch(*fetches, replica=3, max_wait_ms=60_000)
         quota = broker.partition().leader_quota
         assert quota is not None
-        assert quota.is_exceeded
+        was_exceeded = quota.is_exceeded
+        assert was_exceeded
         while quota.is_exceeded:
             await asyncio.sleep(1)
         broker.replicas._fetches.check_soon(TopicPartition(TOPIC, 1))
